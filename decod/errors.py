@@ -1,0 +1,118 @@
+"""Errors that decod raises, by who must act on them.
+
+Three families, three reactions. An operator's mistake or an unfit host ends the command with the
+class's exit code and a message of one form. A peer's fault is a `PeerError`: the driver drops the
+message, counts it and goes on; it never ends the process. Our own bugs are asserts.
+
+Every message reads `CODE what: why. Try: fix`. Exit codes are an interface: a number is never
+reused. Codes are `E-<AREA>-<number>`.
+"""
+
+from typing import ClassVar
+
+
+class DecodError(Exception):
+    """Base class: says what happened (with the values), why it matters, what to do.
+
+    Args:
+        what: What happened, with the offending values.
+        why: Why that stops us, or what likely caused it.
+        fix: What the reader can do.
+        code: Stable identifier for logs and searches; defaults to the class's.
+    """
+
+    exit_code: ClassVar[int] = 1
+    code: str = "E-INT-001"
+
+    def __init__(self, what: str, *, why: str, fix: str, code: str | None = None) -> None:
+        self.what = what
+        self.why = why
+        self.fix = fix
+        if code is not None:
+            self.code = code
+        super().__init__(f"{self.code} {what}: {why}. Try: {fix}")
+
+
+class ConfigError(DecodError):
+    """The run file, node file or an option cannot describe a working node. Nothing was started."""
+
+    exit_code = 3
+    code = "E-CFG-001"
+
+
+class NetworkError(DecodError):
+    """Our side cannot reach or serve anybody: port in use, nobody answers, bad join string."""
+
+    exit_code = 4
+    code = "E-NET-001"
+
+
+class RejectedError(DecodError):
+    """The run does not want this node: another manifest, wrong version, ban."""
+
+    exit_code = 5
+    code = "E-REJ-001"
+
+
+class HardwareError(DecodError):
+    """This host cannot do the work: no such device, too little memory or disk."""
+
+    exit_code = 6
+    code = "E-HW-001"
+
+
+class NotRunningError(DecodError):
+    """No daemon answers on this host, so there is nothing to ask."""
+
+    exit_code = 7
+    code = "E-RUN-001"
+
+
+class DataError(DecodError):
+    """A shard, index, tokenizer or model folder is missing, truncated, altered or foreign."""
+
+    exit_code = 9
+    code = "E-DAT-001"
+
+
+class CheckpointError(DataError):
+    """Weights or optimizer state that were read do not hold what they must."""
+
+    code = "E-CKP-001"
+
+
+class TrainingError(DecodError):
+    """The arithmetic cannot go on: shapes differ, values are not finite."""
+
+    exit_code = 1
+    code = "E-TRN-001"
+
+
+class ShapeError(TrainingError):
+    """Two tensors that must match do not. See `NonFiniteError` for bad values in good shapes."""
+
+    code = "E-TRN-002"
+
+
+class NonFiniteError(TrainingError):
+    """A loss, activation or gradient holds NaN or infinity."""
+
+    code = "E-TRN-003"
+
+
+class PeerError(DecodError):
+    """A peer broke the protocol: drop what it sent, count it, keep running."""
+
+    code = "E-PEER-001"
+
+
+class MalformedMessageError(PeerError):
+    """A field is missing, too large, or out of range: illegal at any time."""
+
+    code = "E-PEER-002"
+
+
+class UnexpectedMessageError(PeerError):
+    """A legal message that is illegal now or from this sender."""
+
+    code = "E-PEER-003"

@@ -1,0 +1,56 @@
+"""Names of things that must not be mixed up: every id in decod is one of these types."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+RunId = NewType("RunId", str)
+"""One training job: 26 characters of base32, derived from the manifest and a random salt."""
+
+NodeId = NewType("NodeId", str)
+"""One `decod` identity on a host: 52 characters of base32 (the hash of its key)."""
+
+TensorId = NewType("TensorId", int)
+"""A tensor that this node holds. Local: never sent to a peer."""
+
+JobId = NewType("JobId", int)
+"""A job given to this node's compute process. Local."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Round:
+    """One attempt at one iteration. A later attempt fences everything of an earlier one."""
+
+    iteration: int
+    """Counted from 1; iteration 0 is the initial state."""
+    attempt: int
+    """Counted from 1 within the iteration."""
+
+    def __str__(self) -> str:
+        return f"{self.iteration}.{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MicrobatchId:
+    """The unit that travels. Its tokens are a pure function of this id and the manifest."""
+
+    iteration: int
+    """The iteration whose batch it belongs to. From 1."""
+    data_node_index: int
+    """Ordinal of the data node among the run's data nodes, from 0. Not a node id: it decides
+    which tokens these are, whoever reads them."""
+    index: int
+    """Position within that data node's share of the batch, from 0."""
+
+    def __str__(self) -> str:
+        return f"{self.iteration}/{self.data_node_index}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FlowId:
+    """One microbatch slot of one data node; its path is fixed while the flow stands."""
+
+    data_node: NodeId
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.data_node[:8]}#{self.slot}"

@@ -1,0 +1,62 @@
+"""The protocol's numbers: timeouts, degrees, limits. Shared by all members, part of the manifest."""
+
+from dataclasses import dataclass
+
+from decod.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolConfig:
+    """Relations that must hold are checked in `__post_init__`."""
+
+    heartbeat_interval_s: float = 1.0
+    """How often a node tells its watchers that it lives."""
+    heartbeat_timeout_s: float = 5.0
+    """Silence after which a watcher suspects a node. Raise it when hosts stall under load."""
+    probe_timeout_s: float = 3.0
+    """How long a suspect has to answer the leader before it is removed."""
+    answer_timeout_s: float = 5.0
+    """How long a RequestFlow may stay unanswered before the requester asks again."""
+    complete_timeout_s: float = 30.0
+    """Least time for a COMPLETE before its peer is suspected; grows with measured times."""
+    round_timeout_s: float = 300.0
+    """Longest a round may go without any progress before the leader repeats it."""
+    admission_interval_s: float = 1.0
+    """How often the leader looks at waiting candidates."""
+    max_peers_per_stage: int = 8
+    """Nodes of an adjacent stage that a node deals with. Bounds its control messages."""
+    tree_fanout: int = 4
+    """Children of a node in its stage's tree, along which announcements go and reports return."""
+    num_watchers: int = 2
+    """Nodes that watch each node's heartbeat."""
+    min_nodes_per_stage: int = 1
+    """Relays that every stage needs before the first iteration starts."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "heartbeat_interval_s",
+            "probe_timeout_s",
+            "answer_timeout_s",
+            "complete_timeout_s",
+            "round_timeout_s",
+            "admission_interval_s",
+        ):
+            if not 0 < getattr(self, name) <= 86_400:
+                raise ConfigError(
+                    f"protocol.{name} is {getattr(self, name)}",
+                    why="a wait of no length or over a day is never meant",
+                    fix="give seconds between 0 and 86400",
+                )
+        for name in ("max_peers_per_stage", "tree_fanout", "num_watchers", "min_nodes_per_stage"):
+            if not 1 <= getattr(self, name) <= 1000:
+                raise ConfigError(
+                    f"protocol.{name} is {getattr(self, name)}",
+                    why="at least one is needed and more than 1000 is a slip",
+                    fix="leave it out to get the default",
+                )
+        if self.heartbeat_timeout_s < 2 * self.heartbeat_interval_s:
+            raise ConfigError(
+                f"protocol.heartbeat_timeout_s is {self.heartbeat_timeout_s}",
+                why="one late heartbeat would make a live node a suspect",
+                fix="give at least twice protocol.heartbeat_interval_s",
+            )

@@ -1,0 +1,61 @@
+"""What every member must agree on about optimization. Imports no torch: the node process reads it."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.errors import ConfigError
+
+
+class WireDtype(StrEnum):
+    """Format of gradients between the members of a stage. Sums are always in float32 or wider."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with a linear warm-up."""
+
+    lr: float = 1e-3
+    """Peak learning rate. Lower it when the loss jumps."""
+    beta1: float = 0.9
+    """Decay of the gradient's mean. In [0, 1)."""
+    beta2: float = 0.95
+    """Decay of the gradient's square. In [0, 1)."""
+    eps: float = 1e-8
+    """Added to the denominator. Positive."""
+    weight_decay: float = 0.1
+    """Applied to matrices only: norms and biases are not decayed. At least 0."""
+    warmup_iterations: int = 0
+    """Iterations over which the rate rises linearly from lr / (warmup + 1) to lr."""
+
+    def __post_init__(self) -> None:
+        bad = [
+            name
+            for name, holds in (
+                ("lr", math.isfinite(self.lr) and self.lr > 0),
+                ("beta1", 0 <= self.beta1 < 1),
+                ("beta2", 0 <= self.beta2 < 1),
+                ("eps", math.isfinite(self.eps) and self.eps > 0),
+                ("weight_decay", math.isfinite(self.weight_decay) and self.weight_decay >= 0),
+                ("warmup_iterations", self.warmup_iterations >= 0),
+            )
+            if not holds
+        ]
+        if bad:
+            raise ConfigError(
+                f"optimizer.{bad[0]} is {getattr(self, bad[0])}",
+                why="AdamW is not defined there",
+                fix="see the comments that `decod run init` writes for the range",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReductionConfig:
+    """How a stage's members add up their gradients."""
+
+    wire_dtype: WireDtype = WireDtype.FLOAT32
+    """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in
+    float64 always travel as float64."""
