@@ -1,0 +1,123 @@
+"""What a machine wants done. The drivers carry these out, in order; none of them answers."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.jobs import Job
+from decod.protocol.messages import Message
+from decod.protocol.view import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Deliver a control message, or say `SendFailed`. Messages to one peer keep their order."""
+
+    to: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendTensor:
+    """Deliver a bulk message with its tensor; then `TensorSent` or `SendFailed`.
+
+    The machine still owns the tensor; the driver reads it until it has said how it ended.
+    """
+
+    to: NodeId
+    message: Message
+    tensor: TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Give the compute process a job; jobs run one after another in this order."""
+
+    job_id: JobId
+    job: Job
+    inputs: tuple[TensorId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FreeTensor:
+    """The machine needs this tensor no longer. The driver waits for a send in progress."""
+
+    tensor: TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Fetch a stage's state of `iteration` from `donor`: `StateFetched` or `StateFetchFailed`."""
+
+    donor: NodeId
+    stage_index: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeState:
+    """Give the asker of `request_id` this state. The driver owns the tensor from now on."""
+
+    request_id: int
+    iteration: int
+    manifest: str
+    tensor: TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseState:
+    """This node does not have, and will not have, the state of that iteration."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UseMembers:
+    """From now on these are the members: addresses to dial, peers to listen to."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth a log line or a metric. Simulator and daemon print the same trace."""
+
+    event: str
+    """`noun.participle`, registered in `decod.obs.events`."""
+    fields: tuple[tuple[str, object], ...] = ()
+
+
+class StopReason(Enum):
+    FINISHED = "finished"
+    """All iterations are done."""
+    DRAINED = "drained"
+    """The operator asked, and what was held has been finished or handed over."""
+    REFUSED = "refused"
+    """The leader does not take this node."""
+    REMOVED = "removed"
+    """The run went on without this node; it may join again."""
+    FAILED = "failed"
+    """This node can't go on: its compute process failed, or a whole stage is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The machine has ended: shut the daemon down and say why."""
+
+    reason: StopReason
+    detail: str
+
+
+Effect = (
+    Send
+    | SendTensor
+    | StartJob
+    | FreeTensor
+    | FetchState
+    | ServeState
+    | RefuseState
+    | UseMembers
+    | Note
+    | Stop
+)

@@ -1,0 +1,137 @@
+"""What can happen to a machine. The drivers turn the world into these."""
+
+from dataclasses import dataclass
+
+from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.jobs import JobResult
+from decod.protocol.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that this node now holds. The machine owns it until it frees or sends it."""
+
+    id: TensorId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A validated message of a peer has arrived, with its whole tensor if it carries one."""
+
+    sender: NodeId
+    message: Message
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """`deadline_s` has been reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished:
+    job_id: JobId
+    result: JobResult
+    outputs: tuple[Tensor, ...]
+    duration_s: float
+    """Time on the device, without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The compute process refused this job, or died."""
+
+    job_id: JobId
+    reason: str
+    fatal: bool
+    """The compute process is gone: nothing that it held exists any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSent:
+    """A `SendTensor` effect has ended well: the receiver has the whole tensor."""
+
+    to: NodeId
+    tensor: TensorId
+    size_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """A message or tensor did not reach its receiver, after the transport's own retries.
+
+    The receiver is unreachable, or answered no more. The core reports it to the leader, who
+    finds out; it never concludes by itself that a node is dead.
+    """
+
+    to: NodeId
+    message: Message
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """What a timed exchange said of a link. None: not measured this time."""
+
+    peer: NodeId
+    latency_s: float | None = None
+    """One way."""
+    bandwidth_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequested:
+    """A peer, or this host's operator, wants a consistent copy of this stage's state."""
+
+    request_id: int
+    iteration: int
+    with_optimizer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetched:
+    """The effect `FetchState` has ended well. The machine owns the tensor."""
+
+    iteration: int
+    manifest: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetchFailed:
+    donor: NodeId
+    iteration: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """The operator wants this node to finish what it holds and leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsHeld:
+    """Leader: do not decide the next commit (held), or decide again (not held).
+
+    An export needs every stage's state of one iteration; commits wait until all have copied it.
+    """
+
+    held: bool
+
+
+Event = (
+    Received
+    | DeadlinePassed
+    | JobFinished
+    | JobFailed
+    | TensorSent
+    | SendFailed
+    | LinkMeasured
+    | StateRequested
+    | StateFetched
+    | StateFetchFailed
+    | DrainRequested
+    | CommitsHeld
+)

@@ -1,0 +1,333 @@
+"""What nodes say to each other. `decod.wire` turns these into protobuf and validates every field.
+
+Each message is idempotent: it names the round, view version or request that it belongs to, and a
+repeat changes nothing. Messages of a later round or view than the receiver's are kept until the
+receiver gets there; those of an earlier one are dropped.
+"""
+
+from dataclasses import dataclass
+
+from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol.view import Opening, Role
+
+# --- membership -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A candidate offers itself to the leader. Repeated until answered."""
+
+    address: str
+    role: Role
+    capacity: int
+    """Microbatches that it can hold, at least 1."""
+    stage_index: int | None
+    """The stage it insists on, or None for the one that needs it most."""
+    manifest_sha256: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The leader's answer: prepare this stage. Repeated answers to repeated joins are equal."""
+
+    stage_index: int
+    data_node_index: int
+    """-1 for relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The leader's other answer: the run does not take this candidate; do not ask again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The candidate has built its stage and can enter the next view."""
+
+    stage_index: int
+    parameter_hash: str
+    """Of the stage built from the seed: all members of a stage must agree on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I live. Sent to the node's watchers."""
+
+    round: Round
+    """Where the sender is. A receiver that is behind asks the leader what it missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A watcher or a disappointed sender tells the leader that a node may be gone."""
+
+    node_id: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answer at once. Also measures the link."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The sender asks to be left out of the next view; it finishes the round it is in."""
+
+    reason: str
+    at_once: bool = False
+    """It can't finish the round (its compute process died): the round must be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """The sender may have missed a commit or abort: the leader repeats the last one to it."""
+
+    round: Round
+
+
+# --- flows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCost:
+    """A node tells the previous stage what its unpaired outflows cost to the sink (GWTF V-C)."""
+
+    view_version: int
+    data_node: NodeId
+    cost_s: float
+    """Of its cheapest unpaired outflow to `data_node`; 0 at the sink itself."""
+    num_unpaired: int
+    """How many such outflows wait for an inflow. 0 withdraws the offer."""
+    compute_s: float
+    """The sender's time for one microbatch: c_j of equation (1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlow:
+    """Asks a node of the next stage to pair one unpaired outflow with the sender."""
+
+    view_version: int
+    request_id: int
+    """Unique per sender within the view; a repeat gets the first answer again."""
+    data_node: NodeId
+    cost_s: float
+    """What the sender believes that outflow costs. It is refused if it costs more by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowAnswer:
+    """The answer to RequestFlow."""
+
+    view_version: int
+    request_id: int
+    flow_id: FlowId | None
+    """The flow that was given, or None: refused."""
+    cost_s: float
+    """Cost to the sink of the flow given; on refusal the current cost (infinite if none)."""
+    num_unpaired: int
+    """What the answering node has left to that data node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The requester gave up waiting: if that request was granted, the outflow is unpaired again."""
+
+    view_version: int
+    request_id: int
+
+
+# --- microbatches ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardActivation:
+    """With a tensor: an activation for the next stage (for the data node: the last one)."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardGradient:
+    """With a tensor: the gradient of the activation that the receiver sent."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """COMPLETE: the sender has computed the forward pass of what the receiver sent it."""
+
+    round: Round
+    microbatch: MicrobatchId
+    compute_s: float
+    """How long the sender's device took: the rest of the time was the link and the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """DENY: the microbatch can't go on along this flow; goes upstream to the data node."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    reason: str
+
+
+# --- aggregation ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A data node tells the leader that its share of the batch is done."""
+
+    round: Round
+    num_committed: int
+    digest: int
+    """Order-free digest of the ids of the microbatches that came home."""
+    num_deferred: int
+    """Microbatches put off to the next iteration because no flow took them."""
+    loss_sum: float
+    """Sum over microbatches of their mean loss."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAggregation:
+    """BEGIN AGGREGATION: goes down the tree; the batch is what the digest says."""
+
+    round: Round
+    num_committed: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePart:
+    """With a tensor (none if `num_microbatches` is 0): one part of the sender's gradient sum."""
+
+    round: Round
+    part: int
+    """Index in the roster of the receiver, which reduces this part."""
+    num_microbatches: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedPart:
+    """With a tensor: the average of one part over the roster."""
+
+    round: Round
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Goes up the tree: the sender's subtree has its next parameters, or why it has not."""
+
+    round: Round
+    hashes: tuple[tuple[int, str], ...]
+    """(stage index, SHA-256 of the proposed parameters), one for each stage in the subtree."""
+    failure: str = ""
+    """Empty if all is well. A subtree whose members differ in hash is a failure too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Goes down the tree of the *new* view: the step is final. Decided once, by the leader."""
+
+    round: Round
+    opening: Opening
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Goes down the tree of the *new* view: the round never happened; the opening repeats it."""
+
+    round: Round
+    opening: Opening
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanTake:
+    """CAN TAKE: the sender and all behind it have committed and take microbatches of `round`."""
+
+    round: Round
+
+
+# --- utilisation ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """Flows and capacity of (a part of) a stage."""
+
+    stage_index: int
+    num_flows: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class UtilisationQuery:
+    """The leader's flooding query (GWTF V-B); goes down the tree."""
+
+    query_id: int
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class UtilisationAnswer:
+    """Goes back up the tree, summed on the way."""
+
+    query_id: int
+    round: Round
+    loads: tuple[StageLoad, ...]
+
+
+Message = (
+    Join
+    | Assign
+    | Refuse
+    | Prepared
+    | Heartbeat
+    | Suspect
+    | Ping
+    | Pong
+    | Leave
+    | CatchUp
+    | FlowCost
+    | RequestFlow
+    | FlowAnswer
+    | Withdraw
+    | ForwardActivation
+    | BackwardGradient
+    | Complete
+    | Deny
+    | Report
+    | BeginAggregation
+    | ReducePart
+    | ReducedPart
+    | Ready
+    | Commit
+    | Abort
+    | CanTake
+    | UtilisationQuery
+    | UtilisationAnswer
+)
+
+BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart)
+"""Messages that come with a tensor and travel on the bulk channel; all others are control."""

@@ -1,0 +1,209 @@
+"""Who takes part: the membership of a run at one version, and everything that follows from it.
+
+A `View` is decided by the leader alone and changes only between rounds, so all that is derived
+from it here (rosters, trees, watchers, neighbours, quotas) is the same on every node without a
+message. The functions are pure; nothing here is stored twice.
+
+Trees: announcements of the leader go down one tree over all members, reports come back up it. The
+stage's first members form a heap with `fanout` children each, and so do the members of every stage
+under their first. A node therefore deals with at most `2 * fanout + 1` others, whatever the size of
+the run (invariant I8).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from decod.ids import NodeId, Round
+
+
+class Role(StrEnum):
+    DATA = "data"
+    """Holds data; runs stage 0; source and sink of its flows."""
+    RELAY = "relay"
+    """Runs one inner stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that takes part in the run."""
+
+    node_id: NodeId
+    address: str
+    """`host:port` of its gRPC (TCP) and DHT (UDP) sockets."""
+    role: Role
+    stage_index: int
+    """0 for data nodes."""
+    capacity: int
+    """Microbatches that it can hold at a time. At least 1."""
+    data_node_index: int = -1
+    """Ordinal of a data node, which decides its share of the data; -1 for relays."""
+    since_iteration: int = 0
+    """Last committed iteration when it was admitted. A member admitted at t > 0 first loads the
+    stage's state of iteration t from an older member."""
+    name: str = ""
+    """For people. Never used to find or trust a node."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The members of a run between two membership changes. Immutable; versions only grow."""
+
+    version: int
+    leader: NodeId
+    term: int
+    members: tuple[Member, ...]
+    """In order of (stage, leader first, node id): the same on every node."""
+
+    @staticmethod
+    def of(members: Iterable[Member], *, version: int, leader: NodeId, term: int) -> "View":
+        """Return a view with its members in the canonical order."""
+        ordered = sorted(members, key=lambda m: (m.stage_index, m.node_id != leader, m.node_id))
+        return View(version=version, leader=leader, term=term, members=tuple(ordered))
+
+    @cached_property
+    def by_id(self) -> dict[NodeId, Member]:
+        return {member.node_id: member for member in self.members}
+
+    @cached_property
+    def rosters(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of every stage, index 0 first. A stage without members is an empty tuple."""
+        if not self.members:
+            return ()
+        result: list[list[Member]] = [[] for _ in range(self.members[-1].stage_index + 1)]
+        for member in self.members:
+            result[member.stage_index].append(member)
+        return tuple(tuple(stage) for stage in result)
+
+    def roster(self, stage_index: int) -> tuple[Member, ...]:
+        return self.rosters[stage_index] if stage_index < len(self.rosters) else ()
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.rosters)
+
+    @cached_property
+    def data_nodes(self) -> tuple[Member, ...]:
+        return self.roster(0)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self.by_id
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a commit or abort opens: the next round, and who takes part in it."""
+
+    round: Round
+    view: View
+    finished: bool = False
+    """The run has done all its iterations: `round` will not be run."""
+
+
+def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:
+    return items[index * fanout + 1 : index * fanout + 1 + fanout]
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlace:
+    """A node's neighbours in the announcement tree."""
+
+    parent: NodeId | None
+    children: tuple[NodeId, ...]
+
+
+def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
+    """Return whom `node_id` hears announcements from and passes them on to."""
+    member = view.by_id[node_id]
+    roster = view.roster(member.stage_index)
+    index = next(i for i, other in enumerate(roster) if other.node_id == node_id)
+    children = list(_heap_children([m.node_id for m in roster], index, fanout))
+    if index:
+        return TreePlace(roster[(index - 1) // fanout].node_id, tuple(children))
+    heads = [stage[0].node_id for stage in view.rosters if stage]
+    head_index = heads.index(node_id)
+    children += _heap_children(heads, head_index, fanout)
+    parent = heads[(head_index - 1) // fanout] if head_index else None
+    return TreePlace(parent, tuple(children))
+
+
+def watchers(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, ...]:
+    """Return the nodes that listen for `node_id`'s heartbeat: its successors on a ring of ids."""
+    return _ring(view, node_id, range(1, num_watchers + 1))
+
+
+def watched(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, ...]:
+    """Return the nodes whose heartbeat `node_id` listens for; the inverse of `watchers`."""
+    return _ring(view, node_id, range(-1, -num_watchers - 1, -1))
+
+
+def _ring(view: View, node_id: NodeId, offsets: Iterable[int]) -> tuple[NodeId, ...]:
+    ring = sorted(view.by_id)
+    start = ring.index(node_id)
+    found = (ring[(start + offset) % len(ring)] for offset in offsets)
+    return tuple(other for other in dict.fromkeys(found) if other != node_id)
+
+
+def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
+    """Return the nodes of the next stage that `node_id` may send microbatches to.
+
+    After the last relay stage come the data nodes, all of them: a flow must end where it began.
+    Elsewhere every node of the next stage is known to somebody: two stages larger than
+    `max_peers` are laid along each other, and each node knows those nearest to its own place.
+    """
+    stage = view.by_id[node_id].stage_index
+    here, there = view.roster(stage), _roster_after(view, stage)
+    if stage + 1 >= view.num_stages or len(there) <= max_peers:
+        return tuple(m.node_id for m in there)
+    index = next(i for i, m in enumerate(here) if m.node_id == node_id)
+    num = max(max_peers, -(-len(there) // len(here)))
+    start = index * len(there) // len(here)
+    return tuple(there[(start + k) % len(there)].node_id for k in range(num))
+
+
+def previous_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
+    """Return the nodes that may send microbatches to `node_id`; the inverse of `next_peers`."""
+    stage = view.by_id[node_id].stage_index
+    before = view.roster(stage - 1 if stage else view.num_stages - 1)
+    return tuple(
+        m.node_id
+        for m in before
+        if node_id in next_peers(view, m.node_id, max_peers=max_peers)
+    )
+
+
+def _roster_after(view: View, stage: int) -> tuple[Member, ...]:
+    return view.roster(stage + 1) if stage + 1 < view.num_stages else view.data_nodes
+
+
+def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
+    """Return how many flows of each data node a relay may carry; sums to at most its capacity.
+
+    A stage's capacity is dealt out to the data nodes in proportion to their own, in roster order,
+    so that no data node is left without flows because another asked first. Every relay computes
+    the same deal. (GWTF leaves the division of scarce capacity open.)
+    """
+    member = view.by_id[node_id]
+    roster = view.roster(member.stage_index)
+    offset = 0
+    for other in roster:
+        if other.node_id == node_id:
+            break
+        offset += other.capacity
+    deal = _round_robin(view.data_nodes)
+    quota: dict[NodeId, int] = {}
+    for slot in range(offset, offset + member.capacity):
+        data_node = deal[slot % len(deal)]
+        quota[data_node] = quota.get(data_node, 0) + 1
+    return quota
+
+
+def _round_robin(data_nodes: Sequence[Member]) -> list[NodeId]:
+    """Return data nodes repeated by capacity, interleaved: every prefix is nearly proportional."""
+    keyed = [
+        ((k + 0.5) / member.capacity, member.node_id)
+        for member in data_nodes
+        for k in range(member.capacity)
+    ]
+    return [node_id for _, node_id in sorted(keyed)]

@@ -1,0 +1,49 @@
+"""Runs every check in the order of CI and says how long each took.
+
+A step that fails does not keep the others from running; the exit code is non-zero if any failed.
+The tests come last, so that the closing line of the output is pytest's own. Arguments are passed
+on to pytest.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("format", (str(BIN / "ruff"), "format", "--check", "--quiet", ".")),
+    ("lint", (str(BIN / "ruff"), "check", "--quiet", ".")),
+    ("types", (str(BIN / "mypy"), "--no-error-summary")),
+    ("imports", (str(BIN / "lint-imports"), "--no-logo")),
+    ("spelling", (str(BIN / "codespell"),)),
+    ("protos", (sys.executable, "scripts/gen_protos.py", "--check")),
+)
+
+
+def _run_step(name: str, command: tuple[str, ...]) -> bool:
+    """Runs one step, shows its output only if it failed, and returns whether it passed."""
+    start_s = time.monotonic()
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    passed = result.returncode == 0
+    print(f"{name:10} {'ok' if passed else 'FAILED':6} {time.monotonic() - start_s:6.1f} s")
+    if not passed:
+        print((result.stdout + result.stderr).rstrip())
+    sys.stdout.flush()
+    return passed
+
+
+def main(pytest_arguments: list[str]) -> int:
+    failed = [name for name, command in STEPS if not _run_step(name, command)]
+    if failed:
+        print(f"{len(failed)} of {len(STEPS)} steps failed: {', '.join(failed)}", flush=True)
+    tests = subprocess.run(
+        (sys.executable, "-m", "pytest", "-q", *pytest_arguments), cwd=ROOT, check=False
+    )
+    return tests.returncode or int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
