@@ -97,6 +97,8 @@ class StopReason(Enum):
     """The leader does not take this node."""
     REMOVED = "removed"
     """The run went on without this node; it may join again."""
+    LEADER_LOST = "leader_lost"
+    """Nobody leads the run any more."""
     FAILED = "failed"
     """This node can't go on: its compute process failed, or a whole stage is lost."""
 

@@ -69,6 +69,8 @@ class SendFailed:
     to: NodeId
     message: Message
     reason: str
+    tensor: TensorId | None = None
+    """The tensor that was to go with it; the machine owns it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,10 @@ class Commit:
 
     round: Round
     opening: Opening
+    loss: float
+    """Mean over the iteration's committed microbatches. 0 for the opening of the run."""
+    num_tokens: int
+    """Trained on in the iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +277,17 @@ class CanTake:
 
 
 @dataclass(frozen=True, slots=True)
-class StageLoad:
-    """Flows and capacity of (a part of) a stage."""
+class NodeLoad:
+    """How busy one member is."""
 
-    stage_index: int
+    node_id: NodeId
     num_flows: int
+    """Complete flows through it."""
     capacity: int
+    num_microbatches: int
+    """Microbatches that it has finished and the run has committed, since it joined."""
+    state: str
+    """One of the node states that `decod status` shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +300,11 @@ class UtilisationQuery:
 
 @dataclass(frozen=True, slots=True)
 class UtilisationAnswer:
-    """Goes back up the tree, summed on the way."""
+    """Goes back up the tree, gathered on the way: one load for each member of the subtree."""
 
     query_id: int
     round: Round
-    loads: tuple[StageLoad, ...]
+    loads: tuple[NodeLoad, ...]
 
 
 Message = (

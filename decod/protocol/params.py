@@ -31,6 +31,12 @@ class ProtocolConfig:
     """Nodes that watch each node's heartbeat."""
     min_nodes_per_stage: int = 1
     """Relays that every stage needs before the first iteration starts."""
+    min_data_nodes: int = 1
+    """Data nodes that the first iteration waits for."""
+    utilisation_interval_s: float = 2.0
+    """Least time between two of the leader's utilisation queries."""
+    leader_timeout_s: float = 60.0
+    """How long a node goes on without hearing from the leader before it gives up."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,6 +46,8 @@ class ProtocolConfig:
             "complete_timeout_s",
             "round_timeout_s",
             "admission_interval_s",
+            "utilisation_interval_s",
+            "leader_timeout_s",
         ):
             if not 0 < getattr(self, name) <= 86_400:
                 raise ConfigError(
@@ -47,7 +55,7 @@ class ProtocolConfig:
                     why="a wait of no length or over a day is never meant",
                     fix="give seconds between 0 and 86400",
                 )
-        for name in ("max_peers_per_stage", "tree_fanout", "num_watchers", "min_nodes_per_stage"):
+        for name in ("max_peers_per_stage", "tree_fanout", "num_watchers", "min_nodes_per_stage", "min_data_nodes"):
             if not 1 <= getattr(self, name) <= 1000:
                 raise ConfigError(
                     f"protocol.{name} is {getattr(self, name)}",

@@ -53,14 +53,24 @@ class View:
     version: int
     leader: NodeId
     term: int
+    num_stages: int
+    """Stage 0 and all relay stages, also those that have no member at present."""
     members: tuple[Member, ...]
     """In order of (stage, leader first, node id): the same on every node."""
 
     @staticmethod
-    def of(members: Iterable[Member], *, version: int, leader: NodeId, term: int) -> "View":
+    def of(
+        members: Iterable[Member], *, version: int, leader: NodeId, term: int, num_stages: int
+    ) -> "View":
         """Return a view with its members in the canonical order."""
         ordered = sorted(members, key=lambda m: (m.stage_index, m.node_id != leader, m.node_id))
-        return View(version=version, leader=leader, term=term, members=tuple(ordered))
+        return View(
+            version=version,
+            leader=leader,
+            term=term,
+            num_stages=num_stages,
+            members=tuple(ordered),
+        )
 
     @cached_property
     def by_id(self) -> dict[NodeId, Member]:
@@ -69,19 +79,17 @@ class View:
     @cached_property
     def rosters(self) -> tuple[tuple[Member, ...], ...]:
         """Members of every stage, index 0 first. A stage without members is an empty tuple."""
-        if not self.members:
-            return ()
-        result: list[list[Member]] = [[] for _ in range(self.members[-1].stage_index + 1)]
+        result: list[list[Member]] = [[] for _ in range(self.num_stages)]
         for member in self.members:
             result[member.stage_index].append(member)
         return tuple(tuple(stage) for stage in result)
 
     def roster(self, stage_index: int) -> tuple[Member, ...]:
-        return self.rosters[stage_index] if stage_index < len(self.rosters) else ()
+        return self.rosters[stage_index]
 
     @property
-    def num_stages(self) -> int:
-        return len(self.rosters)
+    def empty_stages(self) -> tuple[int, ...]:
+        return tuple(index for index, roster in enumerate(self.rosters) if not roster)
 
     @cached_property
     def data_nodes(self) -> tuple[Member, ...]:
