@@ -88,6 +88,14 @@ class Note:
     fields: tuple[tuple[str, object], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CompleteRun:
+    """Leader: the last iteration is committed and the members hold still. Keep the result, then
+    let them go with `DrainRequested`."""
+
+    iteration: int
+
+
 class StopReason(Enum):
     FINISHED = "finished"
     """All iterations are done."""
@@ -121,5 +129,6 @@ Effect = (
     | RefuseState
     | UseMembers
     | Note
+    | CompleteRun
     | Stop
 )

@@ -24,6 +24,8 @@ class Join:
     stage_index: int | None
     """The stage it insists on, or None for the one that needs it most."""
     manifest_sha256: str
+    incarnation: int
+    """Drawn at each start of the daemon, 63 bits: tells a repeat from a restart."""
     name: str = ""
 
 
@@ -204,6 +206,8 @@ class Report:
     loss_sum: float
     """Sum over microbatches of their mean loss."""
     num_tokens: int
+    failure: str = ""
+    """Not empty: this share can't be finished; the round must be repeated without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,15 @@ class Opening:
     """What a commit or abort opens: the next round, and who takes part in it."""
 
     round: Round
+    committed: Round
+    """The last round whose step is final; (0, 0) before the first."""
     view: View
+    paused: bool = False
+    """Nothing is injected: all iterations are done, and members keep their state until released."""
     finished: bool = False
-    """The run has done all its iterations: `round` will not be run."""
+    """The run has ended: members stop."""
+    failed: bool = False
+    """It ended because it could not go on, not because somebody wanted it to."""
 
 
 def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:

@@ -1,0 +1,229 @@
+"""One stage's reduction and the vote on it: all members end with the same bits, or none steps (I3).
+
+After BEGIN AGGREGATION every member of the roster sends part k of its gradient sum to member k,
+which adds the parts up *in roster order*, divides by the number of committed microbatches, and
+sends the average back to all (a butterfly). Each member then proposes the optimizer's step and
+reports the hash of what its parameters would be; hashes meet at the stage's head, and all stages'
+reports at the leader. Commit makes the step final, Abort undoes it.
+
+    WAITING -> GATHERING -> REDUCING -> PROPOSING -> READY -> (commit or abort)
+
+With each part comes how many microbatches are in it and their digest. The reducer of a part checks
+that they add up to the committed set: a gradient that lacks or repeats a microbatch fails the
+round instead of entering the model (I2).
+
+A member that has not loaded its stage's state yet reduces like the others and proposes when it
+has. A part or report that arrives before BEGIN AGGREGATION is kept.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.context import Context
+from decod.protocol.digest import add_digests, digest_of
+from decod.protocol.effects import Effect, Send, SendTensor
+from decod.protocol.events import Tensor
+from decod.protocol.jobs import Gather, Propose, Reduce
+from decod.protocol.messages import BeginAggregation, ReducedPart, ReducePart, Ready
+from decod.protocol.view import tree_place
+
+
+class AggregationState(Enum):
+    WAITING = "waiting"
+    """No BEGIN AGGREGATION in this round yet."""
+    GATHERING = "gathering"
+    REDUCING = "reducing"
+    PROPOSING = "proposing"
+    READY = "ready"
+    """The vote of this node's subtree has been cast."""
+
+
+class Aggregation:
+    """One node's part in the reduction of one round. A new round gets a new one."""
+
+    def __init__(self, context: Context, *, loaded: bool) -> None:
+        self._context = context
+        self.state = AggregationState.WAITING
+        self.loaded = loaded
+        """Whether this node holds the stage's committed parameters."""
+        self.begun: BeginAggregation | None = None
+        roster = context.view.roster(context.member.stage_index)
+        self._roster = tuple(member.node_id for member in roster)
+        self._index = self._roster.index(context.node_id)
+        self._contributions: dict[NodeId, ReducePart] = {}
+        self._parts: dict[NodeId, TensorId] = {}
+        self._reduced: dict[int, TensorId] = {}
+        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        self._parent, self._children = place.parent, place.children
+        self._votes: dict[NodeId, Ready] = {}
+        self._own_vote: Ready | None = None
+
+    @property
+    def vote(self) -> Ready | None:
+        """The subtree's vote, once it is cast. At the leader: the run's."""
+        if self.state is not AggregationState.READY:
+            return None
+        return self._combined()
+
+    def abandon(self) -> list[Effect]:
+        """Release all that is held for the round."""
+        tensors = [*self._parts.values(), *self._reduced.values()]
+        self._parts.clear()
+        self._reduced.clear()
+        return self._context.tensors.release(*tensors)
+
+    def begin(self, message: BeginAggregation, folded: Sequence[MicrobatchId]) -> list[Effect]:
+        """Start the reduction, once; pass the word on down the tree."""
+        if self.begun is not None:
+            return []
+        self.begun = message
+        effects: list[Effect] = [Send(child, message) for child in self._children]
+        alone = len(self._roster) == 1
+        own = self._own_part(folded, part=self._index)
+        self._contributions[self._context.node_id] = own
+        if alone:
+            return effects + self._check_and_reduce()
+        self.state = AggregationState.GATHERING
+        if folded:
+            return effects + self._context.compute.submit(Gather(len(self._roster)))
+        effects += [
+            Send(node, self._own_part(folded, part=k))
+            for k, node in enumerate(self._roster)
+            if k != self._index
+        ]
+        return effects + self._check_and_reduce()
+
+    def gathered(self, outputs: Sequence[Tensor], folded: Sequence[MicrobatchId]) -> list[Effect]:
+        """This node's sum has been cut into parts: send each to its reducer."""
+        effects: list[Effect] = []
+        for k, (node, tensor) in enumerate(zip(self._roster, outputs, strict=True)):
+            if k == self._index:
+                self._parts[node] = tensor.id
+            else:
+                effects.append(SendTensor(node, self._own_part(folded, part=k), tensor.id))
+        return effects + self._check_and_reduce()
+
+    def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> list[Effect]:
+        """A member's contribution to the part that this node reduces."""
+        tensors = self._context.tensors
+        if tensor is not None:
+            tensors.add(tensor)
+        unwanted = (
+            sender not in self._roster
+            or sender in self._contributions
+            or message.part != self._index
+            or (tensor is None) != (message.num_microbatches == 0)
+        )
+        if unwanted:
+            return tensors.release(tensor.id) if tensor is not None else []
+        self._contributions[sender] = message
+        if tensor is not None:
+            self._parts[sender] = tensor.id
+        return self._check_and_reduce()
+
+    def reduced_here(self, output: TensorId) -> list[Effect]:
+        """The average of this node's part is there: share it."""
+        message = ReducedPart(self._context.round, self._index)
+        effects: list[Effect] = []
+        for node in self._roster:
+            if node != self._context.node_id:
+                self._context.tensors.retain(output)
+                effects.append(SendTensor(node, message, output))
+        self._reduced[self._index] = output
+        return effects + self._propose()
+
+    def reduced_part(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
+        tensors = self._context.tensors
+        tensors.add(tensor)
+        expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        if not expected or message.part in self._reduced or self._own_vote is not None:
+            return tensors.release(tensor.id)
+        self._reduced[message.part] = tensor.id
+        return self._propose()
+
+    def state_loaded(self) -> list[Effect]:
+        """This node now holds the committed parameters."""
+        self.loaded = True
+        return self._propose() if self.begun is not None else []
+
+    def proposed(self, parameter_hash: str) -> list[Effect]:
+        stage = self._context.member.stage_index
+        self._own_vote = Ready(self._context.round, ((stage, parameter_hash),))
+        return self._cast()
+
+    def failed(self, reason: str) -> list[Effect]:
+        """Something in the reduction went wrong here: vote against the round."""
+        if self._own_vote is not None:
+            return []
+        self._own_vote = Ready(self._context.round, (), failure=reason[:200] or "failed")
+        return self._cast()
+
+    def voted(self, sender: NodeId, message: Ready) -> list[Effect]:
+        """A child's subtree is ready, or has failed."""
+        if sender in self._children:
+            self._votes[sender] = message
+        return self._cast()
+
+    def _own_part(self, folded: Sequence[MicrobatchId], *, part: int) -> ReducePart:
+        return ReducePart(self._context.round, part, len(folded), digest_of(folded))
+
+    def _check_and_reduce(self) -> list[Effect]:
+        """Reduce this node's part when all contributions are there and add up."""
+        begun = self.begun
+        own_missing = (
+            self._contributions.get(self._context.node_id) is not None
+            and self._contributions[self._context.node_id].num_microbatches > 0
+            and self._context.node_id not in self._parts
+            and len(self._roster) > 1
+        )
+        complete = len(self._contributions) == len(self._roster)
+        if begun is None or not complete or own_missing:
+            return []
+        if self.state in (AggregationState.REDUCING, AggregationState.PROPOSING):
+            return []
+        contributions = self._contributions.values()
+        num = sum(c.num_microbatches for c in contributions)
+        digest = add_digests(c.digest for c in contributions)
+        if (num, digest) != (begun.num_committed, begun.digest):
+            stage = self._context.member.stage_index
+            return self.failed(
+                f"stage {stage} folded {num} microbatches, not the {begun.num_committed} committed"
+            )
+        self.state = AggregationState.REDUCING
+        if len(self._roster) == 1:
+            return self._propose()
+        inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
+        job = Reduce(self._index, len(self._roster), begun.num_committed)
+        return self._context.compute.submit(job, inputs)
+
+    def _propose(self) -> list[Effect]:
+        begun, num_parts = self.begun, len(self._roster)
+        ready = self.state is AggregationState.REDUCING and self.loaded
+        if begun is None or not ready or (num_parts > 1 and len(self._reduced) < num_parts):
+            return []
+        self.state = AggregationState.PROPOSING
+        inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]
+        job = Propose(begun.round.iteration, len(inputs), begun.num_committed)
+        return self._context.compute.submit(job, inputs)
+
+    def _cast(self) -> list[Effect]:
+        """Vote for the subtree when all of it has; against it as soon as one does."""
+        if self.state is AggregationState.READY:
+            return []
+        vote = self._combined()
+        complete = self._own_vote is not None and len(self._votes) == len(self._children)
+        if not complete and not vote.failure:
+            return []
+        self.state = AggregationState.READY
+        return [Send(self._parent, vote)] if self._parent is not None else []
+
+    def _combined(self) -> Ready:
+        votes = [v for v in (self._own_vote, *self._votes.values()) if v is not None]
+        hashes: dict[int, str] = {}
+        failure = next((v.failure for v in votes if v.failure), "")
+        for vote in votes:
+            for stage, parameter_hash in vote.hashes:
+                if hashes.setdefault(stage, parameter_hash) != parameter_hash:
+                    failure = failure or f"members of stage {stage} differ after the step"
+        return Ready(self._context.round, tuple(sorted(hashes.items())), failure)

@@ -1,0 +1,111 @@
+"""The order in which this host's device works: backward before forward, never idle, never flooded.
+
+The compute process runs jobs one after another. The queue keeps it two jobs deep, so that the next
+one is there when the last ends, and decides as late as possible which that is: work that frees
+memory (backward) goes before work that fills it.
+
+A reset makes everything stale that was given before it: results of stale jobs are dropped and
+their outputs freed, so no owner ever sees an answer to a question of an abandoned round.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decod.ids import JobId, TensorId
+from decod.protocol.effects import Effect, StartJob
+from decod.protocol.events import JobFailed, JobFinished
+from decod.protocol.jobs import (
+    BACKWARD_JOBS,
+    Build,
+    Commit,
+    Embed,
+    Forward,
+    Job,
+    Load,
+    Reset,
+    Snapshot,
+)
+from decod.protocol.tensors import TensorStore
+
+_DEPTH = 2
+"""Jobs given to the compute process at a time: one that runs and one that follows at once."""
+
+_ROUNDLESS = (Build, Load, Snapshot, Reset, Commit)
+"""Jobs that an abandoned round does not make stale; a commit is of the round before."""
+
+
+@dataclass(slots=True)
+class _Given:
+    job: Job
+    inputs: tuple[TensorId, ...]
+    stale: bool = False
+
+
+class ComputeQueue:
+    """Jobs that wait for, or run on, this host's device. Owns one reference to each input."""
+
+    def __init__(self, tensors: TensorStore) -> None:
+        self._tensors = tensors
+        self._ordered: deque[_Given] = deque()
+        self._backward: deque[_Given] = deque()
+        self._forward: deque[_Given] = deque()
+        self._given: dict[JobId, _Given] = {}
+        self._next_id = 1
+
+    @property
+    def idle(self) -> bool:
+        return not (self._ordered or self._backward or self._forward or self._given)
+
+    def submit(self, job: Job, inputs: Iterable[TensorId] = ()) -> list[Effect]:
+        """Queue a job; it takes over one reference to each input."""
+        entry = _Given(job, tuple(inputs))
+        if isinstance(job, BACKWARD_JOBS):
+            self._backward.append(entry)
+        elif isinstance(job, (Forward, Embed)):
+            self._forward.append(entry)
+        else:
+            self._ordered.append(entry)
+        return self._fill()
+
+    def finished(self, event: JobFinished | JobFailed) -> tuple[Job | None, list[Effect]]:
+        """Return the job that ended, or None if its result no longer matters.
+
+        Inputs are released. Outputs of a job that matters belong to the caller; the others are
+        freed here.
+        """
+        entry = self._given.pop(event.job_id)
+        effects = self._tensors.release(*entry.inputs)
+        if isinstance(event, JobFinished):
+            for output in event.outputs:
+                self._tensors.add(output)
+                if entry.stale:
+                    effects += self._tensors.release(output.id)
+        return (None if entry.stale else entry.job), effects + self._fill()
+
+    def reset(self) -> list[Effect]:
+        """Abandon the round: forget what waits, make stale what runs, then clear the device."""
+        effects: list[Effect] = []
+        for queue in (self._ordered, self._backward, self._forward):
+            kept = [entry for entry in queue if isinstance(entry.job, _ROUNDLESS)]
+            for entry in queue:
+                if not isinstance(entry.job, _ROUNDLESS):
+                    effects += self._tensors.release(*entry.inputs)
+            queue.clear()
+            queue.extend(kept)
+        for entry in self._given.values():
+            entry.stale = entry.stale or not isinstance(entry.job, _ROUNDLESS)
+        return effects + self.submit(Reset())
+
+    def _fill(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while len(self._given) < _DEPTH:
+            queue = self._ordered or self._backward or self._forward
+            if not queue:
+                break
+            entry = queue.popleft()
+            job_id = JobId(self._next_id)
+            self._next_id += 1
+            self._given[job_id] = entry
+            effects.append(StartJob(job_id, entry.job, entry.inputs))
+        return effects

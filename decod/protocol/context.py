@@ -1,0 +1,41 @@
+"""What a node's machines share. `NodeMachine` alone replaces the view and the round."""
+
+from dataclasses import dataclass, field
+
+from decod.ids import NodeId, Round
+from decod.protocol.compute import ComputeQueue
+from decod.protocol.links import LinkTable
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.tensors import TensorStore
+from decod.protocol.view import Member, View, next_peers, previous_peers
+
+
+@dataclass(slots=True)
+class Context:
+    """One node's place in the run, its resources, and the protocol's numbers."""
+
+    node_id: NodeId
+    config: ProtocolConfig
+    links: LinkTable
+    view: View
+    round: Round
+    tensors: TensorStore = field(default_factory=TensorStore)
+    compute: ComputeQueue = field(init=False)
+    previous: tuple[NodeId, ...] = ()
+    """Peers that may send this node microbatches."""
+    next: tuple[NodeId, ...] = ()
+    """Peers that this node may send microbatches to."""
+
+    def __post_init__(self) -> None:
+        self.compute = ComputeQueue(self.tensors)
+
+    @property
+    def member(self) -> Member:
+        return self.view.by_id[self.node_id]
+
+    def adopt(self, view: View) -> None:
+        """Use a new view. This node must be in it."""
+        self.view = view
+        limit = self.config.max_peers_per_stage
+        self.previous = previous_peers(view, self.node_id, max_peers=limit)
+        self.next = next_peers(view, self.node_id, max_peers=limit)

@@ -1,0 +1,408 @@
+"""Flows, built from the sinks backwards (GWTF V-C, Request Flow).
+
+A flow is one microbatch slot of a data node. It begins as an *unpaired outflow*: first at the data
+node itself, as sink (cost 0). Whoever has unpaired outflows tells the previous stage what the
+cheapest costs to the sink (`FlowCost`). A node with spare capacity asks for the one that is
+cheapest for it, link included (`RequestFlow`); the owner pairs the outflow with the asker, or
+refuses and says its current cost. The asker now has an unpaired outflow itself, and tells *its*
+previous stage. When a data node gets one from the first relay stage, the flow is complete: it
+returns to where it began, because a data node asks only for flows to itself.
+
+Three rules make this end, and end the same on every replay:
+
+- All of it belongs to one version of the view; a new view starts from nothing.
+- A request carries an id and the cost that the asker believes. It is granted once, refused if the
+  price has risen, and taken back by `Withdraw` if the asker stopped waiting for the answer.
+- What a relay carries for each data node is bounded by `flow_quota`, so scarce capacity is shared.
+
+Lost messages: an unanswered request is withdrawn and made anew; an announcement that nobody took
+up is repeated, less and less often.
+
+Changing flows that stand (Request Change, Request Redirect, annealing) is not here yet: its place is
+a third machine beside `Outflows` and `Inflows`, called from `RelayFlows`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from decod.ids import FlowId, NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Note, Send
+from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
+from decod.protocol.view import flow_quota
+
+_REPEAT_MAX_S = 60.0
+"""Longest pause between two repeats of an announcement that nobody took up."""
+
+
+class Outflows:
+    """A node's outflows, offered to the previous stage: pairs each with at most one asker."""
+
+    def __init__(self, now_s: float, context: Context) -> None:
+        self._context = context
+        self._repeat_interval_s = context.config.answer_timeout_s
+        self._repeat_s = now_s + self._repeat_interval_s
+        self.unpaired: dict[FlowId, float] = {}
+        """Cost to sink of each outflow without inflow."""
+        self.paired: dict[FlowId, NodeId] = {}
+        """The previous-stage node that each paired outflow's microbatches come from."""
+        self._answers: dict[tuple[NodeId, int], FlowAnswer] = {}
+        self._withdrawn: set[tuple[NodeId, int]] = set()
+        self._announced: dict[NodeId, tuple[float, int]] = {}
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._repeat_s if self.unpaired else None
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Repeat the announcement of what nobody took up."""
+        if not self.unpaired or now_s < self._repeat_s:
+            return []
+        self._repeat_interval_s = min(2 * self._repeat_interval_s, _REPEAT_MAX_S)
+        self._repeat_s = now_s + self._repeat_interval_s
+        return self.announce(again=True)
+
+    def add(self, flow_id: FlowId, *, cost_s: float) -> list[Effect]:
+        """Offer an outflow; says so to the previous stage."""
+        self.unpaired[flow_id] = cost_s
+        return self.announce()
+
+    def remove(self, flow_id: FlowId) -> list[Effect]:
+        self.paired.pop(flow_id, None)
+        if self.unpaired.pop(flow_id, None) is None:
+            return []
+        return self.announce()
+
+    def requested(self, sender: NodeId, request: RequestFlow) -> tuple[FlowId | None, list[Effect]]:
+        """Answer a request; returns the flow that it paired, if it is granted for the first time."""
+        key = (sender, request.request_id)
+        if (answer := self._answers.get(key)) is not None:
+            return None, [Send(sender, answer)]
+        flow_id = None
+        if key not in self._withdrawn and sender in self._context.previous:
+            flow_id = self._cheapest(request.data_node, limit_s=request.cost_s)
+        cost_s = math.inf
+        if flow_id is not None:
+            cost_s = self.unpaired.pop(flow_id)
+            self.paired[flow_id] = sender
+        else:
+            cost_s = self._offer(request.data_node)[0]
+        answer = FlowAnswer(
+            view_version=request.view_version,
+            request_id=request.request_id,
+            flow_id=flow_id,
+            cost_s=cost_s,
+            num_unpaired=self._offer(request.data_node)[1],
+        )
+        if flow_id is not None:
+            self._answers[key] = answer
+        return flow_id, [Send(sender, answer), *self.announce()]
+
+    def withdrawn(self, sender: NodeId, request_id: int) -> FlowId | None:
+        """Take back what a request was granted; returns the flow, which the owner offers again."""
+        key = (sender, request_id)
+        self._withdrawn.add(key)
+        answer = self._answers.pop(key, None)
+        if answer is None or answer.flow_id is None:
+            return None
+        if self.paired.pop(answer.flow_id, None) is None:
+            return None
+        return answer.flow_id
+
+    def announce(self, *, again: bool = False) -> list[Effect]:
+        """Tell the previous stage the cheapest cost to each sink, if that changed (or again)."""
+        effects: list[Effect] = []
+        for data_node in sorted({f.data_node for f in self.unpaired} | self._announced.keys()):
+            offer = self._offer(data_node)
+            repeat = again and offer[1] > 0
+            if not repeat and self._announced.get(data_node, (math.inf, 0)) == offer:
+                continue
+            self._announced[data_node] = offer
+            cost = FlowCost(
+                view_version=self._context.view.version,
+                data_node=data_node,
+                cost_s=offer[0],
+                num_unpaired=offer[1],
+                compute_s=self._context.links.compute_s,
+            )
+            effects += [Send(peer, cost) for peer in self._context.previous]
+        return effects
+
+    def _offer(self, data_node: NodeId) -> tuple[float, int]:
+        costs = [cost for f, cost in self.unpaired.items() if f.data_node == data_node]
+        return min(costs, default=math.inf), len(costs)
+
+    def _cheapest(self, data_node: NodeId, *, limit_s: float) -> FlowId | None:
+        """Return the cheapest unpaired outflow, unless the price is above what was believed."""
+        offers = [(cost, f) for f, cost in self.unpaired.items() if f.data_node == data_node]
+        if not offers or min(offers)[0] > limit_s:
+            return None
+        return min(offers)[1]
+
+
+@dataclass(slots=True)
+class _Offer:
+    cost_s: float
+    num_unpaired: int
+    compute_s: float
+
+
+@dataclass(slots=True)
+class _Request:
+    peer: NodeId
+    data_node: NodeId
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """An outflow of the next stage that is now paired with this node."""
+
+    flow_id: FlowId
+    peer: NodeId
+    cost_s: float
+    """To the sink, this node's link included."""
+
+
+@dataclass(slots=True)
+class Inflows:
+    """What the next stage offers, and this node's requests for it."""
+
+    context: Context
+    _offers: dict[tuple[NodeId, NodeId], _Offer] = field(default_factory=dict)
+    _requests: dict[int, _Request] = field(default_factory=dict)
+    _next_id: int = 1
+
+    @property
+    def deadline_s(self) -> float | None:
+        return min((r.deadline_s for r in self._requests.values()), default=None)
+
+    def num_requested(self, data_node: NodeId | None = None) -> int:
+        return sum(data_node in (None, r.data_node) for r in self._requests.values())
+
+    def announced(self, sender: NodeId, message: FlowCost) -> None:
+        if sender in self.context.next:
+            self._offers[sender, message.data_node] = _Offer(
+                message.cost_s, message.num_unpaired, message.compute_s
+            )
+
+    def request(self, now_s: float, room: Mapping[NodeId, int], *, limit: int) -> list[Effect]:
+        """Ask for the cheapest outflows: at most `room` for each data node, `limit` in all."""
+        left = dict(room)
+        effects: list[Effect] = []
+        for _ in range(limit):
+            best = min(
+                (
+                    (self._total_s(peer, offer), peer, data_node)
+                    for (peer, data_node), offer in self._offers.items()
+                    if offer.num_unpaired > 0 and left.get(data_node, 0) > 0
+                ),
+                default=None,
+            )
+            if best is None:
+                break
+            _, peer, data_node = best
+            left[data_node] -= 1
+            effects.append(self._ask(now_s, peer, data_node))
+        return effects
+
+    def _ask(self, now_s: float, peer: NodeId, data_node: NodeId) -> Effect:
+        offer = self._offers[peer, data_node]
+        offer.num_unpaired -= 1
+        request_id = self._next_id
+        self._next_id += 1
+        deadline_s = now_s + self.context.config.answer_timeout_s
+        self._requests[request_id] = _Request(peer, data_node, deadline_s)
+        return Send(
+            peer,
+            RequestFlow(
+                view_version=self.context.view.version,
+                request_id=request_id,
+                data_node=data_node,
+                cost_s=offer.cost_s,
+            ),
+        )
+
+    def answered(self, sender: NodeId, answer: FlowAnswer) -> Granted | None:
+        """Take in an answer; late ones (already withdrawn) change nothing."""
+        request = self._requests.get(answer.request_id)
+        if request is None or request.peer != sender:
+            return None
+        del self._requests[answer.request_id]
+        offer = self._offers[sender, request.data_node]
+        pending = sum(
+            r.peer == sender and r.data_node == request.data_node for r in self._requests.values()
+        )
+        offer.num_unpaired = max(0, answer.num_unpaired - pending)
+        if answer.flow_id is None:
+            offer.cost_s = answer.cost_s
+            return None
+        link_s = self.context.links.cost_s(sender, peer_compute_s=offer.compute_s)
+        return Granted(answer.flow_id, sender, answer.cost_s + link_s)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Withdraw the requests that nobody answered."""
+        effects: list[Effect] = []
+        for request_id, request in list(self._requests.items()):
+            if request.deadline_s <= now_s:
+                del self._requests[request_id]
+                withdraw = Withdraw(self.context.view.version, request_id)
+                effects.append(Send(request.peer, withdraw))
+        return effects
+
+    def _total_s(self, peer: NodeId, offer: _Offer) -> float:
+        return offer.cost_s + self.context.links.cost_s(peer, peer_compute_s=offer.compute_s)
+
+
+@dataclass(slots=True)
+class RelayFlow:
+    """One flow through a relay."""
+
+    flow_id: FlowId
+    downstream: NodeId
+    cost_s: float
+    """From this node to the sink."""
+
+
+class _Flows:
+    """Both halves of a node's flows: what it offers upstream and what it asks for downstream."""
+
+    def __init__(self, now_s: float, context: Context) -> None:
+        self._context = context
+        self.outflows = Outflows(now_s, context)
+        self._inflows = Inflows(context)
+        self._active = False
+
+    def activate(self, now_s: float) -> list[Effect]:
+        """Begin to ask for flows. What was offered before has been remembered."""
+        self._active = True
+        return self._seek(now_s)
+
+    @property
+    def deadline_s(self) -> float | None:
+        waits = (self._inflows.deadline_s, self.outflows.deadline_s)
+        return min((w for w in waits if w is not None), default=None)
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that may still bring a flow; they count against the capacity (I1)."""
+        return self._inflows.num_requested()
+
+    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> list[Effect]:
+        self._inflows.announced(sender, message)
+        return self._seek(now_s)
+
+    def requested(self, sender: NodeId, request: RequestFlow) -> tuple[FlowId | None, list[Effect]]:
+        """Answer a Request Flow; returns the flow that was paired by it, if any."""
+        return self.outflows.requested(sender, request)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        withdrawals = self._inflows.overdue(now_s)
+        return withdrawals + self.outflows.overdue(now_s) + self._seek(now_s)
+
+    def _seek(self, now_s: float) -> list[Effect]:
+        raise NotImplementedError
+
+
+class RelayFlows(_Flows):
+    """A relay's flows: every outflow that it got is offered on, and paired with an inflow."""
+
+    def __init__(self, now_s: float, context: Context) -> None:
+        super().__init__(now_s, context)
+        self.entries: dict[FlowId, RelayFlow] = {}
+        self._quota = flow_quota(context.view, context.node_id)
+
+    @property
+    def num_complete(self) -> int:
+        return len(self.outflows.paired)
+
+    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> list[Effect]:
+        granted = self._inflows.answered(sender, answer)
+        effects: list[Effect] = []
+        if granted is not None:
+            entry = RelayFlow(granted.flow_id, granted.peer, granted.cost_s)
+            self.entries[granted.flow_id] = entry
+            effects += self.outflows.add(granted.flow_id, cost_s=granted.cost_s)
+        return effects + self._seek(now_s)
+
+    def withdrawn(self, sender: NodeId, message: Withdraw) -> list[Effect]:
+        flow_id = self.outflows.withdrawn(sender, message.request_id)
+        if flow_id is None:
+            return []
+        return self.outflows.add(flow_id, cost_s=self.entries[flow_id].cost_s)
+
+    def drop(self, now_s: float, flow_id: FlowId) -> list[Effect]:
+        """Forget a flow that proved broken; its slot becomes free."""
+        if self.entries.pop(flow_id, None) is None:
+            return []
+        return self.outflows.remove(flow_id) + self._seek(now_s)
+
+    @override
+    def _seek(self, now_s: float) -> list[Effect]:
+        free = self._context.member.capacity - len(self.entries) - self.num_pending
+        if free <= 0 or not self._active:
+            return []
+        room = {
+            data_node: quota
+            - sum(f.data_node == data_node for f in self.entries)
+            - self._inflows.num_requested(data_node)
+            for data_node, quota in self._quota.items()
+        }
+        return self._inflows.request(now_s, room, limit=free)
+
+
+class DataFlows(_Flows):
+    """A data node's flows: sink of its slots towards the last stage, source towards the first."""
+
+    def __init__(self, now_s: float, context: Context) -> None:
+        super().__init__(now_s, context)
+        self.complete: dict[FlowId, Granted] = {}
+        """Flows that lead from the first relay stage all the way home."""
+
+    @property
+    def num_complete(self) -> int:
+        return len(self.complete)
+
+    @override
+    def activate(self, now_s: float) -> list[Effect]:
+        """Offer all slots to the last relay stage, and begin to ask the first."""
+        for slot in range(self._context.member.capacity):
+            self.outflows.unpaired[FlowId(self._context.node_id, slot)] = 0.0
+        return self.outflows.announce() + super().activate(now_s)
+
+    @override
+    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> list[Effect]:
+        if message.data_node != self._context.node_id:
+            return []
+        return super().announced(now_s, sender, message)
+
+    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> list[Effect]:
+        granted = self._inflows.answered(sender, answer)
+        effects: list[Effect] = []
+        if granted is not None:
+            self.complete[granted.flow_id] = granted
+            fields = (
+                ("flow", str(granted.flow_id)),
+                ("first", granted.peer),
+                ("cost_s", granted.cost_s),
+            )
+            effects.append(Note("flow.completed", fields))
+        return effects + self._seek(now_s)
+
+    def withdrawn(self, sender: NodeId, message: Withdraw) -> list[Effect]:
+        flow_id = self.outflows.withdrawn(sender, message.request_id)
+        return [] if flow_id is None else self.outflows.add(flow_id, cost_s=0.0)
+
+    def drop(self, flow_id: FlowId) -> None:
+        """Forget a flow that proved broken. Its slot stays taken until the next view."""
+        self.complete.pop(flow_id, None)
+
+    @override
+    def _seek(self, now_s: float) -> list[Effect]:
+        free = self._context.member.capacity - len(self.complete) - self.num_pending
+        if free <= 0 or not self._active:
+            return []
+        return self._inflows.request(now_s, {self._context.node_id: free}, limit=free)

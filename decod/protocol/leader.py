@@ -1,0 +1,517 @@
+"""The leader's decisions: who takes part, when a batch is done, what is final.
+
+    GATHERING -> TRAINING -> AGGREGATING -> TRAINING -> ... -> PAUSED
+
+The leader is one of the data nodes. It opens a round with a view of its members; data nodes report
+their share of the batch; it says BEGIN AGGREGATION; when the vote of all members comes back up the
+tree, it decides *once*: commit, or abort. Either decision opens the next round, in a message that
+every member gets down the tree. Membership changes nowhere else:
+
+- a candidate is assigned a stage (`Join` -> `Assign`), prepares it (`Prepared`), and enters with
+  the next commit; while a stage is empty it enters at once;
+- a suspect is pinged; if it does not answer it is removed, and the round is repeated without it;
+- a node that leaves is left out at the next commit, unless it is its stage's last.
+
+If a stage loses its last member after an iteration has been committed, nobody holds its weights:
+the run stops and says so, since anything else would be another model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+
+from decod.ids import NodeId, Round
+from decod.planner.assignment import Candidate as Applicant
+from decod.planner.assignment import StageLoad, assign_stages
+from decod.protocol.digest import add_digests
+from decod.protocol.effects import CompleteRun, Effect, Note, Send
+from decod.protocol.messages import (
+    Abort,
+    Assign,
+    BeginAggregation,
+    CatchUp,
+    Commit,
+    Join,
+    Leave,
+    NodeLoad,
+    Ping,
+    Prepared,
+    Ready,
+    Refuse,
+    Report,
+    UtilisationQuery,
+)
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.view import Member, Opening, Role, View
+
+_FAILURES_MAX = 5
+"""Rounds of one iteration that may fail with all stages present before the run is stopped."""
+
+
+class LeaderState(Enum):
+    GATHERING = "gathering"
+    """Some stage has too few members."""
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    """All iterations are done."""
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What the leader must know of the run's manifest."""
+
+    num_relay_stages: int
+    num_data_nodes: int
+    num_iterations: int
+    """0: until stopped."""
+    manifest_sha256: str
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A node that has asked to join and is not in the view."""
+
+    join: Join
+    stage_index: int | None = None
+    data_node_index: int = -1
+    prepared: bool = False
+
+
+@dataclass(slots=True)
+class _Probe:
+    nonce: int
+    deadline_s: float
+    reason: str
+
+
+class Leader:
+    """The state that only the leader has. Driven by its own node's `NodeMachine`."""
+
+    def __init__(self, node_id: NodeId, config: ProtocolConfig, shape: RunShape) -> None:
+        self.node_id = node_id
+        self.config = config
+        self.shape = shape
+        self.state = LeaderState.GATHERING
+        num_stages = shape.num_relay_stages + 1
+        self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
+        self.round = Round(1, 0)
+        self.committed = Round(0, 0)
+        self.candidates: dict[NodeId, Candidate] = {}
+        self.leaving: dict[NodeId, str] = {}
+        self.loads: dict[NodeId, NodeLoad] = {}
+        """The newest answers to the utilisation query."""
+        self.loss: float | None = None
+        self.held = False
+        self._incarnations: dict[NodeId, int] = {}
+        self._probes: dict[NodeId, _Probe] = {}
+        self._nonces = count(1)
+        self._reports: dict[NodeId, Report] = {}
+        self._vote: Ready | None = None
+        self._last: Commit | Abort | None = None
+        self._hashes: dict[int, str] = {}
+        self._num_failures = 0
+        self._round_start_s = 0.0
+        self._round_by_s: float | None = None
+        self._round_usual_s = 0.0
+        self._query_s: float | None = None
+        self._query_ids = count(1)
+        self._answered_s = float("-inf")
+
+    # --- time ---------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        waits = [probe.deadline_s for probe in self._probes.values()]
+        waits += [wait for wait in (self._round_by_s, self._query_s) if wait is not None]
+        return min(waits, default=None)
+
+    def start(self, now_s: float) -> list[Effect]:
+        self._query_s = now_s + self.config.admission_interval_s
+        return []
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        silent = {n: p.reason for n, p in self._probes.items() if p.deadline_s <= now_s}
+        if silent:
+            effects += self._remove(now_s, silent)
+        if self._round_by_s is not None and self._round_by_s <= now_s:
+            effects += self._repeat(now_s, "no progress in time", counts=True)
+        if self._query_s is not None and self._query_s <= now_s:
+            effects += self._query(now_s)
+        return effects
+
+    # --- joining ------------------------------------------------------------------------------
+
+    def join(self, now_s: float, sender: NodeId, join: Join) -> list[Effect]:
+        """A candidate offers itself, or repeats its offer."""
+        known = self._incarnations.get(sender)
+        if (refusal := self._refusal(join)) is not None:
+            return [Send(sender, Refuse(refusal))]
+        effects: list[Effect] = []
+        if sender in self.view:
+            if known == join.incarnation:
+                return [Send(sender, self._last)] if self._last is not None else []
+            effects += self._remove(now_s, {sender: "restarted"})
+        candidate = self.candidates.get(sender)
+        if candidate is None or known != join.incarnation:
+            candidate = self.candidates[sender] = Candidate(join)
+            self._incarnations[sender] = join.incarnation
+            effects.append(_note("candidate.joined", peer=sender, capacity=join.capacity))
+        if candidate.stage_index is None:
+            effects += self._assign_fixed(sender, candidate)
+        if candidate.stage_index is not None:
+            effects.append(self._assignment(sender, candidate))
+        return effects
+
+    def _refusal(self, join: Join) -> str | None:
+        if join.manifest_sha256 != self.shape.manifest_sha256:
+            return (
+                f"its manifest is {join.manifest_sha256[:16]}, this run's is "
+                f"{self.shape.manifest_sha256[:16]}: the two describe different training jobs"
+            )
+        last = self.shape.num_relay_stages
+        if join.role is Role.RELAY and join.stage_index not in (None, *range(1, last + 1)):
+            return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
+        return None
+
+    def _assign_fixed(self, sender: NodeId, candidate: Candidate) -> list[Effect]:
+        """Place candidates whose stage is no question: data nodes and those that insist."""
+        if candidate.join.role is Role.RELAY:
+            candidate.stage_index = candidate.join.stage_index
+            return []
+        taken = {m.data_node_index for m in self.view.data_nodes}
+        taken |= {c.data_node_index for c in self.candidates.values()}
+        free = sorted(set(range(self.shape.num_data_nodes)) - taken)
+        if not free:
+            del self.candidates[sender]
+            reason = f"the run takes {self.shape.num_data_nodes} data nodes and has them all"
+            return [Send(sender, Refuse(reason))]
+        candidate.stage_index, candidate.data_node_index = 0, free[0]
+        return []
+
+    def _assignment(self, sender: NodeId, candidate: Candidate) -> Effect:
+        assert candidate.stage_index is not None
+        return Send(sender, Assign(candidate.stage_index, candidate.data_node_index))
+
+    def _assign_waiting(self) -> list[Effect]:
+        """Give the largest candidates to the most utilised stages (GWTF V-B)."""
+        waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
+        if not waiting:
+            return []
+        applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
+        effects: list[Effect] = []
+        for node, stage in sorted(assign_stages(applicants, self.stage_loads()).items()):
+            waiting[node].stage_index = stage
+            effects.append(_note("candidate.assigned", peer=node, stage=stage))
+            effects.append(self._assignment(node, waiting[node]))
+        return effects
+
+    def stage_loads(self) -> list[StageLoad]:
+        """Return each relay stage's flows and capacity, candidates on their way included."""
+        result = []
+        for stage in range(1, self.shape.num_relay_stages + 1):
+            members = self.view.roster(stage)
+            capacity = sum(m.capacity for m in members)
+            capacity += sum(
+                c.join.capacity for c in self.candidates.values() if c.stage_index == stage
+            )
+            flows = sum(self.loads[m.node_id].num_flows for m in members if m.node_id in self.loads)
+            result.append(StageLoad(stage, flows, capacity))
+        return result
+
+    def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
+        """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
+        candidate = self.candidates.get(sender)
+        if candidate is None or candidate.stage_index != message.stage_index:
+            return []
+        expected = self._hashes.setdefault(message.stage_index, message.parameter_hash)
+        if expected != message.parameter_hash:
+            del self.candidates[sender]
+            reason = "it builds other initial weights than the rest of its stage"
+            return [Send(sender, Refuse(reason))]
+        candidate.prepared = True
+        if self.state is LeaderState.GATHERING and self._enough():
+            return self._open(now_s, self._next_view(), reason="every stage has its members")
+        return []
+
+    def _enough(self) -> bool:
+        """Whether members and prepared candidates together fill every stage."""
+        started = self.committed.iteration > 0
+        for stage in range(self.shape.num_relay_stages + 1):
+            num = len(self.view.roster(stage))
+            num += sum(c.prepared and c.stage_index == stage for c in self.candidates.values())
+            need = self.config.min_nodes_per_stage if stage else self.config.min_data_nodes
+            if num < (1 if started else need):
+                return False
+        return True
+
+    # --- doubts and leaving -------------------------------------------------------------------
+
+    def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+        """Ask a suspect whether it lives."""
+        if node == self.node_id or node in self._probes:
+            return []
+        if node not in self.view and node not in self.candidates:
+            return []
+        nonce = next(self._nonces)
+        self._probes[node] = _Probe(nonce, now_s + self.config.probe_timeout_s, reason)
+        return [Send(node, Ping(nonce))]
+
+    def answered(self, sender: NodeId, nonce: int) -> None:
+        probe = self._probes.get(sender)
+        if probe is not None and probe.nonce == nonce:
+            del self._probes[sender]
+
+    def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
+        """A message to `node` could not be delivered; if it was the probe, that is the answer."""
+        if ping and node in self._probes:
+            return self._remove(now_s, {node: reason})
+        return self.suspect(now_s, node, reason)
+
+    def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
+        if self.candidates.pop(sender, None) is not None or sender not in self.view:
+            return []
+        if message.at_once:
+            return self._remove(now_s, {sender: message.reason})
+        if sender in self.leaving:
+            return []
+        self.leaving[sender] = message.reason
+        if self.state is LeaderState.GATHERING:
+            return self._remove(now_s, {sender: message.reason})
+        return [_note("member.leaving", peer=sender, reason=message.reason)]
+
+    def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
+        """Repeat the last decision to a node that may have missed it."""
+        if self._last is None:
+            return []
+        if sender in self.view and message.round == self.round:
+            begin = self._begin_message()
+            return [Send(sender, begin)] if begin is not None else [Send(sender, self._last)]
+        return [Send(sender, self._last)]
+
+    def _remove(self, now_s: float, nodes: dict[NodeId, str]) -> list[Effect]:
+        """Go on without some nodes: the round is repeated, or the run has lost a stage."""
+        effects: list[Effect] = []
+        for node, reason in nodes.items():
+            self._probes.pop(node, None)
+            self.candidates.pop(node, None)
+            self.leaving.pop(node, None)
+            self.loads.pop(node, None)
+            if node in self.view:
+                effects.append(_note("member.lost", peer=node, reason=reason))
+        gone = [node for node in nodes if node in self.view]
+        if not gone:
+            return effects
+        view = self._next_view(without=gone, admit=False)
+        names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
+        reason = f"lost {names} ({nodes[gone[0]]})"
+        if view.empty_stages and self.committed.iteration > 0:
+            stage = view.empty_stages[0]
+            lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
+            return effects + self.finish(reason=lost, failed=True)
+        effects += self._open(now_s, view, reason=reason, goodbye=gone)
+        return effects
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def report(self, now_s: float, sender: NodeId, message: Report) -> list[Effect]:
+        """A data node's share is done; when all are, the batch is."""
+        member = self.view.by_id.get(sender)
+        ours = member is not None and member.role is Role.DATA and message.round == self.round
+        if not ours or self.state is not LeaderState.TRAINING:
+            return []
+        if message.failure:
+            return self._repeat(now_s, message.failure, counts=False)
+        self._reports[sender] = message
+        self._progressed(now_s)
+        if len(self._reports) < len(self.view.data_nodes):
+            return []
+        begin = self._begin_message()
+        assert begin is not None
+        if begin.num_committed == 0:
+            return self._repeat(now_s, "no microbatch found a way through", counts=True)
+        self.state = LeaderState.AGGREGATING
+        return [Send(self.node_id, begin)]
+
+    def _begin_message(self) -> BeginAggregation | None:
+        if len(self._reports) < max(1, len(self.view.data_nodes)):
+            return None
+        reports = self._reports.values()
+        return BeginAggregation(
+            self.round,
+            sum(r.num_committed for r in reports),
+            add_digests(r.digest for r in reports),
+        )
+
+    def voted(self, now_s: float, vote: Ready) -> list[Effect]:
+        """All members have voted (or one against): decide, unless commits are held."""
+        if vote.round != self.round or self.state is not LeaderState.AGGREGATING:
+            return []
+        if vote.failure:
+            return self._repeat(now_s, vote.failure, counts=True)
+        self._vote = vote
+        self._progressed(now_s)
+        return self._decide(now_s)
+
+    def hold(self, now_s: float, *, held: bool) -> list[Effect]:
+        self.held = held
+        return self._decide(now_s)
+
+    def _decide(self, now_s: float) -> list[Effect]:
+        """Commit the round. The only place where a commit is made."""
+        if self.held or self._vote is None:
+            return []
+        self.committed, self._num_failures = self.round, 0
+        reports = self._reports.values()
+        self.loss = sum(r.loss_sum for r in reports) / sum(r.num_committed for r in reports)
+        num_tokens = sum(r.num_tokens for r in reports)
+        duration_s = now_s - self._round_start_s
+        self._round_usual_s = duration_s
+        note = _note(
+            "iteration.committed",
+            round=str(self.round),
+            loss=self.loss,
+            num_tokens=num_tokens,
+            duration_s=round(duration_s, 6),
+            num_deferred=sum(r.num_deferred for r in reports),
+        )
+        total = self.shape.num_iterations
+        done = total > 0 and self.round.iteration >= total
+        stay = self._stay()
+        gone = [node for node in self.leaving if node not in stay]
+        comes = not done and any(c.prepared for c in self.candidates.values())
+        changed = gone or comes
+        view = self._next_view(without=gone, admit=comes) if changed else self.view
+        opening = Opening(
+            Round(self.round.iteration + 1, 1), self.committed, view, paused=done
+        )
+        message = Commit(self.round, opening, self.loss, num_tokens)
+        effects: list[Effect] = [note, *self._announce(now_s, message, goodbye=gone)]
+        if done:
+            self.state, self._round_by_s = LeaderState.PAUSED, None
+            effects.append(CompleteRun(self.committed.iteration))
+        return effects
+
+    def _stay(self) -> set[NodeId]:
+        """Return leaving nodes that are needed until somebody else holds their stage's weights."""
+        stay: set[NodeId] = set()
+        for roster in self.view.rosters:
+            if roster and all(m.node_id in self.leaving for m in roster):
+                stay.add(roster[0].node_id)
+        return stay
+
+    def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
+        """Repeat the round with the same members and new flows."""
+        if counts and not self.view.empty_stages:
+            self._num_failures += 1
+        if self._num_failures >= _FAILURES_MAX:
+            times = f"iteration {self.round.iteration} failed {self._num_failures} times"
+            return self.finish(reason=f"{times}, last: {reason}", failed=True)
+        return self._open(now_s, self._next_view(), reason=reason)
+
+    def finish(self, *, reason: str, failed: bool) -> list[Effect]:
+        """End the run for everybody."""
+        if self.state is LeaderState.FINISHED:
+            return []
+        self.state, self._round_by_s, self._query_s = LeaderState.FINISHED, None, None
+        opening = Opening(
+            Round(self.round.iteration, self.round.attempt + 1),
+            self.committed,
+            self.view,
+            finished=True,
+            failed=failed,
+        )
+        waiting = [Send(node, Refuse(reason)) for node in self.candidates if node != self.node_id]
+        self._last = Abort(self.round, opening, reason[:200])
+        return [*waiting, Send(self.node_id, self._last)]
+
+    def _open(
+        self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
+    ) -> list[Effect]:
+        """Open another attempt at the iteration."""
+        aborted = self.round
+        next_round = Round(aborted.iteration, aborted.attempt + 1)
+        opening = Opening(
+            next_round, self.committed, view, paused=self.state is LeaderState.PAUSED
+        )
+        message = Abort(aborted, opening, reason[:200])
+        note = _note("round.aborted", round=str(aborted), reason=reason)
+        return [note, *self._announce(now_s, message, goodbye=goodbye)]
+
+    def _announce(
+        self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
+    ) -> list[Effect]:
+        """Make a decision known, and start the round that it opens."""
+        self._last, self._vote = message, None
+        self._reports.clear()
+        self.view, self.round = message.opening.view, message.opening.round
+        for node in self.view.by_id:
+            self.candidates.pop(node, None)
+        for node in goodbye:
+            self.leaving.pop(node, None)
+        paused = message.opening.paused
+        complete = not self.view.empty_stages
+        if not paused:
+            self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
+        self._round_start_s = now_s
+        self._round_by_s = None
+        if complete and not paused:
+            self._progressed(now_s)
+        effects: list[Effect] = [Send(self.node_id, message)]
+        return effects + [Send(node, message) for node in goodbye]
+
+    def _progressed(self, now_s: float) -> None:
+        self._round_by_s = now_s + max(self.config.round_timeout_s, 4 * self._round_usual_s)
+
+    def _next_view(self, *, without: Sequence[NodeId] = (), admit: bool = True) -> View:
+        """Return a view of the next version, without some and with all that stand prepared."""
+        members = [m for m in self.view.members if m.node_id not in without]
+        if admit:
+            members += [
+                self._admitted(node, candidate)
+                for node, candidate in self.candidates.items()
+                if candidate.prepared
+            ]
+        return View.of(
+            members,
+            version=self.view.version + 1,
+            leader=self.node_id,
+            term=self.view.term,
+            num_stages=self.view.num_stages,
+        )
+
+    def _admitted(self, node: NodeId, candidate: Candidate) -> Member:
+        assert candidate.stage_index is not None
+        return Member(
+            node_id=node,
+            address=candidate.join.address,
+            role=candidate.join.role,
+            stage_index=candidate.stage_index,
+            capacity=candidate.join.capacity,
+            data_node_index=candidate.data_node_index,
+            since_iteration=self.committed.iteration,
+            name=candidate.join.name,
+        )
+
+    # --- utilisation --------------------------------------------------------------------------
+
+    def _query(self, now_s: float) -> list[Effect]:
+        """Ask all members how busy they are, and place the candidates that wait for the answer."""
+        self._query_s = now_s + max(
+            self.config.admission_interval_s, self.config.utilisation_interval_s
+        )
+        if self.view.version == 0 or self.view.empty_stages:
+            return self._assign_waiting()
+        return [Send(self.node_id, UtilisationQuery(next(self._query_ids), self.round))]
+
+    def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+        """The answers of all members have come up the tree."""
+        self.loads.update({load.node_id: load for load in loads})
+        return self._assign_waiting()
+
+
+def _note(event: str, **fields: object) -> Note:
+    return Note(event, tuple(fields.items()))

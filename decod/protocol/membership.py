@@ -1,0 +1,92 @@
+"""Who is alive: heartbeats between neighbours on a ring, and doubts reported to the leader.
+
+A node tells its watchers regularly that it lives; any other message counts as a sign of life too.
+A watcher that hears nothing, or a sender whose message could not be delivered, tells the leader.
+Only the leader concludes anything: it asks the suspect itself and removes it if there is no answer.
+
+A node also watches over its own connection to the run. The leader's announcements reach every node
+at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
+when there is no leader to answer.
+"""
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.messages import CatchUp, Heartbeat, Suspect
+from decod.protocol.view import watched, watchers
+
+
+class Membership:
+    """One member's heartbeats, watches, and doubts."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watchers: tuple[NodeId, ...] = ()
+        self._heard_s: dict[NodeId, float] = {}
+        self._suspected_s: dict[NodeId, float] = {}
+        self._beat_s: float | None = None
+        self._leader_heard_s = 0.0
+        self._asked_s = float("-inf")
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._beat_s
+
+    def adopt(self, now_s: float) -> None:
+        """Watch the neighbours of the context's new view."""
+        context, num = self._context, self._context.config.num_watchers
+        self._watchers = watchers(context.view, context.node_id, num_watchers=num)
+        listened = watched(context.view, context.node_id, num_watchers=num)
+        self._heard_s = {node: now_s for node in listened}
+        if self._beat_s is None:
+            self._beat_s = now_s + context.config.heartbeat_interval_s
+        self._leader_heard_s = now_s
+
+    def heard(self, now_s: float, sender: NodeId) -> None:
+        if sender in self._heard_s:
+            self._heard_s[sender] = now_s
+
+    def announced(self, now_s: float) -> None:
+        """An announcement of the leader has arrived, through whomever."""
+        self._leader_heard_s = now_s
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Beat, and look at who has been silent."""
+        if self._beat_s is None or now_s < self._beat_s:
+            return []
+        config, context = self._context.config, self._context
+        # Counted from now: after a long stall one heartbeat is owed, not a burst.
+        self._beat_s = now_s + config.heartbeat_interval_s
+        beat = Heartbeat(context.round)
+        effects: list[Effect] = [Send(node, beat) for node in self._watchers]
+        for node, heard_s in self._heard_s.items():
+            if now_s - heard_s > config.heartbeat_timeout_s:
+                effects += self.suspect(now_s, node, "no heartbeat")
+        silent_s = now_s - self._leader_heard_s
+        if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
+            detail = f"no announcement of the leader for {silent_s:.0f} s"
+            return [*effects, Stop(StopReason.LEADER_LOST, detail)]
+        if silent_s > 3 * config.heartbeat_timeout_s:
+            effects += self.catch_up(now_s)
+        return effects
+
+    def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+        """Tell the leader of a doubt, not more often than once a heartbeat."""
+        context = self._context
+        last_s = self._suspected_s.get(node, float("-inf"))
+        if now_s - last_s < context.config.heartbeat_interval_s or node not in context.view:
+            return []
+        self._suspected_s[node] = now_s
+        note = Note("peer.suspected", (("peer", node), ("reason", reason)))
+        if node == context.view.leader:
+            return [note]
+        return [note, Send(context.view.leader, Suspect(node, reason))]
+
+    def catch_up(self, now_s: float) -> list[Effect]:
+        """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""
+        context = self._context
+        waited_s = now_s - self._asked_s
+        if waited_s < context.config.heartbeat_interval_s or context.node_id == context.view.leader:
+            return []
+        self._asked_s = now_s
+        return [Send(context.view.leader, CatchUp(context.round))]

@@ -1,0 +1,734 @@
+"""The door to the core: one node's whole protocol as a single machine. Start reading here.
+
+`NodeMachine.step` takes what happened and returns what to do. It owns the other machines and decides
+only what concerns them all: which round and view they are in.
+
+    JOINING    -> offers itself to the leader, gets a stage, builds it
+    SYNCING    -> is in the view; loads the stage's state from a member
+    TRAINING   -> flows and microbatches
+    AGGREGATING-> reduces, votes; a commit or abort opens the next round (-> TRAINING)
+    PAUSED     -> all iterations are done; holds its state for whoever needs it
+    DRAINING   -> as TRAINING, and leaves with the next commit
+    STOPPED
+
+A message of a later round or view than this node's is kept until the node gets there; one of an
+earlier is dropped. A message that could not be delivered is reported to the leader as a doubt about
+its receiver, and tried again as long as its round lasts.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from decod.ids import NodeId, Round
+from decod.protocol import jobs, messages
+from decod.protocol.aggregation import Aggregation, AggregationState
+from decod.protocol.context import Context
+from decod.protocol.effects import (
+    Effect,
+    FreeTensor,
+    Note,
+    Send,
+    SendTensor,
+    Stop,
+    StopReason,
+    UseMembers,
+)
+from decod.protocol.events import (
+    CommitsHeld,
+    DeadlinePassed,
+    DrainRequested,
+    Event,
+    JobFailed,
+    JobFinished,
+    LinkMeasured,
+    Received,
+    SendFailed,
+    StateFetched,
+    StateFetchFailed,
+    StateRequested,
+    TensorSent,
+)
+from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.leader import Leader, RunShape
+from decod.protocol.links import LinkTable
+from decod.protocol.membership import Membership
+from decod.protocol.messages import Message
+from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.state import StageState
+from decod.protocol.utilisation import Utilisation
+from decod.protocol.view import Opening, Role, View, tree_place
+
+_STASH_MAX = 4096
+"""Early messages kept; beyond that the oldest are dropped, as if lost on the way."""
+
+_RETRY_S = 1.0
+"""Pause before an undelivered message is tried again."""
+
+
+class NodeState(StrEnum):
+    """What `decod status` shows of a node. The daemon adds `starting` and `probing` before these."""
+
+    STARTING = "starting"
+    PROBING = "probing"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    ISOLATED = "isolated"
+    REJECTED = "rejected"
+    BANNED = "banned"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this node is, and what it offers."""
+
+    node_id: NodeId
+    address: str
+    role: Role
+    capacity: int
+    stage_index: int | None = None
+    """The relay stage it insists on, or None."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the core must know of the run's manifest."""
+
+    shape: RunShape
+    num_microbatches: int
+    """Per data node and iteration."""
+    activation_size_bytes: int
+
+
+class NodeMachine:
+    """One node of a run. `leader` is this node's own id if it leads.
+
+    Args:
+        identity: This node.
+        config: The run's protocol parameters.
+        facts: The run.
+        leader: Who leads.
+        compute_s: Measured time for one microbatch: c_i of equation (1).
+        rng: Source of all randomness.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: ProtocolConfig,
+        facts: RunFacts,
+        *,
+        leader: NodeId,
+        compute_s: float,
+        rng: Random,
+    ) -> None:
+        self.identity = identity
+        self.num_microbatches = 0
+        """Microbatches of committed iterations that this node has worked on."""
+        self._facts = facts
+        self._incarnation = rng.getrandbits(63)
+        num_stages = facts.shape.num_relay_stages + 1
+        self.context = Context(
+            node_id=identity.node_id,
+            config=config,
+            links=LinkTable(
+                activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s
+            ),
+            view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
+            round=Round(0, 0),
+        )
+        self.leader: Leader | None = None
+        if leader == identity.node_id:
+            self.leader = Leader(leader, config, facts.shape)
+        self.stage = StageState(self.context)
+        self.flows: RelayFlows | DataFlows | None = None
+        self.aggregation: Aggregation | None = None
+        self.microbatches: RelayMicrobatches | DataMicrobatches
+        if identity.role is Role.DATA:
+            self.microbatches = DataMicrobatches(
+                self.context, self._data_flows, num_microbatches=facts.num_microbatches
+            )
+        else:
+            self.microbatches = RelayMicrobatches(self.context, self._relay_flows)
+        self._membership = Membership(self.context)
+        self._utilisation = Utilisation(self.context)
+        self._assigned: messages.Assign | None = None
+        self._built: jobs.Built | None = None
+        self._knock_s: float | None = None
+        self._paused = False
+        self._draining = False
+        self._stopped = False
+        self._ready_peers: set[NodeId] = set()
+        self._told_peers: set[NodeId] = set()
+        self._stash: deque[Received] = deque()
+        self._retries: list[tuple[float, Send | SendTensor]] = []
+
+    # --- what others may ask ------------------------------------------------------------------
+
+    @property
+    def in_view(self) -> bool:
+        return self.identity.node_id in self.context.view
+
+    @property
+    def state(self) -> NodeState:
+        if self._stopped:
+            return NodeState.STOPPED
+        if not self.in_view:
+            return NodeState.JOINING
+        if self._draining:
+            return NodeState.DRAINING
+        if not self.stage.loaded:
+            return NodeState.SYNCING
+        if self._paused:
+            return NodeState.PAUSED
+        aggregation = self.aggregation
+        begun = aggregation is not None and aggregation.state is not AggregationState.WAITING
+        return NodeState.AGGREGATING if begun else NodeState.TRAINING
+
+    @property
+    def num_flows(self) -> int:
+        return self.flows.num_complete if self.flows is not None else 0
+
+    @property
+    def deadline_s(self) -> float | None:
+        if self._stopped:
+            return None
+        waits = [
+            self._knock_s,
+            self._membership.deadline_s,
+            self.microbatches.deadline_s,
+            self.flows.deadline_s if self.flows is not None else None,
+            self.leader.deadline_s if self.leader is not None else None,
+            min((due_s for due_s, _ in self._retries), default=None),
+        ]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    # --- the contract -------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[Effect]:
+        """Begin: ask the leader to be taken in."""
+        effects = self.leader.start(now_s) if self.leader is not None else []
+        return self._settle(now_s, [*effects, *self._knock(now_s)])
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take in one event; never blocks, never raises for what a peer sent."""
+        if self._stopped:
+            tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
+            return [FreeTensor(tensor.id)] if tensor is not None else []
+        return self._settle(now_s, self._handle(now_s, event))
+
+    def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
+        """Deliver what this node said to itself, until nothing of that is left."""
+        settled: list[Effect] = []
+        queue = deque(effects)
+        while queue:
+            effect = queue.popleft()
+            if isinstance(effect, Send) and effect.to == self.identity.node_id:
+                said = self._receive(now_s, Received(effect.to, effect.message))
+                queue.extendleft(reversed(said))
+                continue
+            settled.append(effect)
+            if isinstance(effect, Stop):
+                self._stopped = True
+        return settled
+
+    def _handle(self, now_s: float, event: Event) -> list[Effect]:
+        match event:
+            case Received():
+                self._membership.heard(now_s, event.sender)
+                return self._receive(now_s, event)
+            case DeadlinePassed():
+                return self._overdue(now_s)
+            case JobFinished():
+                return self._job_finished(now_s, event)
+            case JobFailed():
+                return self._job_failed(now_s, event)
+            case TensorSent(to, tensor, size_bytes, duration_s):
+                if duration_s > 0 and size_bytes >= 1 << 16:
+                    rate = size_bytes / duration_s
+                    self.context.links.measured(to, latency_s=None, bandwidth_bytes_per_s=rate)
+                return self.context.tensors.release(tensor)
+            case SendFailed():
+                return self._undelivered(now_s, event)
+            case LinkMeasured(peer, latency_s, bandwidth):
+                self.context.links.measured(
+                    peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth
+                )
+                return []
+            case StateRequested():
+                return self.stage.requested(event)
+            case StateFetched():
+                return self.stage.fetched(event)
+            case StateFetchFailed():
+                return self.stage.fetch_failed(event)
+            case DrainRequested():
+                return self._drain()
+            case CommitsHeld(held):
+                return self.leader.hold(now_s, held=held) if self.leader is not None else []
+
+    def _overdue(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._knock_s is not None and self._knock_s <= now_s:
+            effects += self._knock(now_s)
+        due = [effect for due_s, effect in self._retries if due_s <= now_s]
+        self._retries = [retry for retry in self._retries if retry[0] > now_s]
+        for effect in due:
+            if self._current(effect.message):
+                effects.append(effect)
+            elif isinstance(effect, SendTensor):
+                effects += self.context.tensors.release(effect.tensor)
+        if self.leader is not None:
+            effects += self.leader.overdue(now_s)
+        if self.in_view:
+            effects += self._membership.overdue(now_s)
+            effects += self.microbatches.overdue(now_s)
+        if self.flows is not None:
+            effects += self.flows.overdue(now_s)
+        return effects
+
+    def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Doubt the receiver, and try again later if the message still matters then."""
+        effects: list[Effect] = []
+        if isinstance(event.message, messages.Leave):
+            self._retries.append((now_s + _RETRY_S, Send(event.to, event.message)))
+        elif self._current(event.message):
+            again: Send | SendTensor = Send(event.to, event.message)
+            if event.tensor is not None:
+                again = SendTensor(event.to, event.message, event.tensor)
+            self._retries.append((now_s + _RETRY_S, again))
+        elif event.tensor is not None:
+            effects += self.context.tensors.release(event.tensor)
+        if self.leader is not None:
+            ping = isinstance(event.message, messages.Ping)
+            return effects + self.leader.unreachable(
+                now_s, event.to, ping=ping, reason=event.reason
+            )
+        return effects + self._membership.suspect(now_s, event.to, event.reason)
+
+    def _current(self, message: Message) -> bool:
+        """Whether a message would still mean something to its receiver."""
+        if isinstance(message, (messages.Commit, messages.Abort)):
+            return message.opening.round == self.context.round
+        if isinstance(message, messages.Leave):
+            return self._draining
+        if isinstance(message, messages.Heartbeat):
+            return False
+        if (round_ := getattr(message, "round", None)) is not None:
+            return bool(round_ == self.context.round)
+        return getattr(message, "view_version", None) == self.context.view.version
+
+    # --- joining and leaving ------------------------------------------------------------------
+
+    def _knock(self, now_s: float) -> list[Effect]:
+        """Offer this node, or say that it is prepared, until the leader has let it in."""
+        if self.in_view:
+            self._knock_s = None
+            return []
+        self._knock_s = now_s + 2.0
+        leader = self.context.view.leader
+        if self._assigned is not None:
+            if self._built is None:
+                return []
+            stage = self._assigned.stage_index
+            return [Send(leader, messages.Prepared(stage, self._built.parameter_hash))]
+        identity = self.identity
+        join = messages.Join(
+            address=identity.address,
+            role=identity.role,
+            capacity=identity.capacity,
+            stage_index=identity.stage_index,
+            manifest_sha256=self._facts.shape.manifest_sha256,
+            incarnation=self._incarnation,
+            name=identity.name,
+        )
+        return [Send(leader, join)]
+
+    def _assign(self, message: messages.Assign) -> list[Effect]:
+        if self.in_view or message == self._assigned:
+            return []
+        self._assigned, self._built = message, None
+        note = Note("stage.assigned", (("stage", message.stage_index),))
+        return [note, *self.context.compute.submit(jobs.Build(message.stage_index))]
+
+    def _drain(self) -> list[Effect]:
+        if self.leader is not None:
+            return self.leader.finish(reason="the leader has ended the run", failed=False)
+        leave = Send(self.context.view.leader, messages.Leave("drained by its operator"))
+        if not self.in_view:
+            return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
+        if self._draining:
+            return []
+        self._draining = True
+        return [leave]
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _receive(self, now_s: float, received: Received) -> list[Effect]:
+        message, sender = received.message, received.sender
+        match message:
+            case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
+                return self._for_leader(now_s, sender, message)
+            case messages.Leave() | messages.CatchUp() | messages.Report():
+                return self._for_leader(now_s, sender, message)
+            case messages.Assign():
+                return self._assign(message)
+            case messages.Refuse(reason):
+                refused = Stop(StopReason.REFUSED, reason)
+                return [] if self.in_view or sender != self.context.view.leader else [refused]
+            case messages.Ping(nonce):
+                return [Send(sender, messages.Pong(nonce))]
+            case messages.Heartbeat(round_):
+                behind = self.in_view and round_ > self.context.round
+                return self._membership.catch_up(now_s) if behind else []
+            case messages.Commit() | messages.Abort():
+                return self._decided(now_s, message)
+            case messages.FlowCost() | messages.RequestFlow():
+                return self._of_view(now_s, received, message.view_version)
+            case messages.FlowAnswer() | messages.Withdraw():
+                return self._of_view(now_s, received, message.view_version)
+            case _:
+                return self._of_round(now_s, received, message.round)
+
+    def _for_leader(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        if self.leader is None:
+            return []
+        match message:
+            case messages.Join():
+                return self.leader.join(now_s, sender, message)
+            case messages.Prepared():
+                return self.leader.prepared(now_s, sender, message)
+            case messages.Suspect(node, reason):
+                return self.leader.suspect(now_s, node, reason)
+            case messages.Pong(nonce):
+                self.leader.answered(sender, nonce)
+                return []
+            case messages.Leave():
+                return self.leader.leave(now_s, sender, message)
+            case messages.CatchUp():
+                return self.leader.catch_up(sender, message)
+            case messages.Report():
+                return self.leader.report(now_s, sender, message)
+        return []
+
+    def _of_view(self, now_s: float, received: Received, version: int) -> list[Effect]:
+        if version > self.context.view.version:
+            return self._keep(received)
+        if version < self.context.view.version or self.flows is None:
+            return []
+        return self._flow_message(now_s, received.sender, received.message)
+
+    def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
+        current = self.context.round
+        if round_ > current:
+            return self._keep(received)
+        if round_ < current or received.sender not in self.context.view:
+            return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
+        return self._round_message(now_s, received)
+
+    def _keep(self, received: Received) -> list[Effect]:
+        """Keep an early message; its tensor stays with the driver until it is taken up."""
+        self._stash.append(received)
+        if len(self._stash) <= _STASH_MAX:
+            return []
+        dropped = self._stash.popleft()
+        return [FreeTensor(dropped.tensor.id)] if dropped.tensor is not None else []
+
+    def _flow_message(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        flows = self.flows
+        assert flows is not None
+        match message:
+            case messages.FlowCost():
+                return flows.announced(now_s, sender, message)
+            case messages.RequestFlow():
+                _, effects = flows.requested(sender, message)
+                return effects + self._tell_ready()
+            case messages.FlowAnswer():
+                effects = flows.answered(now_s, sender, message)
+                if isinstance(self.microbatches, DataMicrobatches):
+                    effects += self.microbatches.inject()
+                return effects + self._tell_ready()
+            case messages.Withdraw():
+                return flows.withdrawn(sender, message)
+        return []
+
+    def _round_message(self, now_s: float, received: Received) -> list[Effect]:
+        message, sender, tensor = received.message, received.sender, received.tensor
+        aggregation, microbatches = self.aggregation, self.microbatches
+        assert aggregation is not None
+        match message:
+            case messages.ForwardActivation() if tensor is not None:
+                return microbatches.activation(sender, message, tensor)
+            case messages.BackwardGradient() if tensor is not None:
+                return microbatches.gradient(sender, message, tensor)
+            case messages.Complete():
+                return microbatches.complete(now_s, sender, message)
+            case messages.Deny() if isinstance(microbatches, RelayMicrobatches):
+                return microbatches.denied(now_s, sender, message)
+            case messages.Deny():
+                return microbatches.denied(sender, message)
+            case messages.BeginAggregation():
+                self._membership.announced(now_s)
+                return aggregation.begin(message, microbatches.folded)
+            case messages.ReducePart():
+                return aggregation.part(sender, message, tensor)
+            case messages.ReducedPart() if tensor is not None:
+                return aggregation.reduced_part(sender, message, tensor)
+            case messages.Ready():
+                return aggregation.voted(sender, message) + self._count_vote(now_s)
+            case messages.CanTake():
+                return self._peer_ready(sender)
+            case messages.UtilisationQuery():
+                self._membership.announced(now_s)
+                return self._utilisation.queried(message, self._load()) + self._counted(now_s)
+            case messages.UtilisationAnswer():
+                return self._utilisation.answered(sender, message) + self._counted(now_s)
+        return []
+
+    def _load(self) -> messages.NodeLoad:
+        return messages.NodeLoad(
+            node_id=self.identity.node_id,
+            num_flows=self.num_flows,
+            capacity=self.identity.capacity,
+            num_microbatches=self.num_microbatches,
+            state=self.state.value,
+        )
+
+    def _counted(self, now_s: float) -> list[Effect]:
+        loads = self._utilisation.complete() if self.leader is not None else None
+        if loads is None or self.leader is None:
+            return []
+        return self.leader.utilisation(now_s, loads)
+
+    def _count_vote(self, now_s: float) -> list[Effect]:
+        vote = self.aggregation.vote if self.aggregation is not None else None
+        if vote is None or self.leader is None:
+            return []
+        return self.leader.voted(now_s, vote)
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def _decided(self, now_s: float, message: messages.Commit | messages.Abort) -> list[Effect]:
+        """A round is over, one way or the other; pass the word on and open the next."""
+        opening, node_id = message.opening, self.identity.node_id
+        if opening.round <= self.context.round:
+            return []
+        effects: list[Effect] = []
+        if node_id in opening.view:
+            fanout = self.context.config.tree_fanout
+            place = tree_place(opening.view, node_id, fanout=fanout)
+            effects += [Send(child, message) for child in place.children]
+        if opening.finished:
+            reason = StopReason.FAILED if opening.failed else StopReason.FINISHED
+            detail = message.reason if isinstance(message, messages.Abort) else "the run is over"
+            return [*effects, Stop(reason, detail)]
+        if node_id not in opening.view:
+            return [*effects, self._dismissed()]
+        if not self._in_step(opening):
+            detail = f"the run has committed iteration {opening.committed.iteration} without it"
+            return [*effects, Stop(StopReason.REMOVED, detail)]
+        if isinstance(message, messages.Commit):
+            fields = (
+                ("round", str(message.round)),
+                ("loss", message.loss),
+                ("num_tokens", message.num_tokens),
+            )
+            effects.append(Note("round.committed", fields))
+        return effects + self._open(now_s, opening)
+
+    def _dismissed(self) -> Effect:
+        if self._draining:
+            return Stop(StopReason.DRAINED, "finished what it held, and left")
+        return Stop(StopReason.REMOVED, "the run goes on without this node")
+
+    def _in_step(self, opening: Opening) -> bool:
+        """Whether this node can follow: it is new, or holds what was committed, or voted for it."""
+        return (
+            not self.in_view
+            or opening.committed.iteration == self.stage.iteration
+            or self._voted_for(opening.committed)
+        )
+
+    def _voted_for(self, round_: Round) -> bool:
+        voted = self.aggregation is not None and self.aggregation.state is AggregationState.READY
+        return voted and round_ == self.context.round
+
+    def _open(self, now_s: float, opening: Opening) -> list[Effect]:
+        context, entering = self.context, not self.in_view
+        committed = self._voted_for(opening.committed)
+        effects: list[Effect] = []
+        if self.aggregation is not None:
+            effects += self.aggregation.abandon()
+        if committed:
+            self.num_microbatches += len(self.microbatches.folded)
+            if isinstance(self.microbatches, DataMicrobatches):
+                self.microbatches.committed()
+            effects += context.compute.submit(jobs.Commit(opening.committed.iteration))
+        elif not entering:
+            effects += context.compute.reset()
+        self.microbatches.reset()
+        renewed = opening.view.version != context.view.version
+        context.round = opening.round
+        if renewed:
+            context.adopt(opening.view)
+            effects.append(UseMembers(opening.view.members))
+            self._membership.adopt(now_s)
+        self._membership.announced(now_s)
+        if entering:
+            effects += self.stage.enter(opening.committed.iteration)
+        elif committed:
+            effects += self.stage.committed(opening.committed.iteration)
+        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
+        self._knock_s, self._paused = None, opening.paused
+        self._ready_peers.clear()
+        self._told_peers.clear()
+        effects.append(self._note_opening())
+        if renewed:
+            data = self.identity.role is Role.DATA
+            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+        return effects + self._take_up(now_s, activate=renewed) + self._replay(now_s)
+
+    def _note_opening(self) -> Note:
+        context = self.context
+        fields = (
+            ("round", str(context.round)),
+            ("view_version", context.view.version),
+            ("num_members", len(context.view.members)),
+        )
+        return Note("round.opened", fields)
+
+    def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
+        """Work on the round, if this node holds the parameters that it needs."""
+        if not self.stage.loaded or self.flows is None:
+            return []
+        effects = self.flows.activate(now_s) if activate else []
+        if isinstance(self.microbatches, DataMicrobatches) and not self._paused:
+            effects += self.microbatches.open()
+        return effects + self._tell_ready()
+
+    def _replay(self, now_s: float) -> list[Effect]:
+        """Take up the early messages, in the order in which they came."""
+        early, self._stash = self._stash, deque()
+        return [effect for received in early for effect in self._receive(now_s, received)]
+
+    # --- CAN TAKE -----------------------------------------------------------------------------
+
+    def _peer_ready(self, peer: NodeId) -> list[Effect]:
+        self._ready_peers.add(peer)
+        if isinstance(self.microbatches, DataMicrobatches):
+            return self.microbatches.can_take(peer)
+        return self._tell_ready()
+
+    def _tell_ready(self) -> list[Effect]:
+        """CAN TAKE: tell each upstream peer when all that lies behind its flows has committed."""
+        if self.flows is None or not self.stage.loaded:
+            return []
+        pairs = self.flows.outflows.paired
+        entries = self.flows.entries if isinstance(self.flows, RelayFlows) else {}
+        waiting = {
+            upstream
+            for flow_id, upstream in pairs.items()
+            if flow_id in entries and entries[flow_id].downstream not in self._ready_peers
+        }
+        effects: list[Effect] = []
+        for upstream in sorted(set(pairs.values()) - waiting - self._told_peers):
+            self._told_peers.add(upstream)
+            effects.append(Send(upstream, messages.CanTake(self.context.round)))
+        return effects
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
+        job, effects = self.context.compute.finished(event)
+        if job is None:
+            return effects
+        outputs = [tensor.id for tensor in event.outputs]
+        aggregation, microbatches = self.aggregation, self.microbatches
+        if isinstance(microbatches, DataMicrobatches):
+            match job, event.result:
+                case jobs.Embed(microbatch), _:
+                    return effects + microbatches.embedded(now_s, microbatch, outputs[0])
+                case jobs.Head(microbatch), jobs.Loss() as loss:
+                    return effects + microbatches.headed(
+                        microbatch, loss, outputs[0], event.duration_s
+                    )
+                case jobs.EmbedBackward(microbatch), _:
+                    return effects + microbatches.returned(microbatch)
+        else:
+            match job:
+                case jobs.Forward(microbatch):
+                    self.context.links.computed(event.duration_s)
+                    return effects + microbatches.forwarded(
+                        now_s, microbatch, outputs[0], event.duration_s
+                    )
+                case jobs.Backward(microbatch):
+                    self.context.links.computed(event.duration_s)
+                    return effects + microbatches.returned(microbatch, outputs[0])
+        match job, event.result:
+            case jobs.Build(), jobs.Built() as built:
+                self._built = built
+                return effects + self._knock(now_s)
+            case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
+                return effects + self.stage.copied(taken, event.outputs[0])
+            case jobs.Load(), _:
+                return effects + self._loaded(now_s)
+            case jobs.Gather(), _ if aggregation is not None:
+                return effects + aggregation.gathered(event.outputs, microbatches.folded)
+            case jobs.Reduce(), _ if aggregation is not None:
+                return effects + aggregation.reduced_here(outputs[0])
+            case jobs.Propose(), jobs.Proposed(parameter_hash) if aggregation is not None:
+                effects += aggregation.proposed(parameter_hash)
+                return effects + self._count_vote(now_s)
+        return effects
+
+    def _loaded(self, now_s: float) -> list[Effect]:
+        self.stage.loaded = True
+        note = Note("state.loaded", (("iteration", self.stage.iteration),))
+        effects: list[Effect] = [note, *self._take_up(now_s, activate=True)]
+        if self.aggregation is not None:
+            effects += self.aggregation.state_loaded()
+        return effects
+
+    def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
+        job, effects = self.context.compute.finished(event)
+        if event.fatal:
+            return effects + self._crippled(event.reason)
+        if job is None:
+            return effects
+        effects.append(Note("job.failed", (("job", type(job).__name__), ("reason", event.reason))))
+        match job:
+            case jobs.Embed(m) | jobs.Head(m) | jobs.EmbedBackward(m):
+                assert isinstance(self.microbatches, DataMicrobatches)
+                return effects + self.microbatches.failed(m, event.reason)
+            case jobs.Forward(m) | jobs.Backward(m):
+                assert isinstance(self.microbatches, RelayMicrobatches)
+                return effects + self.microbatches.failed(now_s, m, event.reason)
+            case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
+                return effects + self.aggregation.failed(event.reason) + self._count_vote(now_s)
+            case jobs.Load():
+                return effects + self.stage.load_failed(event.reason)
+            case jobs.Snapshot():
+                return effects + self.stage.copy_failed(event.reason)
+        return effects + self._crippled(event.reason)
+
+    def _crippled(self, reason: str) -> list[Effect]:
+        """Without its compute process this node can't keep its word: say so and stop."""
+        if self.leader is not None:
+            return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
+        leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
+        return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+
+    def _data_flows(self) -> DataFlows:
+        assert isinstance(self.flows, DataFlows)
+        return self.flows
+
+    def _relay_flows(self) -> RelayFlows:
+        assert isinstance(self.flows, RelayFlows)
+        return self.flows

@@ -1,0 +1,108 @@
+"""A stage's parameters as a node holds them: built, loaded from a member, handed to others.
+
+A candidate builds its stage from the run's seed before it enters the view. One that enters after
+iteration t > 0 then fetches the state of t from an older member: that state stands still, because
+no round can be committed before the newcomer has voted. Another donor is tried when one fails.
+"""
+
+from collections import deque
+
+from decod.protocol.context import Context
+from decod.protocol.effects import (
+    Effect,
+    FetchState,
+    Note,
+    RefuseState,
+    Send,
+    ServeState,
+    Stop,
+    StopReason,
+)
+from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested, Tensor
+from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
+from decod.protocol.messages import Leave
+from decod.ids import NodeId
+
+_WAITING_MAX = 64
+"""Requests for state that may wait for a commit or a copy."""
+
+
+class StageState:
+    """Whether this node holds its stage's committed state, and whom it gives copies to."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.iteration = 0
+        """The committed iteration whose state this node holds, or is loading."""
+        self.loaded = False
+        self._donors: deque[NodeId] = deque()
+        self._early: list[StateRequested] = []
+        self._copying: deque[StateRequested] = deque()
+
+    def enter(self, iteration: int) -> list[Effect]:
+        """The node takes part from now on; the run has committed `iteration`."""
+        self.iteration = iteration
+        if iteration == 0:
+            self.loaded = True
+            return []
+        context = self._context
+        roster = context.view.roster(context.member.stage_index)
+        donors = [m.node_id for m in roster if m.since_iteration < iteration]
+        newcomers = [m.node_id for m in roster if m.since_iteration >= iteration]
+        start = newcomers.index(context.node_id) % len(donors) if donors else 0
+        self._donors = deque(donors[start:] + donors[:start])
+        return self._fetch()
+
+    def _fetch(self) -> list[Effect]:
+        if not self._donors:
+            reason = "no member could give this node its stage's state"
+            leave = Send(self._context.view.leader, Leave(reason, at_once=True))
+            return [leave, Stop(StopReason.REMOVED, reason)]
+        donor, stage = self._donors.popleft(), self._context.member.stage_index
+        note = Note("state.requested", (("peer", donor), ("iteration", self.iteration)))
+        return [note, FetchState(donor, stage, self.iteration)]
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        self._context.tensors.add(event.tensor)
+        if self.loaded or event.iteration != self.iteration:
+            return self._context.tensors.release(event.tensor.id)
+        job = Load(event.iteration, event.manifest)
+        return self._context.compute.submit(job, [event.tensor.id])
+
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        fields = (("peer", event.donor), ("reason", event.reason))
+        return [Note("state.failed", fields), *self._fetch()]
+
+    def load_failed(self, reason: str) -> list[Effect]:
+        """The blob was not what the donor said, or not of this stage."""
+        return [Note("state.failed", (("peer", ""), ("reason", reason))), *self._fetch()]
+
+    def committed(self, iteration: int) -> list[Effect]:
+        """A step is final here: copies of it can be made."""
+        self.iteration = iteration
+        early, self._early = self._early, []
+        return [effect for request in early for effect in self.requested(request)]
+
+    def requested(self, event: StateRequested) -> list[Effect]:
+        """Copy the state for somebody, if it is the one that this node holds, or will hold next."""
+        num_waiting = len(self._early) + len(self._copying)
+        if num_waiting >= _WAITING_MAX:
+            return [RefuseState(event.request_id, "too many requests wait")]
+        if event.iteration == self.iteration + 1:
+            self._early.append(event)
+            return []
+        if not self.loaded or event.iteration != self.iteration:
+            held = f"holds the state of iteration {self.iteration}, not {event.iteration}"
+            return [RefuseState(event.request_id, held)]
+        self._copying.append(event)
+        return self._context.compute.submit(Snapshot(event.with_optimizer))
+
+    def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
+        request = self._copying.popleft()
+        if result.iteration != request.iteration:
+            refusal = RefuseState(request.request_id, "the state has moved on")
+            return [refusal, *self._context.tensors.release(output.id)]
+        return [ServeState(request.request_id, result.iteration, result.manifest, output.id)]
+
+    def copy_failed(self, reason: str) -> list[Effect]:
+        return [RefuseState(self._copying.popleft().request_id, reason)]

@@ -1,0 +1,56 @@
+"""One node's part in the leader's flooding query: pass it down, gather the answers, pass them up.
+
+Source: GWTF, section V-B. Deviation: the query goes down the announcement tree and comes back up
+it, so that a node handles a bounded number of messages instead of one from each peer it knows.
+"""
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Send
+from decod.protocol.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
+from decod.protocol.view import tree_place
+
+
+class Utilisation:
+    """The newest query that has reached this node, and the answers to it so far."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._query: UtilisationQuery | None = None
+        self._missing: set[NodeId] = set()
+        self._loads: list[NodeLoad] = []
+        self._parent: NodeId | None = None
+
+    def queried(self, query: UtilisationQuery, own: NodeLoad) -> list[Effect]:
+        """Ask the children; a leaf answers at once. A newer query replaces an older one."""
+        if self._query is not None and query.query_id <= self._query.query_id:
+            return []
+        context = self._context
+        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        self._query, self._parent = query, place.parent
+        self._missing, self._loads = set(place.children), [own]
+        return [*(Send(child, query) for child in place.children), *self._pass_up()]
+
+    def answered(self, sender: NodeId, answer: UtilisationAnswer) -> list[Effect]:
+        """A child's subtree has answered."""
+        if self._query is None or answer.query_id != self._query.query_id:
+            return []
+        if sender not in self._missing:
+            return []
+        self._missing.discard(sender)
+        self._loads.extend(answer.loads)
+        return self._pass_up()
+
+    def complete(self) -> tuple[NodeLoad, ...] | None:
+        """At the leader: everybody's answer, once, when all have come."""
+        if self._query is None or self._missing or self._parent is not None or not self._loads:
+            return None
+        loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def _pass_up(self) -> list[Effect]:
+        if self._missing or self._parent is None:
+            return []
+        assert self._query is not None
+        answer = UtilisationAnswer(self._query.query_id, self._query.round, tuple(self._loads))
+        return [Send(self._parent, answer)]
