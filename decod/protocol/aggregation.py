@@ -25,7 +25,7 @@ from decod.protocol.digest import add_digests, digest_of
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.events import Tensor
 from decod.protocol.jobs import Gather, Propose, Reduce
-from decod.protocol.messages import BeginAggregation, ReducedPart, ReducePart, Ready
+from decod.protocol.messages import BeginAggregation, Ready, ReducedPart, ReducePart
 from decod.protocol.view import tree_place
 
 

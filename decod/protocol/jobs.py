@@ -130,6 +130,9 @@ Job = (
 BACKWARD_JOBS = (Backward, Head, EmbedBackward)
 """Jobs that free memory: they go before forwards, so that a node drains before it fills."""
 
+MICROBATCH_JOBS = (Embed, Forward, Head, Backward, EmbedBackward)
+"""Passes of one microbatch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nothing:

@@ -385,9 +385,7 @@ class Leader:
         comes = not done and any(c.prepared for c in self.candidates.values())
         changed = gone or comes
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        opening = Opening(
-            Round(self.round.iteration + 1, 1), self.committed, view, paused=done
-        )
+        opening = Opening(Round(self.round.iteration + 1, 1), self.committed, view, paused=done)
         message = Commit(self.round, opening, self.loss, num_tokens)
         effects: list[Effect] = [note, *self._announce(now_s, message, goodbye=gone)]
         if done:
@@ -434,9 +432,7 @@ class Leader:
         """Open another attempt at the iteration."""
         aborted = self.round
         next_round = Round(aborted.iteration, aborted.attempt + 1)
-        opening = Opening(
-            next_round, self.committed, view, paused=self.state is LeaderState.PAUSED
-        )
+        opening = Opening(next_round, self.committed, view, paused=self.state is LeaderState.PAUSED)
         message = Abort(aborted, opening, reason[:200])
         note = _note("round.aborted", round=str(aborted), reason=reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]

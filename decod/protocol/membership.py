@@ -37,7 +37,7 @@ class Membership:
         context, num = self._context, self._context.config.num_watchers
         self._watchers = watchers(context.view, context.node_id, num_watchers=num)
         listened = watched(context.view, context.node_id, num_watchers=num)
-        self._heard_s = {node: now_s for node in listened}
+        self._heard_s = dict.fromkeys(listened, now_s)
         if self._beat_s is None:
             self._beat_s = now_s + context.config.heartbeat_interval_s
         self._leader_heard_s = now_s

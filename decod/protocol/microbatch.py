@@ -352,7 +352,7 @@ class DataMicrobatches:
         self.folded.append(microbatch)
         return self.inject() + self._report()
 
-    def denied(self, sender: NodeId, message: Deny) -> list[Effect]:
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
         """A flow is broken: try the microbatch on another, or put it off."""
         held = self.held.get(message.microbatch)
         if held is None or held.downstream != sender:
@@ -361,7 +361,7 @@ class DataMicrobatches:
             return self._put_back(held, message.reason)
         return self._fail_round(held, message.reason)
 
-    def failed(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:
         """This node's device refused the microbatch."""
         held = self.held.get(microbatch)
         if held is None:

@@ -17,8 +17,6 @@ its receiver, and tried again as long as its round lasts.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 
 from decod.ids import NodeId, Round
@@ -30,7 +28,6 @@ from decod.protocol.effects import (
     FreeTensor,
     Note,
     Send,
-    SendTensor,
     Stop,
     StopReason,
     UseMembers,
@@ -51,61 +48,23 @@ from decod.protocol.events import (
     TensorSent,
 )
 from decod.protocol.flow import DataFlows, RelayFlows
-from decod.protocol.leader import Leader, RunShape
+from decod.protocol.identity import Identity, NodeState, RunFacts
+from decod.protocol.jobs import MICROBATCH_JOBS
+from decod.protocol.joining import Joining
+from decod.protocol.leader import Leader
 from decod.protocol.links import LinkTable
 from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
+from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.readiness import Readiness
 from decod.protocol.state import StageState
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, Role, View, tree_place
 
 _STASH_MAX = 4096
 """Early messages kept; beyond that the oldest are dropped, as if lost on the way."""
-
-_RETRY_S = 1.0
-"""Pause before an undelivered message is tried again."""
-
-
-class NodeState(StrEnum):
-    """What `decod status` shows of a node. The daemon adds `starting` and `probing` before these."""
-
-    STARTING = "starting"
-    PROBING = "probing"
-    JOINING = "joining"
-    SYNCING = "syncing"
-    TRAINING = "training"
-    AGGREGATING = "aggregating"
-    PAUSED = "paused"
-    DRAINING = "draining"
-    ISOLATED = "isolated"
-    REJECTED = "rejected"
-    BANNED = "banned"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Who this node is, and what it offers."""
-
-    node_id: NodeId
-    address: str
-    role: Role
-    capacity: int
-    stage_index: int | None = None
-    """The relay stage it insists on, or None."""
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What the core must know of the run's manifest."""
-
-    shape: RunShape
-    num_microbatches: int
-    """Per data node and iteration."""
-    activation_size_bytes: int
 
 
 class NodeMachine:
@@ -133,15 +92,20 @@ class NodeMachine:
         self.identity = identity
         self.num_microbatches = 0
         """Microbatches of committed iterations that this node has worked on."""
-        self._facts = facts
-        self._incarnation = rng.getrandbits(63)
+        offer = messages.Join(
+            address=identity.address,
+            role=identity.role,
+            capacity=identity.capacity,
+            stage_index=identity.stage_index,
+            manifest_sha256=facts.shape.manifest_sha256,
+            incarnation=rng.getrandbits(63),
+            name=identity.name,
+        )
         num_stages = facts.shape.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
             config=config,
-            links=LinkTable(
-                activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s
-            ),
+            links=LinkTable(activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s),
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
             round=Round(0, 0),
         )
@@ -160,16 +124,13 @@ class NodeMachine:
             self.microbatches = RelayMicrobatches(self.context, self._relay_flows)
         self._membership = Membership(self.context)
         self._utilisation = Utilisation(self.context)
-        self._assigned: messages.Assign | None = None
-        self._built: jobs.Built | None = None
-        self._knock_s: float | None = None
+        self._joining = Joining(self.context, identity, offer)
+        self._readiness = Readiness(self.context)
+        self._outbox = Outbox(self.context)
         self._paused = False
         self._draining = False
         self._stopped = False
-        self._ready_peers: set[NodeId] = set()
-        self._told_peers: set[NodeId] = set()
         self._stash: deque[Received] = deque()
-        self._retries: list[tuple[float, Send | SendTensor]] = []
 
     # --- what others may ask ------------------------------------------------------------------
 
@@ -202,12 +163,12 @@ class NodeMachine:
         if self._stopped:
             return None
         waits = [
-            self._knock_s,
+            self._joining.deadline_s,
             self._membership.deadline_s,
             self.microbatches.deadline_s,
             self.flows.deadline_s if self.flows is not None else None,
             self.leader.deadline_s if self.leader is not None else None,
-            min((due_s for due_s, _ in self._retries), default=None),
+            self._outbox.deadline_s,
         ]
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -216,7 +177,7 @@ class NodeMachine:
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
         effects = self.leader.start(now_s) if self.leader is not None else []
-        return self._settle(now_s, [*effects, *self._knock(now_s)])
+        return self._settle(now_s, [*effects, *self._joining.knock(now_s)])
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
@@ -275,16 +236,10 @@ class NodeMachine:
                 return self.leader.hold(now_s, held=held) if self.leader is not None else []
 
     def _overdue(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
-        if self._knock_s is not None and self._knock_s <= now_s:
-            effects += self._knock(now_s)
-        due = [effect for due_s, effect in self._retries if due_s <= now_s]
-        self._retries = [retry for retry in self._retries if retry[0] > now_s]
-        for effect in due:
-            if self._current(effect.message):
-                effects.append(effect)
-            elif isinstance(effect, SendTensor):
-                effects += self.context.tensors.release(effect.tensor)
+        effects = self._outbox.overdue(now_s)
+        knock_s = self._joining.deadline_s
+        if knock_s is not None and knock_s <= now_s:
+            effects += self._joining.knock(now_s)
         if self.leader is not None:
             effects += self.leader.overdue(now_s)
         if self.in_view:
@@ -296,67 +251,13 @@ class NodeMachine:
 
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
-        effects: list[Effect] = []
-        if isinstance(event.message, messages.Leave):
-            self._retries.append((now_s + _RETRY_S, Send(event.to, event.message)))
-        elif self._current(event.message):
-            again: Send | SendTensor = Send(event.to, event.message)
-            if event.tensor is not None:
-                again = SendTensor(event.to, event.message, event.tensor)
-            self._retries.append((now_s + _RETRY_S, again))
-        elif event.tensor is not None:
-            effects += self.context.tensors.release(event.tensor)
+        effects = self._outbox.undelivered(now_s, event)
         if self.leader is not None:
             ping = isinstance(event.message, messages.Ping)
             return effects + self.leader.unreachable(
                 now_s, event.to, ping=ping, reason=event.reason
             )
         return effects + self._membership.suspect(now_s, event.to, event.reason)
-
-    def _current(self, message: Message) -> bool:
-        """Whether a message would still mean something to its receiver."""
-        if isinstance(message, (messages.Commit, messages.Abort)):
-            return message.opening.round == self.context.round
-        if isinstance(message, messages.Leave):
-            return self._draining
-        if isinstance(message, messages.Heartbeat):
-            return False
-        if (round_ := getattr(message, "round", None)) is not None:
-            return bool(round_ == self.context.round)
-        return getattr(message, "view_version", None) == self.context.view.version
-
-    # --- joining and leaving ------------------------------------------------------------------
-
-    def _knock(self, now_s: float) -> list[Effect]:
-        """Offer this node, or say that it is prepared, until the leader has let it in."""
-        if self.in_view:
-            self._knock_s = None
-            return []
-        self._knock_s = now_s + 2.0
-        leader = self.context.view.leader
-        if self._assigned is not None:
-            if self._built is None:
-                return []
-            stage = self._assigned.stage_index
-            return [Send(leader, messages.Prepared(stage, self._built.parameter_hash))]
-        identity = self.identity
-        join = messages.Join(
-            address=identity.address,
-            role=identity.role,
-            capacity=identity.capacity,
-            stage_index=identity.stage_index,
-            manifest_sha256=self._facts.shape.manifest_sha256,
-            incarnation=self._incarnation,
-            name=identity.name,
-        )
-        return [Send(leader, join)]
-
-    def _assign(self, message: messages.Assign) -> list[Effect]:
-        if self.in_view or message == self._assigned:
-            return []
-        self._assigned, self._built = message, None
-        note = Note("stage.assigned", (("stage", message.stage_index),))
-        return [note, *self.context.compute.submit(jobs.Build(message.stage_index))]
 
     def _drain(self) -> list[Effect]:
         if self.leader is not None:
@@ -379,7 +280,7 @@ class NodeMachine:
             case messages.Leave() | messages.CatchUp() | messages.Report():
                 return self._for_leader(now_s, sender, message)
             case messages.Assign():
-                return self._assign(message)
+                return self._joining.assigned(message)
             case messages.Refuse(reason):
                 refused = Stop(StopReason.REFUSED, reason)
                 return [] if self.in_view or sender != self.context.view.leader else [refused]
@@ -470,10 +371,8 @@ class NodeMachine:
                 return microbatches.gradient(sender, message, tensor)
             case messages.Complete():
                 return microbatches.complete(now_s, sender, message)
-            case messages.Deny() if isinstance(microbatches, RelayMicrobatches):
-                return microbatches.denied(now_s, sender, message)
             case messages.Deny():
-                return microbatches.denied(sender, message)
+                return microbatches.denied(now_s, sender, message)
             case messages.BeginAggregation():
                 self._membership.announced(now_s)
                 return aggregation.begin(message, microbatches.folded)
@@ -586,9 +485,9 @@ class NodeMachine:
         elif committed:
             effects += self.stage.committed(opening.committed.iteration)
         self.aggregation = Aggregation(context, loaded=self.stage.loaded)
-        self._knock_s, self._paused = None, opening.paused
-        self._ready_peers.clear()
-        self._told_peers.clear()
+        self._joining.entered()
+        self._readiness.reset()
+        self._paused = opening.paused
         effects.append(self._note_opening())
         if renewed:
             data = self.identity.role is Role.DATA
@@ -618,75 +517,57 @@ class NodeMachine:
         early, self._stash = self._stash, deque()
         return [effect for received in early for effect in self._receive(now_s, received)]
 
-    # --- CAN TAKE -----------------------------------------------------------------------------
-
     def _peer_ready(self, peer: NodeId) -> list[Effect]:
-        self._ready_peers.add(peer)
+        self._readiness.peer_ready(peer)
         if isinstance(self.microbatches, DataMicrobatches):
             return self.microbatches.can_take(peer)
         return self._tell_ready()
 
     def _tell_ready(self) -> list[Effect]:
-        """CAN TAKE: tell each upstream peer when all that lies behind its flows has committed."""
         if self.flows is None or not self.stage.loaded:
             return []
-        pairs = self.flows.outflows.paired
-        entries = self.flows.entries if isinstance(self.flows, RelayFlows) else {}
-        waiting = {
-            upstream
-            for flow_id, upstream in pairs.items()
-            if flow_id in entries and entries[flow_id].downstream not in self._ready_peers
-        }
-        effects: list[Effect] = []
-        for upstream in sorted(set(pairs.values()) - waiting - self._told_peers):
-            self._told_peers.add(upstream)
-            effects.append(Send(upstream, messages.CanTake(self.context.round)))
-        return effects
+        return self._readiness.tell(self.flows)
 
     # --- jobs ---------------------------------------------------------------------------------
 
     def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
-        if job is None:
-            return effects
-        outputs = [tensor.id for tensor in event.outputs]
-        aggregation, microbatches = self.aggregation, self.microbatches
-        if isinstance(microbatches, DataMicrobatches):
-            match job, event.result:
-                case jobs.Embed(microbatch), _:
-                    return effects + microbatches.embedded(now_s, microbatch, outputs[0])
-                case jobs.Head(microbatch), jobs.Loss() as loss:
-                    return effects + microbatches.headed(
-                        microbatch, loss, outputs[0], event.duration_s
-                    )
-                case jobs.EmbedBackward(microbatch), _:
-                    return effects + microbatches.returned(microbatch)
-        else:
-            match job:
-                case jobs.Forward(microbatch):
-                    self.context.links.computed(event.duration_s)
-                    return effects + microbatches.forwarded(
-                        now_s, microbatch, outputs[0], event.duration_s
-                    )
-                case jobs.Backward(microbatch):
-                    self.context.links.computed(event.duration_s)
-                    return effects + microbatches.returned(microbatch, outputs[0])
+        if isinstance(job, MICROBATCH_JOBS):
+            return effects + self._microbatch_computed(now_s, job, event)
+        outputs, aggregation = [tensor.id for tensor in event.outputs], self.aggregation
         match job, event.result:
             case jobs.Build(), jobs.Built() as built:
-                self._built = built
-                return effects + self._knock(now_s)
+                return effects + self._joining.built(now_s, built)
             case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
                 return effects + self.stage.copied(taken, event.outputs[0])
             case jobs.Load(), _:
                 return effects + self._loaded(now_s)
             case jobs.Gather(), _ if aggregation is not None:
-                return effects + aggregation.gathered(event.outputs, microbatches.folded)
+                return effects + aggregation.gathered(event.outputs, self.microbatches.folded)
             case jobs.Reduce(), _ if aggregation is not None:
                 return effects + aggregation.reduced_here(outputs[0])
             case jobs.Propose(), jobs.Proposed(parameter_hash) if aggregation is not None:
                 effects += aggregation.proposed(parameter_hash)
                 return effects + self._count_vote(now_s)
         return effects
+
+    def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        output = next((tensor.id for tensor in event.outputs), None)
+        microbatches, duration_s = self.microbatches, event.duration_s
+        if isinstance(job, (jobs.Forward, jobs.Backward)):
+            self.context.links.computed(duration_s)
+        match job, microbatches, event.result:
+            case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
+                return microbatches.embedded(now_s, m, output)
+            case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
+                return microbatches.headed(m, loss, output, duration_s)
+            case jobs.EmbedBackward(m), DataMicrobatches(), _:
+                return microbatches.returned(m)
+            case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.forwarded(now_s, m, output, duration_s)
+            case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.returned(m, output)
+        raise AssertionError(f"{job} ended with {event.result} and {len(event.outputs)} outputs")
 
     def _loaded(self, now_s: float) -> list[Effect]:
         self.stage.loaded = True
@@ -703,13 +584,9 @@ class NodeMachine:
         if job is None:
             return effects
         effects.append(Note("job.failed", (("job", type(job).__name__), ("reason", event.reason))))
+        if isinstance(job, MICROBATCH_JOBS):
+            return effects + self.microbatches.failed(now_s, job.microbatch, event.reason)
         match job:
-            case jobs.Embed(m) | jobs.Head(m) | jobs.EmbedBackward(m):
-                assert isinstance(self.microbatches, DataMicrobatches)
-                return effects + self.microbatches.failed(m, event.reason)
-            case jobs.Forward(m) | jobs.Backward(m):
-                assert isinstance(self.microbatches, RelayMicrobatches)
-                return effects + self.microbatches.failed(now_s, m, event.reason)
             case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
                 return effects + self.aggregation.failed(event.reason) + self._count_vote(now_s)
             case jobs.Load():

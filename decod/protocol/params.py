@@ -55,7 +55,13 @@ class ProtocolConfig:
                     why="a wait of no length or over a day is never meant",
                     fix="give seconds between 0 and 86400",
                 )
-        for name in ("max_peers_per_stage", "tree_fanout", "num_watchers", "min_nodes_per_stage", "min_data_nodes"):
+        for name in (
+            "max_peers_per_stage",
+            "tree_fanout",
+            "num_watchers",
+            "min_nodes_per_stage",
+            "min_data_nodes",
+        ):
             if not 1 <= getattr(self, name) <= 1000:
                 raise ConfigError(
                     f"protocol.{name} is {getattr(self, name)}",

@@ -7,6 +7,7 @@ no round can be committed before the newcomer has voted. Another donor is tried 
 
 from collections import deque
 
+from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import (
     Effect,
@@ -21,7 +22,6 @@ from decod.protocol.effects import (
 from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested, Tensor
 from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
 from decod.protocol.messages import Leave
-from decod.ids import NodeId
 
 _WAITING_MAX = 64
 """Requests for state that may wait for a commit or a copy."""

@@ -181,9 +181,7 @@ def previous_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[Node
     stage = view.by_id[node_id].stage_index
     before = view.roster(stage - 1 if stage else view.num_stages - 1)
     return tuple(
-        m.node_id
-        for m in before
-        if node_id in next_peers(view, m.node_id, max_peers=max_peers)
+        m.node_id for m in before if node_id in next_peers(view, m.node_id, max_peers=max_peers)
     )
 
 

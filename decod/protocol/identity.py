@@ -1,0 +1,48 @@
+"""Who a node is, what it needs to know of the run, and the states that people see it in."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.ids import NodeId
+from decod.protocol.leader import RunShape
+from decod.protocol.view import Role
+
+
+class NodeState(StrEnum):
+    """What `decod status` shows of a node. The daemon adds `starting` and `probing` before these."""
+
+    STARTING = "starting"
+    PROBING = "probing"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    ISOLATED = "isolated"
+    REJECTED = "rejected"
+    BANNED = "banned"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this node is, and what it offers."""
+
+    node_id: NodeId
+    address: str
+    role: Role
+    capacity: int
+    stage_index: int | None = None
+    """The relay stage it insists on, or None."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the core must know of the run's manifest."""
+
+    shape: RunShape
+    num_microbatches: int
+    """Per data node and iteration."""
+    activation_size_bytes: int

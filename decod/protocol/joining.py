@@ -1,0 +1,56 @@
+"""A candidate's way in: offer, get a stage, build it, say that it stands ready.
+
+    OFFERING -> (Assign) -> BUILDING -> PREPARED -> (in the view)
+
+The candidate repeats what it said last until the leader lets it in; the leader answers repeats alike.
+"""
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Note, Send
+from decod.protocol.identity import Identity
+from decod.protocol.jobs import Build, Built
+from decod.protocol.messages import Assign, Join, Prepared
+
+_KNOCK_INTERVAL_S = 2.0
+"""Pause between two repeats of an offer."""
+
+
+class Joining:
+    """What a node does until it is in the view."""
+
+    def __init__(self, context: Context, identity: Identity, offer: Join) -> None:
+        self._context = context
+        self._identity = identity
+        self._offer = offer
+        self._assigned: Assign | None = None
+        self._built: Built | None = None
+        self.deadline_s: float | None = None
+
+    def knock(self, now_s: float) -> list[Effect]:
+        """Offer this node, or say that it is prepared."""
+        if self._identity.node_id in self._context.view:
+            self.deadline_s = None
+            return []
+        self.deadline_s = now_s + _KNOCK_INTERVAL_S
+        leader: NodeId = self._context.view.leader
+        if self._assigned is None:
+            return [Send(leader, self._offer)]
+        if self._built is None:
+            return []
+        return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
+
+    def entered(self) -> None:
+        self.deadline_s = None
+
+    def assigned(self, message: Assign) -> list[Effect]:
+        """The leader has chosen a stage: build it."""
+        if message == self._assigned or self._identity.node_id in self._context.view:
+            return []
+        self._assigned, self._built = message, None
+        note = Note("stage.assigned", (("stage", message.stage_index),))
+        return [note, *self._context.compute.submit(Build(message.stage_index))]
+
+    def built(self, now_s: float, result: Built) -> list[Effect]:
+        self._built = result
+        return self.knock(now_s)

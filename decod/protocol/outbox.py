@@ -1,0 +1,54 @@
+"""Messages that could not be delivered: tried again as long as they mean something."""
+
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Send, SendTensor
+from decod.protocol.events import SendFailed
+from decod.protocol.messages import Abort, Commit, Heartbeat, Leave, Message
+
+_RETRY_S = 1.0
+"""Pause before an undelivered message is tried again."""
+
+
+class Outbox:
+    """Holds undelivered messages (and their tensors) until they are sent again or dropped."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: list[tuple[float, Send | SendTensor]] = []
+
+    @property
+    def deadline_s(self) -> float | None:
+        return min((due_s for due_s, _ in self._waiting), default=None)
+
+    def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Keep a message for another try, if its receiver would still care."""
+        if self._current(event.message):
+            again: Send | SendTensor = Send(event.to, event.message)
+            if event.tensor is not None:
+                again = SendTensor(event.to, event.message, event.tensor)
+            self._waiting.append((now_s + _RETRY_S, again))
+            return []
+        return self._context.tensors.release(event.tensor) if event.tensor is not None else []
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        due = [effect for due_s, effect in self._waiting if due_s <= now_s]
+        self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
+        effects: list[Effect] = []
+        for effect in due:
+            if self._current(effect.message):
+                effects.append(effect)
+            elif isinstance(effect, SendTensor):
+                effects += self._context.tensors.release(effect.tensor)
+        return effects
+
+    def _current(self, message: Message) -> bool:
+        """Whether a message would still mean something to its receiver."""
+        if isinstance(message, (Commit, Abort)):
+            return message.opening.round == self._context.round
+        if isinstance(message, Leave):
+            return True
+        if isinstance(message, Heartbeat):
+            return False
+        if (round_ := getattr(message, "round", None)) is not None:
+            return bool(round_ == self._context.round)
+        return getattr(message, "view_version", None) == self._context.view.version
