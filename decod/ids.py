@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NewType
 
+from typing_extensions import override
+
 RunId = NewType("RunId", str)
 """One training job: 26 characters of base32, derived from the manifest and a random salt."""
 
@@ -25,6 +27,7 @@ class Round:
     attempt: int
     """Counted from 1 within the iteration."""
 
+    @override
     def __str__(self) -> str:
         return f"{self.iteration}.{self.attempt}"
 
@@ -41,6 +44,7 @@ class MicrobatchId:
     index: int
     """Position within that data node's share of the batch, from 0."""
 
+    @override
     def __str__(self) -> str:
         return f"{self.iteration}/{self.data_node_index}/{self.index}"
 
@@ -52,5 +56,6 @@ class FlowId:
     data_node: NodeId
     slot: int
 
+    @override
     def __str__(self) -> str:
         return f"{self.data_node[:8]}#{self.slot}"

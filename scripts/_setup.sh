@@ -32,7 +32,7 @@ decod_install() {
     else
         echo "updating .venv: its dependencies have changed" >&2
     fi
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
         -c "$decod_root/constraints.txt" -e "$decod_root${extras:+[$extras]}" >&2 || return 1
     decod_stamp "$extras" >"$venv/.decod-stamp"
 }

@@ -40,8 +40,8 @@ class ModelConfig:
     """`llama` or `gpt2`."""
     dtype: ModelDtype = ModelDtype.FLOAT32
     """Of activations and weights. `bfloat16` keeps float32 master weights; `float64` is for checks."""
-    vocab_size: int = 256
-    """Rows of the embedding. At least the tokenizer's size."""
+    vocab_size: int = 257
+    """Rows of the embedding. At least the tokenizer's size, which is 257 for plain bytes."""
     hidden_size: int = 128
     """Width. Divisible by num_attention_heads."""
     intermediate_size: int = 384
@@ -74,9 +74,7 @@ class ModelConfig:
             "max_position_embeddings",
         ):
             if getattr(self, field) < 1:
-                raise _refuse(
-                    field, getattr(self, field), "sizes are positive", "give at least 1"
-                )
+                raise _refuse(field, getattr(self, field), "sizes are positive", "give at least 1")
         if self.hidden_size % self.num_attention_heads:
             raise _refuse(
                 "hidden_size",

@@ -1,0 +1,1 @@
+"""Sockets: gRPC server and channels, tensor streams, the DHT, this node's identity."""

@@ -24,9 +24,7 @@ class Candidate:
     capacity: int
 
 
-def assign_stages(
-    candidates: Sequence[Candidate], loads: Sequence[StageLoad]
-) -> dict[NodeId, int]:
+def assign_stages(candidates: Sequence[Candidate], loads: Sequence[StageLoad]) -> dict[NodeId, int]:
     """Return a stage for every candidate: largest capacity first, to the most utilised stage.
 
     A stage's utilisation is flows / capacity; a stage without capacity comes before all others,

@@ -56,9 +56,9 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class ServeState:
-    """Give the asker of `request_id` this state. The driver owns the tensor from now on."""
+    """Give the askers this state. The driver owns the tensor from now on, until all have it."""
 
-    request_id: int
+    request_ids: tuple[int, ...]
     iteration: int
     manifest: str
     tensor: TensorId

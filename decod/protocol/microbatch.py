@@ -36,6 +36,7 @@ from decod.protocol.messages import (
     Report,
     Suspect,
 )
+from decod.protocol.view import flow_bound
 
 _DEFERRALS_MAX = 3
 """Iterations that a microbatch may be put off to before it is given up, and counted as lost."""
@@ -270,6 +271,20 @@ class DataMicrobatches:
         batch = (MicrobatchId(iteration, index, k) for k in range(self._num_microbatches))
         self._waiting.extend(m for m in batch if m not in self._deferred)
         self._reported = False
+        view = self._context.view
+        if not view.empty_stages and flow_bound(view, self._context.node_id) == 0:
+            effects.append(
+                Note(
+                    "microbatch.deferred",
+                    (
+                        ("microbatch", "all"),
+                        ("reason", "a stage has too little capacity for this data node"),
+                    ),
+                )
+            )
+            self._put_off.update(self._waiting)
+            self._waiting.clear()
+            effects += self._report()
         return effects
 
     def can_take(self, peer: NodeId) -> list[Effect]:

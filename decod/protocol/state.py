@@ -37,7 +37,8 @@ class StageState:
         self.loaded = False
         self._donors: deque[NodeId] = deque()
         self._early: list[StateRequested] = []
-        self._copying: deque[StateRequested] = deque()
+        self._copying: deque[list[StateRequested]] = deque()
+        """Requests that one copy will serve, for each copy in the making."""
 
     def enter(self, iteration: int) -> list[Effect]:
         """The node takes part from now on; the run has committed `iteration`."""
@@ -85,7 +86,7 @@ class StageState:
 
     def requested(self, event: StateRequested) -> list[Effect]:
         """Copy the state for somebody, if it is the one that this node holds, or will hold next."""
-        num_waiting = len(self._early) + len(self._copying)
+        num_waiting = len(self._early) + sum(len(batch) for batch in self._copying)
         if num_waiting >= _WAITING_MAX:
             return [RefuseState(event.request_id, "too many requests wait")]
         if event.iteration == self.iteration + 1:
@@ -94,15 +95,25 @@ class StageState:
         if not self.loaded or event.iteration != self.iteration:
             held = f"holds the state of iteration {self.iteration}, not {event.iteration}"
             return [RefuseState(event.request_id, held)]
-        self._copying.append(event)
+        for batch in self._copying:
+            same = batch[0].with_optimizer == event.with_optimizer
+            if same and batch[0].iteration == event.iteration:
+                batch.append(event)
+                return []
+        self._copying.append([event])
         return self._context.compute.submit(Snapshot(event.with_optimizer))
 
     def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
-        request = self._copying.popleft()
-        if result.iteration != request.iteration:
-            refusal = RefuseState(request.request_id, "the state has moved on")
-            return [refusal, *self._context.tensors.release(output.id)]
-        return [ServeState(request.request_id, result.iteration, result.manifest, output.id)]
+        batch = self._copying.popleft()
+        if result.iteration != batch[0].iteration:
+            release = self._context.tensors.release(output.id)
+            return [*self._refuse(batch, "the state has moved on"), *release]
+        self._context.tensors.hand_over(output.id)
+        request_ids = tuple(request.request_id for request in batch)
+        return [ServeState(request_ids, result.iteration, result.manifest, output.id)]
 
     def copy_failed(self, reason: str) -> list[Effect]:
-        return [RefuseState(self._copying.popleft().request_id, reason)]
+        return self._refuse(self._copying.popleft(), reason)
+
+    def _refuse(self, batch: list[StateRequested], reason: str) -> list[Effect]:
+        return [RefuseState(request.request_id, reason) for request in batch]

@@ -38,5 +38,7 @@ class TensorStore:
                 effects.append(FreeTensor(tensor))
         return effects
 
-    def owned(self, tensor: TensorId) -> bool:
-        return tensor in self._references
+    def hand_over(self, tensor: TensorId) -> None:
+        """Give a tensor to the driver for good; it must be this machine's alone."""
+        assert self._references.pop(tensor) == 1, tensor
+        self.size_bytes -= self._sizes.pop(tensor)

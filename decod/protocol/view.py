@@ -211,6 +211,14 @@ def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
     return quota
 
 
+def flow_bound(view: View, data_node: NodeId) -> int:
+    """Return how many flows of a data node the relay stages can carry between them."""
+    return min(
+        sum(flow_quota(view, member.node_id).get(data_node, 0) for member in roster)
+        for roster in view.rosters[1:]
+    )
+
+
 def _round_robin(data_nodes: Sequence[Member]) -> list[NodeId]:
     """Return data nodes repeated by capacity, interleaved: every prefix is nearly proportional."""
     keyed = [

@@ -1,0 +1,7 @@
+"""`python -m decod` is `decod`."""
+
+import sys
+
+from decod.cli.main import main
+
+sys.exit(main())

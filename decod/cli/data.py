@@ -1,0 +1,155 @@
+"""`decod data`: make a corpus from text, and look at what a run reads from one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from decod.data.dataset import Dataset
+    from decod.data.params import BatchConfig
+
+
+@click.group(no_args_is_help=True)
+def data() -> None:
+    """Prepare text for training, and look at it.
+
+    \b
+    Example:
+      decod data prepare corpus/ books/ notes.jsonl.gz
+    """
+
+
+@data.command()
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    show_default=True,
+    metavar="bytes|FILE",
+    help="`bytes`, or the path of a Hugging Face tokenizer.json.",
+)
+@click.option("--eos", metavar="TOKEN", help="End-of-document token of FILE; guessed if left out.")
+@click.option(
+    "--text-field",
+    default="text",
+    show_default=True,
+    metavar="NAME",
+    help="JSON field or Parquet column that holds the text.",
+)
+@click.option(
+    "--shard-tokens",
+    type=click.IntRange(min=1),
+    default=2**26,
+    show_default=True,
+    help="Tokens in a shard file, at most.",
+)
+@click.option("--force", is_flag=True, help="Replace what OUT holds.")
+def prepare(
+    out: Path,
+    paths: tuple[Path, ...],
+    **options: str | int | bool | None,
+) -> None:
+    """Turn text files into a corpus in the folder OUT.
+
+    \b
+    Example:
+      decod data prepare corpus/ books/ notes.jsonl.gz
+
+    A PATH is a file, or a folder of files. Names that end in .jsonl, .ndjson or .json hold one
+    JSON object a line, .parquet a column of strings; anything else is UTF-8 text, one document
+    a file. Text and JSON may be packed as .gz or .zst. Name the result in a run file as
+    data.path.
+    """
+    from decod.data.prepare import PrepareConfig
+    from decod.data.prepare import prepare as prepare_corpus
+
+    config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
+    with _progress(paths) as on_read:
+        index = prepare_corpus(out, paths, config, on_read=on_read)
+    click.echo(
+        f"{click.format_filename(out)}: {index.num_tokens} tokens in {len(index.shards)} shards, "
+        f"vocabulary {index.tokenizer.vocab_size}, index {index.sha256}"
+    )
+
+
+@data.command()
+@click.option(
+    "--run",
+    "run_file",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The run file.",
+)
+@click.option(
+    "--iteration",
+    required=True,
+    type=click.IntRange(min=1, max=2**63 - 1),
+    help="Which iteration, from 1.",
+)
+def show(run_file: Path, iteration: int) -> None:
+    """Print the tokens of one iteration, a JSON line for each microbatch.
+
+    \b
+    Example:
+      decod data show --run run.toml --iteration 1
+    """
+    from decod.config.run_file import load_run_file
+    from decod.data.corpus import corpus_folder
+    from decod.data.dataset import Dataset
+
+    loaded = load_run_file(run_file)
+    with Dataset.open(corpus_folder(loaded.data.path)) as dataset:
+        for line in microbatch_lines(dataset, loaded.run.batch, loaded.run.seed, iteration):
+            click.echo(line)
+
+
+def microbatch_lines(
+    dataset: "Dataset", batch: "BatchConfig", seed: int, iteration: int
+) -> Iterator[str]:
+    """Yield a JSON line for every microbatch of an iteration: data nodes, then indices, in order.
+
+    Args:
+        dataset: The run's corpus.
+        batch: The run's batch.
+        seed: The run's seed.
+        iteration: From 1.
+
+    Raises:
+        DataError: The corpus is too short or damaged.
+    """
+    from decod.ids import MicrobatchId
+
+    for data_node_index in range(batch.num_data_nodes):
+        for index in range(batch.num_microbatches):
+            mb = MicrobatchId(iteration, data_node_index, index)
+            tokens = dataset.microbatch(mb, batch, seed).tolist()
+            record = {"iteration": iteration, "data_node_index": data_node_index, "index": index}
+            yield json.dumps(record | {"tokens": tokens}, separators=(",", ":"))
+
+
+@contextmanager
+def _progress(paths: "Sequence[Path]") -> "Iterator[Callable[[int], None] | None]":
+    """Give a function that moves a bar on the terminal, or None where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from decod.data.sources import find_files
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    total = sum(path.stat().st_size for path in find_files(paths))
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda num_bytes: bar.advance(task, num_bytes)

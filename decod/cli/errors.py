@@ -1,0 +1,98 @@
+"""What the command line does with errors: one line on stderr and an exit code, no traceback.
+
+The exit codes are an interface; every one is explained in the README.
+"""
+
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+
+from decod.config.node import default_state_dir
+from decod.errors import DecodError
+from decod.obs.text import clean_text
+
+EXIT_OK: Final = 0
+EXIT_UNEXPECTED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_DEGRADED: Final = 8
+"""`decod status --check`: a daemon answers, but the run is not well."""
+EXIT_TEMPORARY: Final = 75
+"""Try again later: sysexits' EX_TEMPFAIL."""
+EXIT_INTERRUPTED: Final = 130
+"""Ended by Ctrl-C, as a shell would say it: 128 + SIGINT."""
+
+EXIT_CODES: dict[int, str] = {
+    EXIT_OK: "ok",
+    EXIT_UNEXPECTED: "unexpected error; a report was written",
+    EXIT_USAGE: "wrong usage of the command line",
+    3: "the configuration is invalid",
+    4: "network: nobody reachable, or the port is in use",
+    5: "rejected by the run",
+    6: "the hardware is unfit",
+    7: "no daemon is running here",
+    EXIT_DEGRADED: "running, but degraded (`status --check`)",
+    9: "data or checkpoint missing or corrupt",
+    EXIT_TEMPORARY: "temporary failure, try again",
+    EXIT_INTERRUPTED: "interrupted",
+}
+"""Every exit code of `decod`. A number is never given a second meaning."""
+
+ERROR_TEXT_MAX_CHARACTERS = 2000
+
+
+def use_color() -> bool | None:
+    """Returns False where colour is unwanted (https://no-color.org), else None: click decides."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def print_error(message: str) -> None:
+    """Writes one line on stderr. Text of files and peers in it is made harmless first."""
+    label = click.style("error:", fg="red", bold=True)
+    text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
+    click.echo(f"{label} {text}", err=True, color=use_color())
+
+
+def report_decod_error(error: DecodError) -> int:
+    """Prints an error of ours and returns its exit code."""
+    print_error(str(error))
+    return error.exit_code
+
+
+def find_decod_error(error: Exception) -> DecodError | None:
+    """Returns the error of ours in `error`, also from within a group that tasks failed with."""
+    if isinstance(error, DecodError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(find_decod_error, error.exceptions)), None)
+    return None
+
+
+def report_unexpected(error: Exception, *, report_dir: Path | None = None) -> int:
+    """Writes the traceback to a file, prints one line that names it, and returns 1."""
+    path = _write_report(error, report_dir or default_state_dir())
+    hint = f"report it with the file {path}" if path else "report it; no file could be written"
+    print_error(
+        f"E-INT-001 {type(error).__name__}: {error}: this is a bug in decod. Try: please {hint}"
+    )
+    return EXIT_UNEXPECTED
+
+
+def _write_report(error: Exception, folder: Path) -> Path | None:
+    now = datetime.now(UTC)
+    path = folder / f"crash-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)]),
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    except OSError:
+        # The disk may be what failed in the first place.
+        return None
+    return path

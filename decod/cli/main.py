@@ -1,0 +1,103 @@
+"""The `decod` command: finds the subcommand, and turns every error into one line and a code.
+
+Subcommands are imported when they are used, so that `decod status` or `decod --help` answer at
+once: what they say about themselves in the overview stands here.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+from typing_extensions import override
+
+from decod import __version__
+from decod.cli.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    find_decod_error,
+    report_decod_error,
+    report_unexpected,
+    use_color,
+)
+
+COMMANDS: dict[str, str] = {
+    "leader": "Start a training run and print its join string.",
+    "join": "Give this machine to a run.",
+    "status": "Show who is there, what flows where, how fast, how good.",
+    "export": "Write the model in Hugging Face's format.",
+    "data": "Turn text into token shards, or look at them.",
+    "run": "Write or check a run file.",
+    "demo": "Train a small model with several nodes on this machine.",
+}
+"""Each command, and its line in the overview. `<name>` is in `decod.cli.<name>`."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one at a time."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"decod.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command), cmd_name
+        return command
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="decod %(version)s")
+def cli() -> None:
+    """Train a language model together, on GPUs that come and go.
+
+    \b
+    Examples:
+      decod run init run.toml     write a run file
+      decod leader run.toml       start the run; prints a join string
+      decod join JOINSTRING       help with it, from any other machine
+      decod status                see how it goes
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `decod` and returns its exit code; see `decod.cli.errors.EXIT_CODES`.
+
+    Args:
+        arguments: The command line behind the program's name; that of the process if absent.
+    """
+    # A terminal that cannot show a character gets an escape, not an exception.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="decod",
+            standalone_mode=False,
+            color=use_color(),
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the top of the command line: nothing is above it.
+        ours = find_decod_error(error)
+        return report_decod_error(ours) if ours else report_unexpected(error)
+    # A command that ends with `ctx.exit(code)` or returns a number gives the exit code by it.
+    return result if isinstance(result, int) else EXIT_OK

@@ -1,0 +1,137 @@
+"""`NodeConfig`: what each host may choose for itself, and readers of the options it comes from."""
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from decod.errors import ConfigError
+
+DEFAULT_PORT = 7700
+"""TCP for gRPC, and UDP of the same number for the distributed hash table."""
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
+)
+_DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,3})?)\Z")
+_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
+
+
+def default_state_dir() -> Path:
+    """Returns where identity, checkpoints, logs and the control socket live on this system."""
+    return platformdirs.user_state_path("decod")
+
+
+def default_cache_dir() -> Path:
+    """Returns where things live that can be made again: the default corpus, for one."""
+    return platformdirs.user_cache_path("decod")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node on one host. Nothing in it changes what is learnt."""
+
+    listen_host: str = "0.0.0.0"  # noqa: S104 - volunteers are there to be reached.
+    """Address to listen on; `127.0.0.1` for this machine only."""
+    listen_port: int = DEFAULT_PORT
+    """TCP and UDP port. 0: the system chooses a free one."""
+    advertise: str | None = None
+    """HOST:PORT under which others reach this node, if not the address it listens on: behind a
+    router, say. Absent: found out by asking a peer."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    capacity: int | None = None
+    """Microbatches held in memory at a time. Absent: measured from free memory."""
+    num_threads: int | None = None
+    """Threads of the compute process on the CPU. Absent: torch decides."""
+    state_dir: Path = field(default_factory=default_state_dir)
+    """Identity, checkpoints, logs and control socket. One node per folder."""
+    name: str | None = None
+    """Shown to others in `decod status`. Absent: made from the node's id."""
+
+    def __post_init__(self) -> None:
+        if self.listen_port != 0:
+            _check_port(str(self.listen_port), f"listen port {self.listen_port}")
+        if self.advertise is not None:
+            _, port = parse_listen(self.advertise)
+            if port == 0:
+                raise _bad_address(self.advertise, "others cannot connect to port 0")
+        if not _DEVICE.match(self.device):
+            raise ConfigError(
+                f"device is {ascii(self.device)[:60]}",
+                why="decod computes on a CPU or a CUDA device",
+                fix="give cpu, cuda or cuda:0",
+                code="E-CFG-021",
+            )
+        for name, limit in (("capacity", 4096), ("num_threads", 1024)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= limit:
+                raise ConfigError(
+                    f"{name} is {value}",
+                    why=f"it is a count from 1 to {limit}",
+                    fix="leave it out to have it measured",
+                    code="E-CFG-022",
+                )
+        if self.name is not None and not _NODE_NAME.match(self.name):
+            raise ConfigError(
+                f"name is {ascii(self.name)[:60]}",
+                why="it appears on other people's terminals",
+                fix="give 1 to 32 characters of letters, digits, dot, _ and -",
+                code="E-CFG-023",
+            )
+
+
+def _bad_address(text: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"address {ascii(text)[:80]} is not HOST:PORT",
+        why=why,
+        fix="write it like 0.0.0.0:7700, example.org:7700 or [::1]:7700",
+        code="E-CFG-020",
+    )
+
+
+def _check_port(port: str, text: str) -> int:
+    # `isdecimal` alone accepts digits of other scripts, and int() accepts "1_0" and "+1".
+    if not (port.isascii() and port.isdecimal()):
+        raise _bad_address(text, "the port is not a number")
+    if len(port) > 5 or int(port) > 65_535:
+        raise _bad_address(text, "a port is at most 65535")
+    return int(port)
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Returns host (without brackets) and port of `HOST:PORT`, `HOST` or `[IPv6]:PORT`.
+
+    A missing port is 7700; port 0 lets the system choose.
+
+    Raises:
+        ConfigError: Neither an address nor a host name, or no possible port.
+    """
+    if text.startswith("["):
+        host, closing, rest = text[1:].partition("]")
+        if not closing or (rest and not rest.startswith(":")):
+            raise _bad_address(text, "brackets hold an IPv6 address and a port follows them")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise _bad_address(text, "there is no IPv6 address in the brackets") from None
+        return host, _check_port(rest[1:], text) if rest else DEFAULT_PORT
+    if text.count(":") > 1:
+        raise _bad_address(text, "an IPv6 address goes in brackets")
+    host, colon, port = text.partition(":")
+    if not _HOST_NAME.match(host) or not _is_plausible_ipv4(host):
+        raise _bad_address(text, "there is no valid host name or address in it")
+    return host, _check_port(port, text) if colon else DEFAULT_PORT
+
+
+def _is_plausible_ipv4(host: str) -> bool:
+    """Returns False for four numbers that are no address, such as 300.0.0.1."""
+    if not re.fullmatch(r"[0-9.]+", host):
+        return True
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True

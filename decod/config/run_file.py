@@ -1,0 +1,188 @@
+"""Reads a run file: TOML, checked key by key, with errors that name file, line and key."""
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decod.config.mirror import MirrorError, Problem, build
+from decod.config.schema import RunConfig, validate
+from decod.errors import ConfigError
+
+FILE_SIZE_MAX_BYTES = 1 << 20
+"""A run file has about 4 KiB; more than this is some other file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """Where this run's data nodes find their tokens. Not shared: paths differ from host to host."""
+
+    path: str = "default"
+    """Folder that `decod data prepare` wrote; `default` is the source text of Python's library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sections(RunConfig):
+    """All that a run file may hold."""
+
+    data: DataSource = field(default_factory=DataSource)
+    """Where the data nodes find their tokens. Not part of what the members compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """A run file that has been read and found consistent."""
+
+    run: RunConfig
+    data: DataSource
+    path: Path
+    """Where it was read from."""
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Returns the run that a file describes.
+
+    Raises:
+        ConfigError: The file cannot be read, is not TOML, or describes no possible run. Codes:
+            E-CFG-002 unreadable, E-CFG-003 not TOML, E-CFG-004 unknown or missing key,
+            E-CFG-005 wrong type, E-CFG-006 impossible value.
+    """
+    text = _read_text(path)
+    values = _parse_toml(text, path)
+    lines = locate_keys(text)
+    try:
+        sections = build(_Sections, values)
+        run = RunConfig(**{name: getattr(sections, name) for name in _run_fields()})
+        validate(run)
+    except MirrorError as error:
+        raise _explain(error.problems, lines, path) from None
+    except ConfigError as error:
+        place = _place(path, _find_line(error.what.partition(" ")[0], lines))
+        raise ConfigError(
+            f"{place}: {error.what}", why=error.why, fix=error.fix, code="E-CFG-006"
+        ) from None
+    return RunFile(run=run, data=sections.data, path=path)
+
+
+def _run_fields() -> list[str]:
+    return list(RunConfig.__dataclass_fields__)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_SIZE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}",
+            why=error.strerror or type(error).__name__,
+            fix=f"check the path, or write a new file with `decod run init {path.name}`",
+            code="E-CFG-002",
+        ) from None
+    if len(content) > FILE_SIZE_MAX_BYTES:
+        raise ConfigError(
+            f"{path} is larger than {FILE_SIZE_MAX_BYTES} bytes",
+            why="a run file has a few kilobytes, so this is likely another file",
+            fix="check the path",
+            code="E-CFG-002",
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{_place(path, line)}: byte 0x{content[error.start]:02x} is not UTF-8",
+            why="TOML files are UTF-8 text",
+            fix="save the file as UTF-8",
+            code="E-CFG-003",
+        ) from None
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        why, place = "brackets are nested too deeply", _place(path, None)
+    except ValueError as error:
+        why = str(error)
+        at = re.search(r"\(at line (\d+), column (\d+)\)", why)
+        if at:
+            place = f"{path}:{at[1]}:{at[2]}"
+        elif "end of document" in why:
+            place = _place(path, text.count("\n") + 1)
+        else:
+            place = _place(path, None)
+        why = why.partition(" (at ")[0][:200]
+    raise ConfigError(
+        f"{place}: not valid TOML",
+        why=why[:1].lower() + why[1:],
+        fix='write key = value lines under [section] headers, strings in "quotes"',
+        code="E-CFG-003",
+    )
+
+
+_HEADER = re.compile(r"\s*\[{1,2}\s*([^\]#]+?)\s*\]")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_.\-\s]|"[^"]*"|'[^']*')+?)\s*=""")
+
+
+def locate_keys(text: str) -> dict[str, int]:
+    """Returns the line, from 1, on which each dotted key or table header stands first.
+
+    The standard library's reader keeps no positions. Keys inside inline tables are not found;
+    whoever looks them up falls back to the table's own line.
+    """
+    lines: dict[str, int] = {}
+    table = ""
+    open_quotes: str | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if open_quotes is None:
+            if header := _HEADER.match(line):
+                table = _plain_key(header[1])
+                lines.setdefault(table, number)
+            elif key := _KEY.match(line):
+                name = _plain_key(key[1])
+                lines.setdefault(f"{table}.{name}" if table else name, number)
+        open_quotes = _open_after(line, open_quotes)
+    return lines
+
+
+def _plain_key(text: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _open_after(line: str, open_quotes: str | None) -> str | None:
+    """Returns the triple quotes that a multi-line string has open behind this line, if any."""
+    for quotes in re.findall(r'"""|\'\'\'', line):
+        if open_quotes is None:
+            open_quotes = quotes
+        elif open_quotes == quotes:
+            open_quotes = None
+    return open_quotes
+
+
+def _find_line(key: str, lines: dict[str, int]) -> int | None:
+    """Returns the line of a key, else of the nearest table around it."""
+    while key:
+        if key in lines:
+            return lines[key]
+        key = key.rpartition(".")[0]
+    return None
+
+
+def _place(path: Path, line: int | None) -> str:
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _explain(problems: list[Problem], lines: dict[str, int], path: Path) -> ConfigError:
+    """Turns the problem that stands first in the file into an error."""
+    located = [(_find_line(problem.key, lines), problem) for problem in problems]
+    line, problem = min(located, key=lambda item: item[0] or 0)
+    more = len(problems) - 1
+    also = f" ({more} more like this in the file)" if more else ""
+    return ConfigError(
+        f"{_place(path, line)}: {problem.what}{also}",
+        why=problem.why,
+        fix=problem.fix,
+        code="E-CFG-005" if problem.what.startswith(f"{problem.key} is ") else "E-CFG-004",
+    )

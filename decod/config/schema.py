@@ -1,0 +1,302 @@
+"""`RunConfig`, which all members of a run share, and the `Manifest` by which they know that.
+
+A manifest is what a run *is*: its configuration, the data it reads and the weights it starts from.
+It travels as canonical JSON (sorted keys, no spaces), and its SHA-256 stands for it everywhere.
+Two nodes whose manifests differ do not train together, and are told the first field that differs.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pydantic_core
+
+from decod.config.mirror import MirrorError, build
+from decod.data.params import BatchConfig
+from decod.errors import ConfigError, MalformedMessageError, RejectedError
+from decod.model.config import ModelConfig, StagesConfig, stage_blocks
+from decod.model.shape import Shapes, block_shapes, outer_shapes
+from decod.protocol.params import ProtocolConfig
+from decod.train.params import OptimizerConfig, ReductionConfig
+
+PROTOCOL_VERSION = 1
+"""Grows when members of two releases can no longer train together."""
+
+MANIFEST_SIZE_MAX_BYTES = 64 * 1024
+"""Read from a peer at most; a real one has about 2 KiB."""
+
+ACTIVATION_SIZE_MAX_BYTES = 1 << 30
+"""Of one microbatch between two stages. Also the most that a peer can make a node allocate."""
+
+NUM_PARAMETERS_MAX = 1 << 40
+
+# Upper ends of ranges whose lower ends the owners check. They keep a manifest from a peer from
+# asking for absurd amounts of memory or time before any relation between fields is looked at.
+_UPPER_LIMITS = {
+    "model.vocab_size": 1 << 24,
+    "model.hidden_size": 1 << 18,
+    "model.intermediate_size": 1 << 20,
+    "model.num_hidden_layers": 4096,
+    "model.num_attention_heads": 1 << 12,
+    "model.num_key_value_heads": 1 << 12,
+    "model.max_position_embeddings": 1 << 24,
+    "model.norm_eps": 1.0,
+    "model.rope_theta": 1e12,
+    "stages.num_relay_stages": 4096,
+    "stages.num_first_blocks": 4096,
+    "batch.sequence_length": 1 << 24,
+    "batch.microbatch_size": 1 << 16,
+    "batch.num_microbatches": 1 << 16,
+    "batch.num_data_nodes": 1 << 12,
+    "optimizer.lr": 1e3,
+    "optimizer.eps": 1.0,
+    "optimizer.weight_decay": 1e3,
+    "optimizer.warmup_iterations": 1 << 40,
+    "protocol.heartbeat_timeout_s": 86_400.0,
+}
+
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that all nodes of a run must share."""
+
+    name: str = "my-run"
+    """What the run is called in `decod status`. 1 to 32 characters of a-z, 0-9 and -."""
+    seed: int = 0
+    """Start of everything random: initial weights and the order of the data. From 0, below 2^63."""
+    num_iterations: int = 0
+    """Iterations after which the run ends; 0 means that it goes on until it is stopped."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The language model, in the words of a Hugging Face config.json."""
+    stages: StagesConfig = field(default_factory=StagesConfig)
+    """How the model is cut over the hosts."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """What one iteration trains on."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW, applied by every stage to its own parameters."""
+    reduction: ReductionConfig = field(default_factory=ReductionConfig)
+    """How the members of a stage add up their gradients."""
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+    """Timeouts and limits. The defaults suit hosts spread over the internet."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.name):
+            raise ConfigError(
+                f"name is {ascii(self.name)[:60]}",
+                why="it appears in file names and on terminals",
+                fix="give 1 to 32 characters of a-z, 0-9 and -",
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(
+                f"seed is {self.seed}",
+                why="generators take 63 bits",
+                fix="give a number from 0 to 9223372036854775807",
+            )
+        if not 0 <= self.num_iterations <= 1 << 40:
+            raise ConfigError(
+                f"num_iterations is {self.num_iterations}",
+                why="it is a count, and no run reaches 2^40",
+                fix="give 0 to go on until stopped, or the number of iterations",
+            )
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Returns how many trainable numbers a model has, tied embeddings counted once."""
+    per_block = _count(block_shapes(model, 0))
+    return model.num_hidden_layers * per_block + _count(outer_shapes(model))
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def activation_size_bytes(run: RunConfig) -> int:
+    """Returns the size of one microbatch's hidden states between two stages."""
+    return run.batch.tokens_per_microbatch * run.model.hidden_size * run.model.dtype.num_bytes
+
+
+def validate(run: RunConfig) -> None:
+    """Checks what no owner can check alone.
+
+    Raises:
+        ConfigError: With the key that should be changed first in its text.
+    """
+    for key, limit in _UPPER_LIMITS.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(run, section), name)
+        if not 0 <= value <= limit:
+            raise ConfigError(
+                f"{key} is {value}",
+                why="the sizes that decod can work with end there",
+                fix=f"give a value from 0 to {limit}",
+            )
+    if run.model.rope_theta <= 0:
+        raise ConfigError(
+            f"model.rope_theta is {run.model.rope_theta}",
+            why="the base of the rotary angles is raised to powers",
+            fix="give a positive number, usually 10000.0",
+        )
+    if run.batch.sequence_length > run.model.max_position_embeddings:
+        raise ConfigError(
+            f"batch.sequence_length is {run.batch.sequence_length}",
+            why="it is longer than model.max_position_embeddings, "
+            f"{run.model.max_position_embeddings}",
+            fix="shorten the sequences or raise model.max_position_embeddings",
+        )
+    stage_blocks(run.model, run.stages)
+    _validate_sizes(run)
+
+
+def _validate_sizes(run: RunConfig) -> None:
+    num_parameters = count_parameters(run.model)
+    if num_parameters >= NUM_PARAMETERS_MAX:
+        raise ConfigError(
+            f"model.hidden_size is {run.model.hidden_size}",
+            why=f"with the other sizes it makes {num_parameters:,} parameters; the limit is 2^40",
+            fix="lower the width, the number of layers or the vocabulary",
+        )
+    size_bytes = activation_size_bytes(run)
+    if size_bytes > ACTIVATION_SIZE_MAX_BYTES:
+        raise ConfigError(
+            f"batch.microbatch_size is {run.batch.microbatch_size}",
+            why=f"one microbatch's activations would have {size_bytes / 2**30:.1f} GiB, "
+            "more than the 1 GiB that a node accepts",
+            fix="lower batch.microbatch_size or batch.sequence_length",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What every member must agree on before it trains. Valid in itself once it exists."""
+
+    run: RunConfig
+    """The configuration."""
+    data_index_sha256: str
+    """Hash over the canonical index of the token shards, 64 hexadecimal digits."""
+    data_vocab_size: int
+    """Tokens that the data's tokenizer can give; at most `run.model.vocab_size`."""
+    initial_weights: str = "seed"
+    """`seed`, or the SHA-256 of the folder of weights that the run starts from."""
+    protocol_version: int = PROTOCOL_VERSION
+    """Of the release that made it."""
+
+    def __post_init__(self) -> None:
+        validate(self.run)
+        if not _SHA256.match(self.data_index_sha256):
+            raise ConfigError(
+                f"data_index_sha256 is {ascii(self.data_index_sha256)[:80]}",
+                why="a SHA-256 has 64 hexadecimal digits",
+                fix="prepare the data again with `decod data prepare`",
+            )
+        if self.initial_weights != "seed" and not _SHA256.match(self.initial_weights):
+            raise ConfigError(
+                f"initial_weights is {ascii(self.initial_weights)[:80]}",
+                why="weights come from the seed or are known by their SHA-256",
+                fix='give "seed" or 64 hexadecimal digits',
+            )
+        if self.protocol_version != PROTOCOL_VERSION:
+            raise ConfigError(
+                f"protocol_version is {self.protocol_version}",
+                why=f"this release speaks version {PROTOCOL_VERSION}",
+                fix="install the same release as the other members",
+            )
+        if not 1 <= self.data_vocab_size <= self.run.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size is {self.run.model.vocab_size}",
+                why=f"the data's tokenizer has {self.data_vocab_size} tokens, "
+                "and each needs a row of the embedding",
+                fix=f"set model.vocab_size = {max(self.data_vocab_size, 1)} or larger",
+            )
+
+    def to_json(self) -> str:
+        """Returns the one canonical text: keys sorted, no spaces, ASCII."""
+        return json.dumps(
+            dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the canonical text, 64 hexadecimal digits."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Manifest":
+        """Returns the manifest that a peer sent.
+
+        Raises:
+            RejectedError: The peer speaks another version of the protocol.
+            MalformedMessageError: Anything else that is wrong with it.
+        """
+        values = _parse_json(text)
+        version = values.get("protocol_version")
+        if isinstance(version, int) and version != PROTOCOL_VERSION:
+            raise RejectedError(
+                f"the run speaks protocol version {version}, this node {PROTOCOL_VERSION}",
+                why="members of one run must understand each other",
+                fix="install the release of decod that the run's organiser uses",
+                code="E-REJ-002",
+            )
+        try:
+            manifest = build(cls, values)
+        except MirrorError as error:
+            problem = error.problems[0]
+            raise _malformed(problem.what, problem.why) from None
+        except ConfigError as error:
+            raise _malformed(error.what, error.why) from None
+        received = text.encode() if isinstance(text, str) else text
+        if received != manifest.to_json().encode():
+            # Two spellings of one manifest would have two hashes.
+            raise _malformed("the text is not canonical", "its hash stands for the run")
+        return manifest
+
+    def first_difference(self, other: "Manifest") -> str | None:
+        """Returns where `other` first differs, such as `run.seed is 1 here and 2 there`."""
+        mine, theirs = _flatten(dataclasses.asdict(self)), _flatten(dataclasses.asdict(other))
+        for key, value in mine.items():
+            if value != theirs[key]:
+                return f"{key} is {value} here and {theirs[key]} there"
+        return None
+
+
+def _malformed(what: str, why: str) -> MalformedMessageError:
+    return MalformedMessageError(
+        f"bad manifest: {what}",
+        why=why,
+        fix="ask the run's organiser for a new join string",
+        code="E-PEER-010",
+    )
+
+
+def _parse_json(text: str | bytes) -> dict[str, Any]:
+    # Characters are at least one byte each, so this bounds the work of encoding as well.
+    if len(text) > MANIFEST_SIZE_MAX_BYTES:
+        raise _malformed(
+            f"it has {len(text)} bytes", f"the limit is {MANIFEST_SIZE_MAX_BYTES} bytes"
+        )
+    try:
+        # Bounded depth, no NaN: the standard library's reader would recurse as deep as it is told.
+        values = pydantic_core.from_json(
+            text.encode() if isinstance(text, str) else text, allow_inf_nan=False
+        )
+    except ValueError as error:
+        raise _malformed("it is not JSON", str(error)[:100]) from None
+    if not isinstance(values, dict):
+        raise _malformed("it is not a JSON object", "a manifest has named fields")
+    return values
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,99 @@
+"""Writes a run file with every key, its default, and the comment that stands beside the field.
+
+The comments are the field docstrings in the owners' source, so there is one text and one place.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import textwrap
+from enum import Enum
+from functools import cache
+from typing import Any, get_type_hints
+
+from decod.config.run_file import DataSource
+from decod.config.schema import RunConfig
+
+_WIDTH = 98
+
+_HEAD = """\
+# A decod run. Start it with `decod leader THIS_FILE`; every volunteer gets these values from there.
+# Each key shows its default and may be left out.
+"""
+
+
+@cache
+def field_comments(cls: type) -> dict[str, str]:
+    """Returns the string that stands under each field of a dataclass, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    body = tree.body[0].body  # type: ignore[attr-defined]  # A class definition, by construction.
+    comments = {}
+    for field, text in itertools.pairwise(body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(comment))),
+            ):
+                comments[name] = " ".join(comment.split())
+    return comments
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's strings are TOML's basic strings as long as they are ASCII.
+        return json.dumps(str(value))
+    return repr(value)
+
+
+def _comment_lines(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def _key_lines(cls: type, values: Any) -> list[str]:
+    hints = get_type_hints(cls)
+    comments = field_comments(cls)
+    lines = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            continue
+        comment = comments[field.name]
+        if issubclass(hint, Enum):
+            comment += " One of: " + ", ".join(str(member.value) for member in hint) + "."
+        lines += _comment_lines(comment)
+        lines.append(f"{field.name} = {_toml_value(getattr(values, field.name))}")
+    return lines
+
+
+def render_run_file(run: RunConfig | None = None, data: DataSource | None = None) -> str:
+    """Returns the text of a run file; reading it back gives the same values.
+
+    Args:
+        run: Values to write; the defaults if absent.
+        data: Where the data is; the default corpus if absent.
+    """
+    run = run or RunConfig()
+    hints = get_type_hints(RunConfig)
+    comments = field_comments(RunConfig)
+    lines = [_HEAD, *_key_lines(RunConfig, run)]
+    sections = [
+        (name, comments[name], hints[name], getattr(run, name))
+        for name in hints
+        if dataclasses.is_dataclass(hints[name])
+    ]
+    sections.append(
+        (
+            "data",
+            "Where this host's data is; the only part that may differ from host to host.",
+            DataSource,
+            data or DataSource(),
+        )
+    )
+    for name, comment, cls, values in sections:
+        assert isinstance(cls, type)
+        lines += ["", *_comment_lines(comment), f"[{name}]", *_key_lines(cls, values)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,167 @@
+"""The index of a prepared corpus: what `index.json` holds, how it is read, written and hashed.
+
+An index names the shards with their sizes and hashes, and the tokenizer that made them. It is
+written last, so a folder with an index is a complete corpus. Its hash stands for the whole
+corpus in a run's manifest.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from decod.data.tokenizer import TokenizerKind
+from decod.errors import DataError
+
+INDEX_FILE = "index.json"
+FORMAT_VERSION: Literal[1] = 1
+NUM_SHARDS_MAX = 100_000
+"""File names have five digits."""
+
+Dtype = Literal["uint16", "uint32"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+# 100,000 entries of about 170 bytes are 17 MB.
+_INDEX_SIZE_MAX_BYTES = 32 * 2**20
+_ITEM_SIZE_BYTES: dict[Dtype, int] = {"uint16": 2, "uint32": 4}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TokenizerEntry(_Strict):
+    """Which tokenizer made the ids."""
+
+    kind: TokenizerKind
+    sha256: Sha256
+    """Of `tokenizer.json` in the same folder; a constant for the bytes kind."""
+    vocab_size: Annotated[int, Field(ge=2, le=2**24)]
+    """Every id in the shards is below this."""
+    eos_id: Annotated[int, Field(ge=0)]
+    """Stands after every document."""
+
+
+class ShardEntry(_Strict):
+    """One file of tokens."""
+
+    # `\d` would also match digits of other scripts.
+    file: Annotated[str, Field(pattern=r"^shard-[0-9]{5}\.bin$")]
+    num_tokens: Annotated[int, Field(ge=1, le=2**40)]
+    num_bytes: Annotated[int, Field(ge=2, le=2**42)]
+    sha256: Sha256
+
+
+class Index(_Strict):
+    """A prepared corpus. Construction checks that its parts agree."""
+
+    format_version: Literal[1]
+    tokenizer: TokenizerEntry
+    dtype: Dtype
+    """Of the ids in the shards, little-endian: uint16 up to a vocabulary of 65,536."""
+    num_tokens: Annotated[int, Field(ge=1)]
+    """Sum over the shards."""
+    shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Index":
+        if self.tokenizer.eos_id >= self.tokenizer.vocab_size:
+            raise ValueError("tokenizer.eos_id is outside the vocabulary")
+        if self.dtype != dtype_for(self.tokenizer.vocab_size):
+            raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size")
+        for shard_index, shard in enumerate(self.shards):
+            if shard.file != shard_file(shard_index):
+                raise ValueError(f"shards[{shard_index}].file is {shard.file}, out of order")
+            if shard.num_bytes != shard.num_tokens * self.item_size_bytes:
+                raise ValueError(f"{shard.file} has num_bytes that do not fit its num_tokens")
+        if sum(shard.num_tokens for shard in self.shards) != self.num_tokens:
+            raise ValueError("num_tokens is not the sum over the shards")
+        return self
+
+    @property
+    def item_size_bytes(self) -> int:
+        """Bytes of one token."""
+        return _ITEM_SIZE_BYTES[self.dtype]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the canonical content: the same whatever the file's spacing or key order."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def dtype_for(vocab_size: int) -> Dtype:
+    """Return the smallest format that holds every id below `vocab_size`."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def shard_file(shard_index: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{shard_index:05d}.bin"
+
+
+def read_index(folder: Path) -> Index:
+    """Return a folder's index.
+
+    Raises:
+        DataError: The folder has none, or it is not a valid one.
+    """
+    path = folder / INDEX_FILE
+    try:
+        if not path.is_file():
+            raise DataError(
+                f"{folder} has no {INDEX_FILE}",
+                why="it is not a prepared corpus, or its preparation was interrupted",
+                fix=f"decod data prepare {folder} PATH...",
+                code="E-DAT-020",
+            )
+        with path.open("rb") as file:
+            content = file.read(_INDEX_SIZE_MAX_BYTES + 1)
+    except OSError as error:
+        raise _invalid(path, f"it cannot be read ({error.strerror})") from error
+    if len(content) > _INDEX_SIZE_MAX_BYTES:
+        raise _invalid(path, f"it is larger than {_INDEX_SIZE_MAX_BYTES} bytes")
+    try:
+        return Index.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _invalid(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Put `index` into a folder, whole or not at all, and wait until the disk has it."""
+    temporary = folder / f".{INDEX_FILE}.tmp"
+    text = json.dumps(index.model_dump(mode="json"), indent=1) + "\n"
+    write_durably(temporary, text.encode("utf-8"))
+    temporary.replace(folder / INDEX_FILE)
+    sync_folder(folder)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until the disk has its content (not yet its name)."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _invalid(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} is not a valid index",
+        why=reason,
+        fix="prepare the corpus again, or copy the folder again from its source",
+        code="E-DAT-020",
+    )

@@ -1,0 +1,133 @@
+"""Which tokens a microbatch holds: a pure function of the corpus's size, the run and the id.
+
+Nobody hands positions out and nobody keeps a list of them. Whoever knows the manifest can compute
+the tokens of any microbatch, so a data node that died can be stood in for by another.
+
+The corpus is one row of tokens. Window `w` covers the tokens `[w * S, w * S + S + 1)`, where `S`
+is the sequence length: S inputs and S targets. Neighbours share one token, which is the last
+target of one window and the first input of the next; so every token but the very first is a
+target in exactly one window, and the last `(num_tokens - 1) % S` tokens are in none.
+
+The sequences of a run are numbered from 0 in this order: iteration, data node, microbatch, row::
+
+    n = (((iteration - 1) * num_data_nodes + data_node_index) * num_microbatches + index)
+        * microbatch_size + row
+    epoch = n // num_windows
+    window = permutation(n % num_windows), keyed with SHA-256 of the seed and the epoch
+
+The permutation is a balanced Feistel network over the smallest even number of bits that holds
+`num_windows` values. Values outside are sent through again ("cycle walking") until they fall
+inside, on average less than four times. Both steps are bijections, so within an epoch every
+window is handed out exactly once, in constant memory.
+
+Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), methods 2 and 3.
+This is shuffling, not secrecy: the key is public.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from decod.data.params import BatchConfig
+from decod.errors import ConfigError, DataError
+from decod.ids import MicrobatchId
+
+# Luby and Rackoff need 4 rounds for a strong pseudorandom permutation; twice that is still only
+# microseconds, and evens out small domains, whose halves have few bits.
+_NUM_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """A pseudorandom bijection of `range(size)` onto itself."""
+
+    size: int
+    """How many values it permutes. At least 1."""
+    key: bytes
+    """Names the permutation; any bytes."""
+
+    def __call__(self, position: int) -> int:
+        """Return where `position` goes. Both are in `range(size)`."""
+        assert 0 <= position < self.size, (position, self.size)
+        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
+        value = self._encipher(position, half_bits)
+        # Terminates: the walk follows a cycle of the enciphering that contains `position`.
+        while value >= self.size:
+            value = self._encipher(value, half_bits)
+        return value
+
+    def _encipher(self, value: int, half_bits: int) -> int:
+        """Return the image of `value` among all numbers of `2 * half_bits` bits."""
+        mask = (1 << half_bits) - 1
+        left, right = value >> half_bits, value & mask
+        for round_index in range(_NUM_ROUNDS):
+            block = self.key + bytes((round_index,)) + right.to_bytes(16, "little")
+            mixed = int.from_bytes(hashlib.sha256(block).digest()[:16], "little") & mask
+            left, right = right, left ^ mixed
+        return (left << half_bits) | right
+
+
+def epoch_permutation(*, num_windows: int, seed: int, epoch: int) -> Permutation:
+    """Return the order in which an epoch (from 0) visits the windows."""
+    key = hashlib.sha256(f"sequence order:{seed}:{epoch}".encode("ascii")).digest()
+    return Permutation(num_windows, key)
+
+
+def count_windows(num_tokens: int, *, sequence_length: int) -> int:
+    """Return how many windows a corpus of `num_tokens` has; 0 when it is too short for one."""
+    return max(0, (num_tokens - 1) // sequence_length)
+
+
+def sequence_number(mb: MicrobatchId, batch: BatchConfig) -> int:
+    """Return the number of a microbatch's first row among all sequences of the run, from 0.
+
+    Raises:
+        ConfigError: The id names an iteration, data node or index that the batch does not have.
+    """
+    for name, value, first, last in (
+        ("iteration", mb.iteration, 1, None),
+        ("data_node_index", mb.data_node_index, 0, batch.num_data_nodes - 1),
+        ("index", mb.index, 0, batch.num_microbatches - 1),
+    ):
+        if value < first or (last is not None and value > last):
+            allowed = f"at least {first}" if last is None else f"from {first} to {last}"
+            raise ConfigError(
+                f"microbatch {mb} has {name} {value}",
+                why=f"this run's batch has only those {allowed}",
+                fix="compare batch.num_data_nodes and batch.num_microbatches in the run file",
+                code="E-CFG-020",
+            )
+    slot = (mb.iteration - 1) * batch.num_data_nodes + mb.data_node_index
+    return (slot * batch.num_microbatches + mb.index) * batch.microbatch_size
+
+
+def microbatch_windows(
+    mb: MicrobatchId, *, batch: BatchConfig, num_tokens: int, seed: int
+) -> list[int]:
+    """Return the window of every row of a microbatch, in row order.
+
+    Args:
+        mb: Which microbatch.
+        batch: The run's batch.
+        num_tokens: Length of the corpus.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: The run has no such microbatch.
+        DataError: The corpus is shorter than one window.
+    """
+    num_windows = count_windows(num_tokens, sequence_length=batch.sequence_length)
+    if num_windows == 0:
+        raise DataError(
+            f"the corpus has {num_tokens} tokens but one sequence needs "
+            f"{batch.sequence_length + 1}",
+            why="there is nothing to train on",
+            fix="prepare more text, or lower batch.sequence_length",
+            code="E-DAT-024",
+        )
+    first = sequence_number(mb, batch)
+    windows = []
+    for n in range(first, first + batch.microbatch_size):
+        epoch, position = divmod(n, num_windows)
+        order = epoch_permutation(num_windows=num_windows, seed=seed, epoch=epoch)
+        windows.append(order(position))
+    return windows

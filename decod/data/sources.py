@@ -1,0 +1,371 @@
+"""Documents out of files: plain text, JSON lines and Parquet, also compressed.
+
+Everything is read as a stream in bounded memory. A document comes in pieces of at most
+`PIECE_SIZE_MAX_CHARS` characters, each of which is tokenized on its own; pieces end at a line end
+where there is one, else before a space. Where a piece ends depends on the document alone, so the
+same files give the same tokens on every host.
+
+What decides how a file is read is the end of its name, after `.gz` or `.zst` is taken off:
+`.jsonl`, `.ndjson`, `.json`: one JSON object a line; `.parquet`: a column of strings; anything
+else: UTF-8 text, one document a file. Empty documents and blank lines are left out; line ends and
+byte order marks stay as they are.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import zstandard
+from typing_extensions import override
+
+from decod.errors import DataError
+
+PIECE_SIZE_MAX_CHARS = 2**18
+"""Bounds what a tokenizer works on at a time: some need a hundred times the text's memory."""
+LINE_SIZE_MAX_BYTES = 64 * 2**20
+"""A longer line of JSON is refused: it would have to be held whole."""
+ZSTD_WINDOW_MAX_BYTES = 2**27
+"""What `zstd --long` and `--ultra` need. A frame that asks for more is refused."""
+
+# Zstandard packs at most 128 KiB into 4 bytes, so one read makes at most 64 MiB. The library's
+# own stream reader bounds this better but takes a truncated file for a complete one.
+_ZSTD_READ_SIZE_BYTES = 2048
+_BLOCK_SIZE_BYTES = 2**18
+_PARQUET_BATCH_ROWS = 256
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+OnRead = Callable[[int], None]
+"""Called with the number of bytes that were read from disk since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document. Never empty."""
+
+    text: str
+    ends_document: bool
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files to read: as given, folders replaced by what is under them, sorted.
+
+    Names that start with a dot are left out of folders.
+
+    Raises:
+        DataError: Something is absent, unreadable, or neither a file nor a folder.
+    """
+    files: list[Path] = []
+    for path in paths:
+        try:
+            files.extend(_walk(path))
+        except OSError as error:
+            raise _unreadable(path, error.strerror or str(error)) from error
+    return files
+
+
+def read_pieces(path: Path, *, text_field: str, on_read: OnRead | None = None) -> Iterator[Piece]:
+    """Yield a file's documents, in pieces, in order.
+
+    Args:
+        path: A regular file.
+        text_field: Name of the JSON field or Parquet column that holds the text.
+        on_read: Told how much was read.
+
+    Raises:
+        DataError: The file is damaged or not what its name says. Names file and line.
+    """
+    reader = _Reader(path, text_field, on_read or (lambda _num_bytes: None))
+    with reader.translated_errors():
+        for chunks in reader.documents():
+            yield from split_document(chunks)
+
+
+def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
+    """Yield one document's pieces. How it was cut into `chunks` makes no difference."""
+    pending = ""
+    for chunk in chunks:
+        pending += chunk
+        while len(pending) > PIECE_SIZE_MAX_CHARS:
+            cut = _find_cut(pending)
+            yield Piece(pending[:cut], ends_document=False)
+            pending = pending[cut:]
+    if pending:
+        yield Piece(pending, ends_document=True)
+
+
+def _find_cut(text: str) -> int:
+    after_line = text.rfind("\n", 0, PIECE_SIZE_MAX_CHARS) + 1
+    if after_line:
+        return after_line
+    # Most vocabularies hold words with the space before them.
+    before_word = text.rfind(" ", 1, PIECE_SIZE_MAX_CHARS)
+    return before_word if before_word > 0 else PIECE_SIZE_MAX_CHARS
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        for child in sorted(path.iterdir(), key=lambda child: child.name):
+            if not child.name.startswith("."):
+                # A link to a folder may lead back up: such a walk would never end.
+                if child.is_symlink() and child.is_dir():
+                    raise _unreadable(child, "it is a link to a folder")
+                yield from _walk(child)
+    elif stat.S_ISREG(mode):
+        yield path
+    else:
+        raise _unreadable(path, "it is neither a file nor a folder")
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one file and knows where it is, for error messages."""
+
+    path: Path
+    text_field: str
+    on_read: OnRead
+    line: int = 1
+    """Of what is being read, from 1."""
+
+    def documents(self) -> Iterator[Iterable[str]]:
+        """Yield each document as chunks of text. Use up one before asking for the next."""
+        name = self.path.name.lower()
+        inner = name.removesuffix(".gz").removesuffix(".zst")
+        if inner.endswith(".parquet"):
+            if inner != name:
+                raise _damaged(self.path, "Parquet files are compressed inside, not outside")
+            yield from self._parquet_documents()
+            return
+        with self._open() as stream:
+            if inner.endswith(_JSON_SUFFIXES):
+                for line in self._lines(stream):
+                    text = self._parse_line(line)
+                    yield (text[i : i + 2**18] for i in range(0, len(text), 2**18))
+            else:
+                yield self._text_chunks(stream)
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        with self.path.open("rb", buffering=0) as file:
+            raw = io.BufferedReader(_CountingStream(file, self.on_read))
+            name = self.path.name.lower()
+            if name.endswith(".gz"):
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    yield cast("BinaryIO", unpacked)
+            elif name.endswith(".zst"):
+                yield io.BufferedReader(_ZstdStream(cast("BinaryIO", raw)), _BLOCK_SIZE_BYTES)
+            else:
+                yield raw
+
+    @contextmanager
+    def translated_errors(self) -> Iterator[None]:
+        """Turn what the libraries raise into a `DataError` that names file and line."""
+        try:
+            yield
+        except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
+            place = f"near line {self.line} of its content"
+            raise _damaged(self.path, f"{place}: {_one_line(error)}") from error
+        except OSError as error:
+            raise _unreadable(self.path, error.strerror or str(error)) from error
+
+    def _text_chunks(self, stream: BinaryIO) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        while True:
+            block = stream.read(_BLOCK_SIZE_BYTES)
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                self.line += error.object.count(b"\n", 0, error.start)
+                raise self._not_utf8(error) from error
+            self.line += block.count(b"\n")
+            yield text
+            if not block:
+                return
+
+    def _lines(self, stream: BinaryIO) -> Iterator[bytes]:
+        self.line = 0
+        while True:
+            self.line += 1
+            line = stream.readline(LINE_SIZE_MAX_BYTES + 1)
+            if len(line) > LINE_SIZE_MAX_BYTES:
+                raise self._bad_record(f"it is longer than {LINE_SIZE_MAX_BYTES} bytes")
+            if not line:
+                return
+            if not line.isspace():
+                yield line
+
+    def _parse_line(self, line: bytes) -> str:
+        try:
+            record: Any = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise self._not_utf8(error) from error
+        except (ValueError, RecursionError) as error:
+            raise self._bad_record(f"it is not JSON: {_one_line(error)}") from error
+        if not isinstance(record, dict):
+            raise self._bad_record("it is not a JSON object")
+        if self.text_field not in record:
+            names = ", ".join(repr(name)[:40] for name in list(record)[:8]) or "none"
+            raise self._bad_record(f"it has no field {self.text_field!r}; its fields: {names}")
+        text = record[self.text_field]
+        if not isinstance(text, str):
+            raise self._bad_record(f"{self.text_field!r} is no string but {type(text).__name__}")
+        # Halves of surrogate pairs can only come from escapes, and UTF-8 cannot hold them.
+        if b"\\u" in line and not _encodable(text):
+            raise self._bad_record("it holds half a surrogate pair, which is not a character")
+        return text
+
+    def _parquet_documents(self) -> Iterator[Iterable[str]]:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise DataError(
+                f"{self.path} needs the Python package `pyarrow`",
+                why="it reads Parquet files and is not installed",
+                fix="pip install decod[parquet]",
+                code="E-DAT-014",
+            ) from error
+        row = 0
+        try:
+            with pq.ParquetFile(self.path) as file:
+                self._check_column(file.schema_arrow)
+                for batch in file.iter_batches(_PARQUET_BATCH_ROWS, columns=[self.text_field]):
+                    for value in batch.column(0):
+                        row += 1
+                        text = value.as_py()
+                        if text is None:
+                            raise self._bad_parquet(f"row {row} of {self.text_field!r} is null")
+                        yield (text,)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._bad_parquet(f"after row {row}: {_one_line(error)}") from error
+        self.on_read(self.path.stat().st_size)
+
+    def _check_column(self, schema: Any) -> None:
+        import pyarrow as pa
+
+        if schema.names.count(self.text_field) != 1:
+            names = ", ".join(repr(name)[:40] for name in schema.names[:8]) or "none"
+            raise self._bad_parquet(f"no column {self.text_field!r}; its columns: {names}")
+        kind = schema.field(self.text_field).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise self._bad_parquet(f"column {self.text_field!r} holds {kind}, not strings")
+
+    def _bad_record(self, reason: str) -> DataError:
+        return DataError(
+            f"{self.path}, line {self.line} cannot be used",
+            why=reason,
+            fix="give one JSON object a line, and name its text with --text-field",
+            code="E-DAT-012",
+        )
+
+    def _bad_parquet(self, reason: str) -> DataError:
+        return DataError(
+            f"{self.path} cannot be used",
+            why=reason,
+            fix="give an intact Parquet file, and name its column of strings with --text-field",
+            code="E-DAT-013",
+        )
+
+    def _not_utf8(self, error: UnicodeDecodeError) -> DataError:
+        byte = error.object[error.start]
+        return DataError(
+            f"{self.path}, line {self.line} is not UTF-8",
+            why=f"byte 0x{byte:02x} cannot stand there ({error.reason})",
+            fix="convert the file to UTF-8, or leave it out",
+            code="E-DAT-011",
+        )
+
+
+class _CountingStream(io.RawIOBase):
+    """Passes reads on and reports their size."""
+
+    def __init__(self, file: io.FileIO, on_read: OnRead) -> None:
+        self._file = file
+        self._on_read = on_read
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        num_bytes = self._file.readinto(buffer)
+        self._on_read(num_bytes)
+        return num_bytes
+
+
+class _ZstdStream(io.RawIOBase):
+    """Unpacks Zstandard frames, one after the other; raises `ZstdError` if the last is cut off."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed = packed
+        self._library = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX_BYTES)
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._rest = b""
+        """Read from the file but not yet unpacked."""
+        self._ready = memoryview(b"")
+        """Unpacked but not yet handed out."""
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._rest or self._packed.read(_ZSTD_READ_SIZE_BYTES)
+            if not block:
+                if self._frame is not None:
+                    raise zstandard.ZstdError("the file ends within a frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._library.decompressobj()
+            self._ready = memoryview(self._frame.decompress(block))
+            self._rest = b""
+            if self._frame.eof:
+                self._rest = self._frame.unused_data
+                self._frame = None
+        num_bytes = min(len(buffer), len(self._ready))
+        buffer[:num_bytes] = self._ready[:num_bytes]
+        self._ready = self._ready[num_bytes:]
+        return num_bytes
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _unreadable(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} cannot be read",
+        why=reason,
+        fix="give files or folders that exist and that you may read",
+        code="E-DAT-010",
+    )
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} cannot be unpacked",
+        why=reason,
+        fix="fetch the file again; it is damaged, incomplete, or not what its name says",
+        code="E-DAT-011",
+    )

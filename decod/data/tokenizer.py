@@ -1,0 +1,225 @@
+"""Text to token ids and back, in one of two ways.
+
+`BytesTokenizer` needs no file: the 256 byte values and one end token. `FileTokenizer` reads a
+`tokenizer.json` of the Hugging Face `tokenizers` library: data, never code.
+
+Corpora must come out the same on every host, so whatever in a `tokenizer.json` would make the ids
+depend on more than the text is switched off (truncation, padding) or refused (dropout). Special
+tokens that are merely spelled out in a text are encoded as plain text: a page that mentions
+`<|endoftext|>` does not end there.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from decod.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TokenizerKind = Literal["bytes", "tokenizer.json"]
+TokenArray = npt.NDArray[np.uint32]
+
+TOKENIZER_FILE = "tokenizer.json"
+EOS_GUESSES = ("<|endoftext|>", "</s>", "<eos>")
+"""End-of-document tokens that are looked for, in this order, when none is named."""
+
+# The largest in use (250,000 entries with merges) is about 35 MB.
+_FILE_SIZE_MAX_BYTES = 256 * 2**20
+_VOCAB_SIZE_MAX = 2**24
+
+
+class Tokenizer(Protocol):
+    """What both kinds offer."""
+
+    kind: TokenizerKind
+    sha256: str
+    """Hash of what decides the ids: the file's bytes, or a constant for the bytes kind."""
+    vocab_size: int
+    """Every id is below this."""
+    eos_id: int
+    """Stands after every document."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, without an end token."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        """Return the ids of every text, without end tokens: (T,) uint32 each."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, without end tokens. Ids of cut characters give U+FFFD."""
+        ...
+
+
+class BytesTokenizer:
+    """One token per byte of UTF-8, and 256 as the end of a document."""
+
+    kind: TokenizerKind = "bytes"
+    sha256 = hashlib.sha256(b"decod tokenizer: UTF-8 bytes 0-255, end of document 256").hexdigest()
+    vocab_size = 257
+    eos_id = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        _check_ids(token_ids, vocab_size=self.vocab_size)
+        return bytes(i for i in token_ids if i != self.eos_id).decode("utf-8", "replace")
+
+
+class FileTokenizer:
+    """A `tokenizer.json`, made deterministic."""
+
+    kind: TokenizerKind = "tokenizer.json"
+
+    def __init__(self, content: bytes, *, eos: str | int | None, name: str) -> None:
+        """Parse `content`.
+
+        Args:
+            content: The file's bytes.
+            eos: The end-of-document token, or its id, or None to guess it.
+            name: What error messages call the file.
+
+        Raises:
+            DataError: Not a usable tokenizer, or it has no such end token.
+        """
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self._name = name
+        self._tokenizer = _parse(content, name=name)
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        # Ids may have holes, so the number of entries would be too small.
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        if not 2 <= self.vocab_size <= _VOCAB_SIZE_MAX:
+            raise _unusable(name, f"it has a vocabulary of {self.vocab_size} ids")
+        self.eos_id = eos if isinstance(eos, int) else _pick_eos(vocab, eos=eos, name=name)
+
+    def encode(self, text: str) -> list[int]:
+        return [int(token_id) for token_id in self.encode_batch([text])[0]]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        # The library has no exception class of its own: it raises bare `Exception`.
+        except Exception as error:
+            raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        _check_ids(token_ids, vocab_size=self.vocab_size)
+        text: str = self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True)
+        return text
+
+
+def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, bytes | None]:
+    """Return the tokenizer that `choice` names, and its file's bytes if it has a file.
+
+    Args:
+        choice: `bytes`, or the path of a `tokenizer.json`.
+        eos: End-of-document token of a file; None to guess. Not for `bytes`.
+
+    Raises:
+        DataError: There is no such file, or it cannot be used.
+    """
+    if choice == "bytes":
+        if eos is not None:
+            raise DataError(
+                f"an end token {eos!r} was given for the bytes tokenizer",
+                why="that one always ends documents with its own id 256",
+                fix="leave --eos out, or name a tokenizer.json with --tokenizer",
+                code="E-DAT-015",
+            )
+        return BytesTokenizer(), None
+    path = Path(choice)
+    content = read_tokenizer_file(path)
+    return FileTokenizer(content, eos=eos, name=str(path)), content
+
+
+def read_tokenizer_file(path: Path) -> bytes:
+    """Return a tokenizer file's bytes, or raise `DataError` if it is absent or far too large."""
+    try:
+        if not path.is_file():
+            raise _unusable(str(path), "there is no such file")
+        with path.open("rb") as file:
+            content = file.read(_FILE_SIZE_MAX_BYTES + 1)
+    except OSError as error:
+        raise _unusable(str(path), f"it cannot be read ({error.strerror})") from error
+    if len(content) > _FILE_SIZE_MAX_BYTES:
+        raise _unusable(str(path), f"it is larger than {_FILE_SIZE_MAX_BYTES} bytes")
+    return content
+
+
+def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
+    try:
+        fields: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _unusable(name, f"it is not JSON ({_one_line(error)})") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("model"), dict):
+        raise _unusable(name, "it has no `model` object")
+    if fields["model"].get("dropout"):
+        raise _unusable(name, "its merges have dropout, so the same text gives different ids")
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise DataError(
+            f"{name} needs the Python package `tokenizers`",
+            why="it is not installed",
+            fix="pip install tokenizers, or use --tokenizer bytes",
+            code="E-DAT-014",
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    # The library has no exception class of its own: it raises bare `Exception`.
+    except Exception as error:
+        raise _unusable(name, _one_line(error)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _pick_eos(vocab: dict[str, int], *, eos: str | None, name: str) -> int:
+    for candidate in (eos,) if eos is not None else EOS_GUESSES:
+        if candidate in vocab:
+            return vocab[candidate]
+    tried = repr(eos) if eos is not None else ", ".join(EOS_GUESSES)
+    raise DataError(
+        f"tokenizer {name} has no end-of-document token {tried}",
+        why="documents are joined with one, so that the model learns where they end",
+        fix="pass the right one with --eos TOKEN (see `added_tokens` in the file)",
+        code="E-DAT-015",
+    )
+
+
+def _check_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise DataError(
+                f"token id {token_id} is not in the vocabulary of {vocab_size}",
+                why="it has no text",
+                fix="use the tokenizer that the tokens were made with",
+                code="E-DAT-023",
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _unusable(name: str, reason: str) -> DataError:
+    return DataError(
+        f"tokenizer {name} cannot be used",
+        why=reason,
+        fix="give `bytes`, or a `tokenizer.json` of the Hugging Face tokenizers library",
+        code="E-DAT-015",
+    )

@@ -1,0 +1,89 @@
+"""The memory that node and compute process share: one anonymous file, mapped by both.
+
+A tensor is written into it once, by the network or by the device, and read in place by the other.
+The file has no name: it vanishes with its last process, however that ends. Its pages take memory
+only once they have been written, so its size is a bound (invariant I6), not a reservation.
+"""
+
+import bisect
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+
+ALIGNMENT_BYTES = 64
+"""Of every region: a cache line, and enough for any vector load."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """A piece of the arena. `view` is its bytes."""
+
+    offset: int
+    size_bytes: int
+    view: memoryview
+
+    def reference(self) -> dict[str, int]:
+        """Return how the compute process is told of it."""
+        return {"offset": self.offset, "num_bytes": self.size_bytes}
+
+
+class Arena:
+    """Hands out regions, first fit; only the node process allocates.
+
+    Args:
+        size_bytes: Most that can be held at a time.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.fd = _anonymous_file()
+        os.ftruncate(self.fd, size_bytes)
+        self._map = mmap.mmap(self.fd, size_bytes)
+        self._view = memoryview(self._map)
+        self.size_bytes = size_bytes
+        self.used_bytes = 0
+        # Free stretches as (offset, size), sorted, never adjacent.
+        self._free: list[tuple[int, int]] = [(0, size_bytes)]
+
+    def allocate(self, size_bytes: int) -> Region | None:
+        """Return a region of exactly `size_bytes`, or None if no stretch is large enough."""
+        taken = _aligned(size_bytes)
+        for index, (offset, size) in enumerate(self._free):
+            if size >= taken:
+                if size == taken:
+                    del self._free[index]
+                else:
+                    self._free[index] = (offset + taken, size - taken)
+                self.used_bytes += taken
+                return Region(offset, size_bytes, self._view[offset : offset + size_bytes])
+        return None
+
+    def free(self, region: Region) -> None:
+        """Take a region back. Its view must not be used any more."""
+        offset, size = region.offset, _aligned(region.size_bytes)
+        self.used_bytes -= size
+        index = bisect.bisect(self._free, (offset, 0))
+        if index < len(self._free) and self._free[index][0] == offset + size:
+            size += self._free.pop(index)[1]
+        if index > 0 and sum(self._free[index - 1]) == offset:
+            index -= 1
+            offset = self._free[index][0]
+            size += self._free.pop(index)[1]
+        self._free.insert(index, (offset, size))
+
+    def close(self) -> None:
+        """Give the memory back. Views that somebody still holds keep their pages until then."""
+        os.close(self.fd)
+
+
+def _aligned(size_bytes: int) -> int:
+    return max(ALIGNMENT_BYTES, -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("decod-arena")
+    fd, path = tempfile.mkstemp(prefix="decod-arena-")
+    os.unlink(path)
+    return fd

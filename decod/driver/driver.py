@@ -1,0 +1,356 @@
+"""The asyncio driver: feeds a `NodeMachine` with events and carries its effects out.
+
+It is the only code of a daemon that reads the clock for the core. It never waits: an event is
+stepped at once, its effects are performed at once, and whatever takes time (a send, a job, a fetch)
+comes back as another event. So the machine sees one event at a time, in the order in which they
+happened, and a traced run can be replayed.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from decod.driver.arena import Arena, Region
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.jobs import Sizes, request_of, result_of
+from decod.ids import NodeId, TensorId
+from decod.protocol import effects as fx
+from decod.protocol import events as ev
+from decod.protocol import jobs
+from decod.protocol.messages import Message
+from decod.protocol.node import NodeMachine
+from decod.protocol.view import Member
+
+
+class Transport(Protocol):
+    """How messages leave this host."""
+
+    def send(self, to: NodeId, term: int, message: Message) -> None:
+        """Queue a control message."""
+
+    def send_tensor(
+        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+    ) -> None:
+        """Queue a bulk message; `token` comes back when it has ended."""
+
+    def use_members(self, members: tuple[Member, ...]) -> None:
+        """Dial these members from now on, and forget others."""
+
+    async def fetch_state(
+        self, donor: NodeId, iteration: int, allocate: Callable[[int], memoryview | None]
+    ) -> tuple[str, memoryview]:
+        """Return manifest and blob of a donor's state, or raise a `DecodError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedState:
+    """A copy of this stage's state. Call `release` when it has been read."""
+
+    iteration: int
+    manifest: str
+    data: memoryview
+    release: Callable[[], None]
+
+
+class NodeDriver:
+    """One node: its machine, its compute process, its way to the peers.
+
+    Args:
+        machine: The core.
+        compute: Runs the jobs.
+        arena: Holds the tensors.
+        sizes: Of the jobs' outputs.
+        on_note: Called with every `Note`.
+        on_run_complete: Called at the leader when all iterations are done.
+    """
+
+    def __init__(
+        self,
+        machine: NodeMachine,
+        compute: ComputeProcess,
+        arena: Arena,
+        sizes: Sizes,
+        *,
+        on_note: Callable[[fx.Note], None],
+        on_run_complete: Callable[[int], None],
+    ) -> None:
+        self.machine = machine
+        self.arena = arena
+        self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
+        self._compute = compute
+        self._sizes = sizes
+        self._on_note = on_note
+        self._on_run_complete = on_run_complete
+        self._transport: Transport | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None
+        self._inbox: deque[ev.Event] = deque()
+        self._stepping = False
+        self._regions: dict[TensorId, Region] = {}
+        self._incoming: dict[int, Region] = {}
+        self._next_tensor = 1
+        self._next_request = 1
+        self._requests: dict[int, asyncio.Future[ServedState | str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self, transport: Transport) -> None:
+        """Begin: the machine asks to be taken in."""
+        self._transport = transport
+        self._perform_all(self.machine.start(self._clock()))
+
+    async def close(self) -> None:
+        """Stop the timer and what is still being fetched."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for future in self._requests.values():
+            if not future.done():
+                future.set_result("this node has stopped")
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        """Step the machine with an event, now, or after the one that is being stepped."""
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                self._perform_all(self.machine.step(self._clock(), self._inbox.popleft()))
+        except Exception as error:
+            # A bug of ours. Going on would train on a broken state: the daemon ends, and peers
+            # treat that as the crash which the protocol survives.
+            if not self.stopped.done():
+                self.stopped.set_exception(error)
+            raise
+        finally:
+            self._stepping = False
+
+    def _perform_all(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            self._perform(effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline_s = self.machine.deadline_s
+        if deadline_s == self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_s = deadline_s
+        if deadline_s is not None and not self.stopped.done():
+            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = self._timer_s = None
+        deadline_s = self.machine.deadline_s
+        if deadline_s is not None and self._clock() >= deadline_s:
+            self.post(ev.DeadlinePassed())
+        else:
+            # The loop may wake early by one tick of its clock; the machine never sees that.
+            self._set_timer()
+
+    def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
+        transport, term = self._transport, self.machine.context.view.term
+        assert transport is not None
+        match effect:
+            case fx.Send(to, message):
+                transport.send(to, term, message)
+            case fx.SendTensor(to, message, tensor):
+                transport.send_tensor(to, term, message, self._regions[tensor].view, tensor)
+            case fx.StartJob():
+                self._start_job(effect)
+            case fx.FreeTensor(tensor):
+                self.arena.free(self._regions.pop(tensor))
+            case fx.FetchState():
+                self._own(self._fetch(effect))
+            case fx.ServeState():
+                self._serve(effect)
+            case fx.RefuseState(request_id, reason):
+                self._answer(request_id, reason)
+            case fx.UseMembers(members):
+                transport.use_members(members)
+            case fx.Note():
+                self._on_note(effect)
+            case fx.CompleteRun(iteration):
+                self._on_run_complete(iteration)
+            case fx.Stop():
+                if not self.stopped.done():
+                    self.stopped.set_result(effect)
+
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def _keep(self, region: Region) -> ev.Tensor:
+        tensor = TensorId(self._next_tensor)
+        self._next_tensor += 1
+        self._regions[tensor] = region
+        return ev.Tensor(tensor, region.size_bytes)
+
+    def allocate(self, size_bytes: int) -> memoryview | None:
+        """Return a buffer for a tensor on its way in; give it back by one of the next two."""
+        region = self.arena.allocate(size_bytes)
+        if region is None:
+            return None
+        self._incoming[id(region.view)] = region
+        return region.view
+
+    def tensor_arrived(self, sender: NodeId, message: Message, buffer: memoryview) -> None:
+        tensor = self._keep(self._incoming.pop(id(buffer)))
+        self.post(ev.Received(sender, message, tensor))
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        self.arena.free(self._incoming.pop(id(buffer)))
+
+    def tensor_sent(self, to: NodeId, token: object, *, duration_s: float, size_bytes: int) -> None:
+        assert isinstance(token, int)
+        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s))
+
+    def send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+        tensor = TensorId(token) if isinstance(token, int) else None
+        self.post(ev.SendFailed(to, message, reason, tensor))
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _start_job(self, effect: fx.StartJob) -> None:
+        request = request_of(effect.job, self._sizes)
+        outputs: list[Region] = []
+        for size_bytes in request.output_bytes:
+            region = self.arena.allocate(size_bytes)
+            if region is None:
+                self._job_failed(effect, outputs, "no room for its result", fatal=False)
+                return
+            outputs.append(region)
+        inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
+        future = self._compute.submit(
+            request.kind, request.fields, inputs=inputs, outputs=tuple(outputs)
+        )
+        future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
+
+    def _job_done(
+        self, effect: fx.StartJob, outputs: list[Region], done: asyncio.Future[Reply]
+    ) -> None:
+        if self.stopped.done() or done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            fatal = isinstance(error, ComputeDiedError)
+            assert fatal or isinstance(error, JobError), error
+            self._job_failed(effect, outputs, str(error), fatal=fatal)
+            return
+        reply = done.result()
+        if isinstance(effect.job, jobs.Build):
+            self._sizes.num_parameters = reply.result["num_parameters"]
+        if isinstance(effect.job, jobs.Snapshot) and not outputs:
+            self._copy_state(effect, reply)
+            return
+        result = result_of(effect.job, reply.result)
+        tensors = tuple(self._keep(region) for region in outputs)
+        self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
+
+    def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
+        """The size of a snapshot is known: ask for the bytes."""
+        region = self.arena.allocate(reply.result["num_bytes"])
+        if region is None:
+            self._job_failed(effect, [], "no room for a copy of the state", fatal=False)
+            return
+        request, outputs = request_of(effect.job, self._sizes), [region]
+        future = self._compute.submit(request.kind, request.fields, outputs=(region,))
+        future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
+
+    def _job_failed(
+        self, effect: fx.StartJob, outputs: list[Region], reason: str, *, fatal: bool
+    ) -> None:
+        for region in outputs:
+            self.arena.free(region)
+        self.post(ev.JobFailed(effect.job_id, reason, fatal))
+
+    # --- state --------------------------------------------------------------------------------
+
+    async def _fetch(self, effect: fx.FetchState) -> None:
+        transport = self._transport
+        assert transport is not None
+        buffers: list[memoryview] = []
+
+        def allocate(size_bytes: int) -> memoryview | None:
+            buffer = self.allocate(size_bytes)
+            if buffer is not None:
+                buffers.append(buffer)
+            return buffer
+
+        try:
+            manifest, buffer = await transport.fetch_state(effect.donor, effect.iteration, allocate)
+            if not _is_manifest(manifest):
+                raise StateUnreadableError
+        except Exception as error:  # noqa: BLE001 - whatever a donor did, another is tried.
+            for buffer in buffers:
+                self.tensor_failed(buffer)
+            reason = str(error)[:200] or type(error).__name__
+            self.post(ev.StateFetchFailed(effect.donor, effect.iteration, reason))
+            return
+        tensor = self._keep(self._incoming.pop(id(buffer)))
+        self.post(ev.StateFetched(effect.iteration, manifest, tensor))
+
+    def request_state(
+        self, iteration: int, *, with_optimizer: bool
+    ) -> Awaitable[ServedState | str]:
+        """Ask for a copy of this stage's state: it, or why there is none."""
+        future: asyncio.Future[ServedState | str] = asyncio.get_running_loop().create_future()
+        request_id = self._next_request
+        self._next_request += 1
+        self._requests[request_id] = future
+        self.post(ev.StateRequested(request_id, iteration, with_optimizer))
+        return future
+
+    def _serve(self, effect: fx.ServeState) -> None:
+        region = self._regions.pop(effect.tensor)
+        readers = set(effect.request_ids)
+
+        def release(request_id: int) -> None:
+            readers.discard(request_id)
+            if not readers:
+                self.arena.free(region)
+
+        for request_id in effect.request_ids:
+            state = ServedState(
+                effect.iteration, effect.manifest, region.view, partial(release, request_id)
+            )
+            if not self._answer(request_id, state):
+                state.release()
+
+    def _answer(self, request_id: int, answer: ServedState | str) -> bool:
+        future = self._requests.pop(request_id)
+        if future.cancelled():
+            return False
+        future.set_result(answer)
+        return True
+
+
+class StateUnreadableError(Exception):
+    """A donor's description of its state is not what such a description looks like."""
+
+    def __init__(self) -> None:
+        super().__init__("the donor's description of its state is unreadable")
+
+
+def _is_manifest(text: str) -> bool:
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and isinstance(manifest.get("tensors"), list)

@@ -1,0 +1,101 @@
+"""The core's jobs in the words of the compute process, and its replies in the core's."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from decod.ids import MicrobatchId
+from decod.planner.partition import part_sizes
+from decod.protocol import jobs
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Sizes of the tensors that jobs give out, in bytes."""
+
+    activation_bytes: int
+    wire_element_bytes: int
+    """Of one gradient between members."""
+    sum_element_bytes: int
+    """Of one averaged gradient: float32, or float64 for models in float64."""
+    num_parameters: int = 0
+    """Of this node's stage; known once it is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One job as it goes to the compute process."""
+
+    kind: str
+    fields: dict[str, Any]
+    output_bytes: tuple[int, ...] = ()
+
+
+def _microbatch(microbatch: MicrobatchId) -> dict[str, Any]:
+    return {
+        "mb": {
+            "iteration": microbatch.iteration,
+            "data_node_index": microbatch.data_node_index,
+            "index": microbatch.index,
+        }
+    }
+
+
+def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line a job.
+    """Return how the compute process is asked for `job`."""
+    activation = (sizes.activation_bytes,)
+    match job:
+        case jobs.Build(stage_index):
+            return Request("build", {"stage_index": stage_index})
+        case jobs.Embed(m):
+            return Request("embed", _microbatch(m), activation)
+        case jobs.Forward(m):
+            return Request("forward", _microbatch(m), activation)
+        case jobs.Head(m):
+            return Request("head", _microbatch(m), activation)
+        case jobs.Backward(m):
+            return Request("backward", _microbatch(m), activation)
+        case jobs.EmbedBackward(m):
+            return Request("embed_backward", _microbatch(m))
+        case jobs.Drop(m):
+            return Request("drop", _microbatch(m))
+        case jobs.Reset():
+            return Request("reset", {})
+        case jobs.Gather(num_parts):
+            elements = part_sizes(sizes.num_parameters, num_parts)
+            output_bytes = tuple(n * sizes.wire_element_bytes for n in elements)
+            return Request("gather", {"num_parts": num_parts}, output_bytes)
+        case jobs.Reduce(part, num_parts, weights_total):
+            elements = part_sizes(sizes.num_parameters, num_parts)
+            fields = {"part": part, "num_parts": num_parts, "weights_total": weights_total}
+            return Request("reduce_part", fields, (elements[part] * sizes.sum_element_bytes,))
+        case jobs.Propose(iteration, num_parts, weights_total):
+            fields = {
+                "iteration": iteration,
+                "num_parts": num_parts,
+                "weights_total": weights_total,
+            }
+            return Request("propose", fields)
+        case jobs.Commit(iteration):
+            return Request("commit", {"iteration": iteration})
+        case jobs.Snapshot(with_optimizer):
+            return Request("snapshot", {"with_optimizer": with_optimizer})
+        case jobs.Load(iteration, manifest):
+            tensors = json.loads(manifest)["tensors"]
+            return Request("load", {"iteration": iteration, "tensors": tensors})
+
+
+def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
+    """Return the core's form of a reply to `job`."""
+    match job:
+        case jobs.Build() | jobs.Load():
+            return jobs.Built(result["hash"])
+        case jobs.Head():
+            return jobs.Loss(result["loss"], result["num_tokens"])
+        case jobs.Propose():
+            return jobs.Proposed(result["hash"])
+        case jobs.Snapshot():
+            manifest = json.dumps({"tensors": result["tensors"]}, separators=(",", ":"))
+            return jobs.SnapshotTaken(result["iteration"], manifest)
+        case _:
+            return jobs.Nothing()

@@ -1,0 +1,84 @@
+"""GPT-2's block: LayerNorm, attention, GELU, biases everywhere.
+
+Legend: B sequences, T positions, D width, H heads, E a head's width.
+
+Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3. Deviation: no
+dropout, since a microbatch that is computed again elsewhere must give the same result.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from decod.model.config import ModelConfig
+
+
+class Projection(nn.Module):
+    """A linear layer whose weight is stored as (inputs, outputs), as GPT-2's checkpoints do."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_inputs, num_outputs))
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return (B, T, outputs)."""
+        flat = torch.addmm(self.bias, hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), self.weight)
+        return flat.view(*hidden_BTD.shape[:-1], -1)
+
+
+class Gpt2Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = model.num_attention_heads
+        self.c_attn = Projection(model.hidden_size, 3 * model.hidden_size)
+        self.c_proj = Projection(model.hidden_size, model.hidden_size)
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return what attention adds to the residual stream, (B, T, D)."""
+        num_sequences, length, width = hidden_BTD.shape
+        split = (num_sequences, length, self.num_heads, width // self.num_heads)
+        query, key, value = (
+            part.view(split).transpose(1, 2) for part in self.c_attn(hidden_BTD).split(width, -1)
+        )
+        mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.c_proj(mixed_BHTE.transpose(1, 2).reshape(hidden_BTD.shape))
+        return result
+
+
+class Gpt2Mlp(nn.Module):
+    """Feed-forward network with the tanh form of GELU."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.c_fc = Projection(model.hidden_size, model.intermediate_size)
+        self.c_proj = Projection(model.intermediate_size, model.hidden_size)
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return what the network adds to the residual stream, (B, T, D)."""
+        result: Tensor = self.c_proj(functional.gelu(self.c_fc(hidden_BTD), approximate="tanh"))
+        return result
+
+
+class Gpt2Block(nn.Module):
+    """Attention, then feed-forward, each on a normed copy of the residual stream."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
+        self.attn = Gpt2Attention(model)
+        self.ln_2 = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
+        self.mlp = Gpt2Mlp(model)
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the residual stream after the block, (B, T, D)."""
+        hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD))
+        result: Tensor = hidden_BTD + self.mlp(self.ln_2(hidden_BTD))
+        return result

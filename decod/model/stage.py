@@ -1,0 +1,207 @@
+"""Modules of the stages: stage 0 (both ends of the model) and the relays' slices.
+
+A stage is built empty (on torch's meta device) and then filled with tensors that somebody else
+owns, so that whoever trains it decides how its memory lies. Parameters carry the names of Hugging
+Face checkpoints.
+
+Legend: B sequences, T positions, D width, V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.model.gpt2 import Gpt2Block
+from decod.model.llama import LlamaBlock, RmsNorm, Rotary, rotary_tables
+
+TORCH_DTYPES = {
+    ModelDtype.FLOAT64: torch.float64,
+    ModelDtype.FLOAT32: torch.float32,
+    ModelDtype.BFLOAT16: torch.bfloat16,
+}
+"""The torch dtype of activations and of the modules' weights."""
+
+
+class Stage(nn.Module):
+    """A contiguous slice of blocks: what a relay runs."""
+
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
+        super().__init__()
+        self.config = model
+        self._rotary: Rotary | None = None
+        block = Gpt2Block if model.model_type is Architecture.GPT2 else LlamaBlock
+        self.layers = nn.ModuleDict({str(index): block(model) for index in blocks})
+
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """Return the parameters under their checkpoint names, in sorted order."""
+        gpt2 = self.config.model_type is Architecture.GPT2
+        prefixes = (
+            {"layers.": "transformer.h.", "inner.": "transformer."}
+            if gpt2
+            else {"layers.": "model.layers.", "inner.": "model."}
+        )
+        result = {}
+        for path, parameter in self.named_parameters():
+            for own, theirs in prefixes.items():
+                if path.startswith(own):
+                    path = theirs + path.removeprefix(own)  # noqa: PLW2901
+                    break
+            result[path] = parameter
+        return dict(sorted(result.items()))
+
+    def place(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make every parameter a trainable view of the tensor of its name; copies nothing.
+
+        Args:
+            tensors: One tensor per parameter, with its shape, all of one dtype and device.
+        """
+        owners = dict(self.named_modules())
+        names = {id(parameter): name for name, parameter in self.parameters_by_name().items()}
+        for path, old in list(self.named_parameters()):
+            tensor = tensors[names[id(old)]]
+            assert tensor.shape == old.shape, (path, tensor.shape, old.shape)
+            if old.is_meta:
+                owner, _, leaf = path.rpartition(".")
+                setattr(owners[owner], leaf, nn.Parameter(tensor))
+            else:
+                old.data = tensor
+
+    def run_blocks(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the residual stream after this stage's blocks.
+
+        Args:
+            hidden_BTD: (B, T, D) in the module's dtype and on its device. Not changed.
+        """
+        if self.config.model_type is Architecture.GPT2:
+            for block in self.layers.values():
+                hidden_BTD = block(hidden_BTD)
+            return hidden_BTD
+        if not self.layers:
+            return hidden_BTD
+        length = hidden_BTD.shape[1]
+        if self._rotary is None or len(self._rotary[0]) < length:
+            self._rotary = rotary_tables(
+                self.config, length, dtype=hidden_BTD.dtype, device=str(hidden_BTD.device)
+            )
+        rotary = (self._rotary[0][:length], self._rotary[1][:length])
+        for block in self.layers.values():
+            hidden_BTD = block(hidden_BTD, rotary)
+        return hidden_BTD
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `run_blocks`."""
+        return self.run_blocks(hidden_BTD)
+
+
+class LlamaEnds(nn.Module):
+    """What Llama has outside its blocks, the head excepted."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.norm = RmsNorm(model.hidden_size, model.norm_eps)
+
+    def enter(self, tokens_BT: Tensor) -> Tensor:
+        """Return the embedded tokens, (B, T, D)."""
+        result: Tensor = self.embed_tokens(tokens_BT)
+        return result
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        result: Tensor = self.norm(hidden_BTD)
+        return result
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        return self.embed_tokens.weight
+
+
+class Gpt2Ends(nn.Module):
+    """What GPT-2 has outside its blocks, the head excepted."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.wpe = nn.Embedding(model.max_position_embeddings, model.hidden_size)
+        self.ln_f = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
+
+    def enter(self, tokens_BT: Tensor) -> Tensor:
+        """Return the embedded tokens plus their positions, (B, T, D)."""
+        result: Tensor = self.wte(tokens_BT) + self.wpe.weight[: tokens_BT.shape[1]]
+        return result
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        result: Tensor = self.ln_f(hidden_BTD)
+        return result
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        return self.wte.weight
+
+
+class FirstStage(Stage):
+    """Stage 0: embedding and first blocks on the way in, final norm and head on the way out.
+
+    With all blocks it is the whole model.
+    """
+
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
+        super().__init__(model, blocks)
+        ends = Gpt2Ends if model.model_type is Architecture.GPT2 else LlamaEnds
+        self.inner: Gpt2Ends | LlamaEnds = ends(model)
+        self.lm_head: nn.Linear | None = None
+        if not model.tie_word_embeddings:
+            self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return the residual stream that leaves stage 0, (B, T, D).
+
+        Args:
+            tokens_BT: int64 token ids below the vocabulary's size, on the module's device.
+        """
+        return self.run_blocks(self.inner.enter(tokens_BT))
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the scores of every next token, (B, T, V) in the module's dtype."""
+        table_VD = self.inner.table() if self.lm_head is None else self.lm_head.weight
+        return functional.linear(self.inner.leave(hidden_BTD), table_VD)
+
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the mean cross-entropy over all positions; a scalar in float32 or wider.
+
+        Args:
+            hidden_BTD: What the last block gave, in the module's dtype.
+            targets_BT: int64, the token that follows each position.
+        """
+        logits_BTV = self.logits(hidden_BTD)
+        if logits_BTV.dtype == torch.bfloat16:
+            logits_BTV = logits_BTV.float()
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+    @override
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Return the logits of a model whose blocks are all here, (B, T, V)."""
+        return self.logits(self.embed(tokens_BT))
+
+
+def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> Stage:
+    """Return a stage's module without memory; call `place` before use.
+
+    Raises:
+        ConfigError: The model cannot be cut like this.
+    """
+    blocks = stage_blocks(model, stages)[stage_index]
+    with torch.device("meta"):
+        return FirstStage(model, blocks) if stage_index == 0 else Stage(model, blocks)
+
+
+def empty_model(model: ModelConfig) -> FirstStage:
+    """Return the whole model as one module without memory; call `place` before use."""
+    with torch.device("meta"):
+        return FirstStage(model, range(model.num_hidden_layers))

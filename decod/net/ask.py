@@ -1,0 +1,218 @@
+"""Questions to a node that need no standing connection: what run is this, and its stage's state."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from decod.errors import NetworkError, RejectedError
+from decod.ids import RunId
+from decod.net import channel
+from decod.net.address import split_address
+from decod.net.limits import LIMITS, Limits
+from decod.net.server import HelloInfo, HelloRequest, StateRequest
+from decod.net.stream import Filler
+from decod.wire import codec, validate
+from decod.wire.v1 import enroll_pb2, state_pb2
+
+
+async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
+    """Asks the node at `address` about its run.
+
+    Args:
+        request: Who asks. `observed_address` is ignored: the node sees for itself.
+
+    Raises:
+        NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
+            (E-NET-004), or `address` can't be read.
+        RejectedError: The node speaks another version (E-REJ-002) or belongs to another run
+            (E-REJ-003).
+        MalformedMessageError: The answer makes no sense.
+    """
+    split_address(address)
+    wire_request = enroll_pb2.HelloRequest(
+        protocol_version=channel.PROTOCOL_VERSION,
+        run_id=request.run_id or "",
+        sender_id=request.sender or "",
+        sender_address=request.sender_address,
+    )
+    async with channel.open_channel(address, limits) as opened:
+        call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello", channel.as_is, channel.as_is)
+        try:
+            data = await call(wire_request.SerializeToString(), timeout=limits.hello_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(address, error) from error
+    response = codec.parse(enroll_pb2.HelloResponse, data)
+    _raise_refusal(address, response, request.run_id)
+    return _checked_info(response, request, limits)
+
+
+def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: RunId | None) -> None:
+    if response.protocol_version != channel.PROTOCOL_VERSION:
+        raise RejectedError(
+            f"{address} speaks protocol version {response.protocol_version}, "
+            f"this node speaks {channel.PROTOCOL_VERSION}",
+            why="they would misread each other",
+            fix="install the same version of decod on both",
+            code="E-REJ-002",
+        )
+    if response.refusal == enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS:
+        raise RejectedError(
+            f"{address} belongs to run {validate.run_id('run_id', response.run_id)}",
+            why=f"this node wants to join {run_id}",
+            fix="ask the organiser for the current join string",
+            code="E-REJ-003",
+        )
+    if response.refusal != enroll_pb2.HELLO_REFUSAL_UNSPECIFIED:
+        raise NetworkError(
+            f"{address} can't describe its run at present",
+            why="it is starting, or has lost its leader",
+            fix="try again in a minute, or with the address of another node",
+            code="E-NET-004",
+        )
+
+
+def _checked_info(
+    response: enroll_pb2.HelloResponse, request: HelloRequest, limits: Limits
+) -> HelloInfo:
+    run_id = validate.run_id("run_id", response.run_id)
+    if request.run_id not in (None, run_id):
+        raise validate.malformed("run_id", run_id, allowed=str(request.run_id))
+    manifest_size_bytes = len(response.manifest_json.encode())
+    if manifest_size_bytes > limits.manifest_size_max_bytes:
+        allowed = f"at most {limits.manifest_size_max_bytes} bytes"
+        raise validate.malformed("manifest_json", f"{manifest_size_bytes} bytes", allowed=allowed)
+    leader, leader_address = None, ""
+    if response.leader_id:
+        leader = validate.node_id("leader_id", response.leader_id)
+        leader_address = validate.address("leader_address", response.leader_address)
+    return HelloInfo(
+        run_id=run_id,
+        manifest_json=response.manifest_json,
+        node_id=validate.node_id("node_id", response.node_id),
+        leader=leader,
+        leader_address=leader_address,
+        observed_address=validate.printable(64)("observed_address", response.observed_address),
+    )
+
+
+def _unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
+    details = (error.details() or "no details").splitlines()[0][:120]
+    return NetworkError(
+        f"no answer from {address}",
+        why=f"{error.code().name.lower()}: {details}",
+        fix="check the address, that the node there runs, and that its TCP port is open",
+        code="E-NET-003",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedState:
+    """A stage's state as a donor gave it. Its checksum holds; what it means is not checked."""
+
+    iteration: int
+    manifest: str
+    buffer: memoryview
+
+
+Allocate = Callable[[str, int], memoryview | None]
+"""Returns a buffer for a manifest and a size in bytes, or None if there is no room."""
+
+
+async def fetch_state(
+    address: str, request: StateRequest, allocate: Allocate, *, limits: Limits = LIMITS
+) -> FetchedState:
+    """Fetches a stage's state from the node at `address`, on a connection of its own.
+
+    If this raises, or is cancelled, after `allocate` was called, the buffer is the caller's again.
+
+    Raises:
+        NetworkError: The node can't be reached, breaks off or is too slow (E-NET-003), refuses,
+            or `allocate` did (E-NET-005).
+        MalformedMessageError: What came is not what was announced.
+    """
+    split_address(address)
+    wire_request = state_pb2.FetchRequest(
+        run_id=request.run_id,
+        sender_id=request.sender,
+        iteration=request.iteration,
+        with_optimizer=request.with_optimizer,
+    )
+    async with channel.open_channel(address, limits) as opened:
+        # The size is not known yet, so the call itself has no deadline; each frame has one.
+        call = opened.unary_stream(f"/{channel.STATE_SERVICE}/Fetch", channel.as_is, channel.as_is)(
+            wire_request.SerializeToString()
+        )
+        try:
+            return await _receive_state(address, call, request, allocate, limits)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(address, error) from error
+        except TimeoutError as error:
+            raise NetworkError(
+                f"{address} sends its state too slowly",
+                why=f"less than {limits.rate_min_bytes_per_s:.0f} bytes arrived in a second",
+                fix="fetch from another node",
+                code="E-NET-003",
+            ) from error
+        finally:
+            call.cancel()
+
+
+async def _receive_state(
+    address: str,
+    call: "grpc.aio.UnaryStreamCall[bytes, bytes]",
+    request: StateRequest,
+    allocate: Allocate,
+    limits: Limits,
+) -> FetchedState:
+    # The donor may first have to copy its state, behind other work of its device.
+    first = await _next_message(call, timeout_s=10 * limits.frame_timeout_s)
+    response = codec.parse(state_pb2.FetchResponse, first or b"")
+    header = response.header
+    if header.refusal:
+        raise _refused(address, validate.reason("refusal", header.refusal))
+    _check_header(header, request, limits)
+    buffer = allocate(header.manifest, header.size_bytes)
+    if buffer is None:
+        raise _refused(address, f"this node has no room for {header.size_bytes} bytes")
+    assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
+    filler = Filler(
+        buffer.cast("B"), crc32=header.crc32, frame_size_max_bytes=limits.frame_size_bytes
+    )
+    filler.add(response.data)
+    async with asyncio.timeout(limits.stream_timeout_s(header.size_bytes)):
+        while (frame := await _next_message(call, timeout_s=limits.frame_timeout_s)) is not None:
+            filler.add_frame(frame)
+    if not (filler.complete and filler.intact):
+        what = "altered" if filler.complete else "cut short"
+        raise validate.malformed("data", what, allowed="what the header says of it")
+    return FetchedState(header.iteration, header.manifest, buffer)
+
+
+def _check_header(header: state_pb2.StateHeader, request: StateRequest, limits: Limits) -> None:
+    if header.iteration != request.iteration:
+        raise validate.malformed("iteration", header.iteration, allowed=str(request.iteration))
+    validate.integer(0, limits.tensor_size_max_bytes)("size_bytes", header.size_bytes)
+    validate.integer(0, 2**32 - 1)("crc32", header.crc32)
+    if len(header.manifest) > limits.state_manifest_size_max_bytes:
+        allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
+        raise validate.malformed("manifest", f"{len(header.manifest)} characters", allowed=allowed)
+
+
+async def _next_message(
+    call: "grpc.aio.UnaryStreamCall[bytes, bytes]", *, timeout_s: float
+) -> bytes | None:
+    async with asyncio.timeout(timeout_s):
+        message: object = await call.read()
+    return message if isinstance(message, bytes) else None
+
+
+def _refused(address: str, reason: str) -> NetworkError:
+    return NetworkError(
+        f"no state from {address}",
+        why=reason,
+        fix="fetch from another node",
+        code="E-NET-005",
+    )

@@ -1,0 +1,378 @@
+"""The calling side: one control channel and one bulk channel to every peer, each with its queue.
+
+Theory of operation. `send` and `send_tensor` only append to the peer's queue and return. A task per
+peer (two for tensors) takes from the queue while there is something in it, and ends when there is
+not; a thousand silent peers cost a thousand empty queues. Whatever is waiting when the task gets to
+run travels in one call. Everything that was accepted ends in exactly one callback, unless the
+client is closed first.
+
+Order: control messages to one peer arrive in the order of `send`. Tensors to one peer start in the
+order of `send_tensor`, two at a time. There is no order between the two kinds.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from decod.ids import NodeId, RunId
+from decod.net import channel
+from decod.net.limits import LIMITS, Limits
+from decod.net.stream import crc32_of, frames_of
+from decod.protocol.messages import BULK_MESSAGES, Message
+from decod.wire import codec
+from decod.wire.frame import data_frame
+from decod.wire.v1 import control_pb2, tensor_pb2
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DELIVER = f"/{channel.CONTROL_SERVICE}/Deliver"
+_PUSH = f"/{channel.TENSOR_SERVICE}/Push"
+_PUSH_FAILURES = {
+    tensor_pb2.PUSH_STATE_REFUSED: "the receiver refused the tensor",
+    tensor_pb2.PUSH_STATE_MALFORMED: "the receiver can't read the tensor",
+    tensor_pb2.PUSH_STATE_CORRUPTED: "the tensor was altered on its way",
+}
+
+
+class ClientHandler(Protocol):
+    """What the client tells the driver, always from the event loop, never from within `send`."""
+
+    def on_tensor_sent(
+        self, to: NodeId, message: Message, token: object, *, seconds: float, size_bytes: int
+    ) -> None:
+        """The receiver has the whole tensor. `seconds` is the time of the transfer alone."""
+
+    def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+        """A message or tensor did not reach its receiver. `token` is None for control."""
+
+    def on_latency(self, to: NodeId, seconds: float) -> None:
+        """Time of one control call, there and back, with what the receiver did meanwhile."""
+
+
+@dataclass(slots=True)
+class _Control:
+    message: Message
+    envelope: control_pb2.Envelope
+
+
+@dataclass(slots=True)
+class _Bulk:
+    message: Message
+    envelope: control_pb2.Envelope
+    data: memoryview
+    token: object
+
+
+@dataclass(slots=True)
+class _Link:
+    """Everything about one peer at one address."""
+
+    node_id: NodeId
+    address: str
+    control: grpc.aio.Channel
+    bulk: grpc.aio.Channel
+    sequence: "count[int]" = field(default_factory=lambda: count(1))
+    messages: deque[_Control] = field(default_factory=deque)
+    tensors: deque[_Bulk] = field(default_factory=deque)
+    num_control_tasks: int = 0
+    num_bulk_tasks: int = 0
+
+
+class PeerClient:
+    """Sends control messages and tensors to peers.
+
+    Args:
+        node_id: This node, as sender.
+        run_id: Goes with every message.
+        handler: Learns how sending ended.
+    """
+
+    def __init__(
+        self, node_id: NodeId, run_id: RunId, handler: ClientHandler, *, limits: Limits = LIMITS
+    ) -> None:
+        self._node_id = node_id
+        self._run_id = run_id
+        self._handler = handler
+        self._limits = limits
+        self._links: dict[NodeId, _Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def set_address(self, node: NodeId, address: str) -> None:
+        """Says where `node` is dialled. At a new address it is dialled anew, in the same order.
+
+        What is on its way to the old address when this is called fails or arrives as it may.
+        """
+        old = self._links.get(node)
+        if old is not None and old.address == address:
+            return
+        link = _Link(
+            node_id=node,
+            address=address,
+            control=channel.open_channel(address, self._limits),
+            bulk=channel.open_channel(address, self._limits),
+        )
+        self._links[node] = link
+        if old is not None:
+            link.sequence = old.sequence
+            link.messages.extend(old.messages)
+            link.tensors.extend(old.tensors)
+            self._retire(old)
+            self._run_tasks(link)
+
+    def address_of(self, node: NodeId) -> str | None:
+        """Returns where `node` is dialled, if that has been said."""
+        link = self._links.get(node)
+        return link.address if link else None
+
+    def forget(self, node: NodeId) -> None:
+        """Closes the channels to `node`. What waits for it, or is on its way, fails."""
+        link = self._links.pop(node, None)
+        if link is not None:
+            waiting: list[_Control | _Bulk] = [*link.messages, *link.tensors]
+            for item in waiting:
+                self._fail_soon(node, item, "the peer has left")
+            self._retire(link)
+
+    def send(self, to: NodeId, term: int, message: Message) -> None:
+        """Queues a control message. Returns at once."""
+        link = self._links.get(to)
+        sequence = next(link.sequence) if link else 0
+        envelope = codec.encode(self._run_id, self._node_id, term, sequence, message)
+        item = _Control(message, envelope)
+        if link is None:
+            self._fail_soon(to, item, "its address is unknown")
+        elif len(link.messages) >= self._limits.queue_length_max:
+            self._fail_soon(to, item, "too many messages wait for it")
+        elif envelope.ByteSize() > self._limits.batch_size_max_bytes:
+            self._fail_soon(to, item, f"the message has {envelope.ByteSize()} bytes")
+        else:
+            link.messages.append(item)
+            self._run_tasks(link)
+
+    def send_tensor(
+        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+    ) -> None:
+        """Queues a tensor with its bulk message. Returns at once.
+
+        Args:
+            data: The bytes, contiguous. Read, not copied: they must stay as they are until one of
+                the callbacks has been called with `token`.
+            token: Anything; comes back in the callback.
+        """
+        assert isinstance(message, BULK_MESSAGES), message
+        link = self._links.get(to)
+        sequence = next(link.sequence) if link else 0
+        envelope = codec.encode(self._run_id, self._node_id, term, sequence, message)
+        item = _Bulk(message, envelope, data.cast("B"), token)
+        if link is None:
+            self._fail_soon(to, item, "its address is unknown")
+        elif len(link.tensors) >= self._limits.queue_length_max:
+            self._fail_soon(to, item, "too many tensors wait for it")
+        else:
+            link.tensors.append(item)
+            self._run_tasks(link)
+
+    async def close(self) -> None:
+        """Ends everything. What has not arrived is dropped without a callback."""
+        self._closed = True
+        links, self._links = list(self._links.values()), {}
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in links:
+            await link.control.close(None)
+            await link.bulk.close(None)
+
+    def _run_tasks(self, link: _Link) -> None:
+        if link.messages and link.num_control_tasks == 0:
+            link.num_control_tasks += 1
+            self._own(self._send_messages(link))
+        while link.num_bulk_tasks < min(self._limits.streams_per_peer, len(link.tensors)):
+            link.num_bulk_tasks += 1
+            self._own(self._send_tensors(link))
+
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine as a task whose exception, a bug, reaches the loop's handler."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                context = {"message": "bug in sending to a peer", "exception": error, "task": task}
+                task.get_loop().call_exception_handler(context)
+
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    def _retire(self, link: _Link) -> None:
+        link.messages.clear()
+        link.tensors.clear()
+
+        async def close() -> None:
+            await link.control.close(None)
+            await link.bulk.close(None)
+
+        self._own(close())
+
+    def _fail_soon(self, to: NodeId, item: _Control | _Bulk, reason: str) -> None:
+        asyncio.get_running_loop().call_soon(self._fail, to, item, reason)
+
+    def _fail(self, to: NodeId, item: _Control | _Bulk, reason: str) -> None:
+        if not self._closed:
+            token = item.token if isinstance(item, _Bulk) else None
+            self._handler.on_send_failed(to, item.message, token, reason=reason)
+
+    # --- control ----------------------------------------------------------------------------
+
+    async def _send_messages(self, link: _Link) -> None:
+        try:
+            while link.messages:
+                batch = self._take_batch(link)
+                try:
+                    await self._with_retries(partial(self._deliver, link, batch))
+                except _FailedError as error:
+                    for item in batch:
+                        self._fail(link.node_id, item, str(error))
+        finally:
+            link.num_control_tasks -= 1
+
+    def _take_batch(self, link: _Link) -> list[_Control]:
+        batch: list[_Control] = []
+        room_bytes = self._limits.batch_size_max_bytes
+        while link.messages and len(batch) < self._limits.batch_length_max:
+            # A tag and a length of at most 5 bytes stand before every envelope.
+            room_bytes -= link.messages[0].envelope.ByteSize() + 6
+            if batch and room_bytes < 0:
+                break
+            batch.append(link.messages.popleft())
+        return batch
+
+    async def _deliver(self, link: _Link, batch: list[_Control]) -> None:
+        request = control_pb2.DeliverRequest(envelopes=[item.envelope for item in batch])
+        deliver = link.control.unary_unary(_DELIVER, channel.as_is, channel.as_is)
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        data = await deliver(request.SerializeToString(), timeout=self._limits.control_timeout_s)
+        if not self._closed:
+            self._handler.on_latency(link.node_id, loop.time() - start_s)
+        response = codec.parse(control_pb2.DeliverResponse, data)
+        if response.num_dropped:
+            # Both sides check with the same table: their version differs, or their run does.
+            _log.warning(
+                "message.dropped %s dropped %d of %d messages",
+                link.node_id,
+                response.num_dropped,
+                len(batch),
+            )
+
+    # --- bulk -------------------------------------------------------------------------------
+
+    async def _send_tensors(self, link: _Link) -> None:
+        try:
+            while link.tensors:
+                item = link.tensors.popleft()
+                try:
+                    seconds = await self._with_retries(partial(self._push, link, item))
+                except _FailedError as error:
+                    self._fail(link.node_id, item, str(error))
+                    continue
+                if not self._closed:
+                    self._handler.on_tensor_sent(
+                        link.node_id,
+                        item.message,
+                        item.token,
+                        seconds=seconds,
+                        size_bytes=len(item.data),
+                    )
+        finally:
+            link.num_bulk_tasks -= 1
+
+    async def _push(self, link: _Link, item: _Bulk) -> float:
+        """Pushes a tensor; returns how long that took, in seconds."""
+        header = tensor_pb2.TensorHeader(
+            envelope=item.envelope, size_bytes=len(item.data), crc32=await crc32_of(item.data)
+        )
+        first = tensor_pb2.PushRequest(header=header).SerializeToString()
+        timeout_s = self._limits.stream_timeout_s(len(item.data))
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        if len(item.data) <= self._limits.frame_size_bytes:
+            # A stream of one message is, on the wire, a unary call, which costs half as much here.
+            # Two serialized messages in a row are, by protobuf's rules, one with all their fields.
+            answer = await link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)(
+                first + data_frame(item.data), timeout=timeout_s
+            )
+        else:
+            answer = await self._push_frames(link, first, item.data, timeout_s)
+        response = codec.parse(tensor_pb2.PushResponse, answer)
+        if response.state != tensor_pb2.PUSH_STATE_RECEIVED:
+            raise _FailedError(_PUSH_FAILURES.get(response.state, "the receiver did not take it"))
+        return loop.time() - start_s
+
+    async def _push_frames(
+        self, link: _Link, first: bytes, data: memoryview, timeout_s: float
+    ) -> bytes:
+        push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
+        call = push(None, timeout=timeout_s)
+        try:
+            await call.write(first)
+            for frame in frames_of(data, self._limits.frame_size_bytes):
+                async with asyncio.timeout(self._limits.frame_timeout_s):
+                    await call.write(frame)
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # The receiver has answered before the end: the answer says why.
+        except TimeoutError:
+            call.cancel()
+            raise _FailedError("it takes data too slowly") from None
+        return await call
+
+    # --- retries ----------------------------------------------------------------------------
+
+    async def _with_retries(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Returns what `attempt` returns; tries again while the peer is unavailable.
+
+        Repeats are harmless: messages name the round, view or request that they belong to.
+
+        Raises:
+            _FailedError: The last attempt failed, or one in a way that a repeat does not mend.
+        """
+        num_refused = 0
+        for delay_s in (*self._limits.retry_delays_s, None):
+            try:
+                return await attempt()
+            except grpc.aio.UsageError:
+                raise _FailedError("the peer has left") from None
+            except asyncio.CancelledError:
+                # A closed channel cancels its calls, which is not the same as cancelling us.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise _FailedError("the peer has left") from None
+            except grpc.aio.AioRpcError as error:
+                details = error.details() or ""
+                num_refused += "refused" in details
+                if (
+                    error.code() is not grpc.StatusCode.UNAVAILABLE
+                    or delay_s is None
+                    or num_refused > self._limits.refused_retries_max
+                ):
+                    code = error.code().name.lower()
+                    raise _FailedError(f"{code}: {details}"[:200]) from None
+                await asyncio.sleep(delay_s)
+        raise AssertionError("the last delay is None")
+
+
+class _FailedError(Exception):
+    """Sending has failed for good; the text is the reason given to the core."""

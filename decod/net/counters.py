@@ -1,0 +1,55 @@
+"""Counts what peers do wrong, and keeps them from filling the log."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+
+PEERS_MAX = 1024
+LINES_PER_MINUTE_MAX = 20
+
+
+class Counters:
+    """Events by name and peer. Bounded: peers beyond the first 1024 are counted together."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, peer: str) -> None:
+        """Counts one event `name` that `peer` (an IP address or node id) caused."""
+        if len(self._counts) >= PEERS_MAX and (name, peer) not in self._counts:
+            peer = "other"
+        self._counts[name, peer] += 1
+
+    def total(self, name: str) -> int:
+        """Returns how often `name` happened, whoever caused it."""
+        return sum(count for (key, _), count in self._counts.items() if key == name)
+
+    def by_peer(self, name: str) -> dict[str, int]:
+        """Returns how often each peer caused `name`."""
+        return {peer: count for (key, peer), count in self._counts.items() if key == name}
+
+
+class PeerLog:
+    """Writes what peers do wrong: at most 20 lines a minute for each peer.
+
+    Args:
+        logger: Where lines go, as warnings.
+        clock: Returns seconds that never go back.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._instants_s: dict[str, deque[float]] = {}
+
+    def warn(self, peer: str, event: str, reason: str) -> None:
+        """Writes one line, unless `peer` has had its share of this minute."""
+        now_s = self._clock()
+        if len(self._instants_s) >= PEERS_MAX and peer not in self._instants_s:
+            peer = "other"
+        instants_s = self._instants_s.setdefault(peer, deque())
+        while instants_s and instants_s[0] <= now_s - 60:
+            instants_s.popleft()
+        if len(instants_s) < LINES_PER_MINUTE_MAX:
+            instants_s.append(now_s)
+            self._logger.warning("%s %s: %s", event, peer, reason)

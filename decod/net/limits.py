@@ -1,0 +1,60 @@
+"""Named limits of everything that listens or dials. Tests make them smaller; nobody needs more."""
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one peer may ask of this node, and how long this node waits for a peer."""
+
+    message_size_max_bytes: int = 4 * MIB + 64 * KIB
+    """Largest gRPC message, in both directions."""
+    batch_size_max_bytes: int = 4 * MIB
+    """Envelopes that are put into one Deliver. The rest of a message is for their frames."""
+    batch_length_max: int = 256
+    """Envelopes in one Deliver: a receiver handles a whole batch without a pause."""
+    metadata_size_max_bytes: int = 8 * KIB
+    frame_size_bytes: int = 1 * MIB
+    """Bytes of a tensor in one message. 1 MiB was fastest of 64 KiB to 4 MiB on loopback."""
+    tensor_size_max_bytes: int = 64 * 1024 * MIB
+    """Refused before anybody is asked for memory."""
+    manifest_size_max_bytes: int = 64 * KIB
+    """The run's manifest."""
+    state_manifest_size_max_bytes: int = 2 * MIB
+    """Description of a stage's state."""
+
+    rate_min_bytes_per_s: float = 64 * KIB
+    """A slower stream is given up: it holds memory that faster peers could use."""
+    rate_grace_s: float = 5.0
+    """Time that a stream has before the rate counts."""
+    control_timeout_s: float = 5.0
+    """For one attempt to deliver control messages."""
+    hello_timeout_s: float = 5.0
+    retry_delays_s: tuple[float, ...] = (0.1, 0.4, 1.0)
+    """Waits before each new attempt at a peer that is unavailable."""
+    refused_retries_max: int = 1
+    """New attempts at a host that answers, but where nobody listens."""
+
+    concurrent_rpcs_max: int = 4096
+    """Of all peers together."""
+    streams_per_sender_max: int = 8
+    """Tensors that one sender may push at a time."""
+    streams_per_peer: int = 2
+    """Tensors that this node pushes to one peer at a time: one fills the other's pauses."""
+    queue_length_max: int = 8192
+    """Messages, and tensors, that wait for one peer. What comes then fails at once."""
+
+    @property
+    def frame_timeout_s(self) -> float:
+        """How long one frame may take at the lowest rate."""
+        return self.rate_grace_s + self.frame_size_bytes / self.rate_min_bytes_per_s
+
+    def stream_timeout_s(self, size_bytes: int) -> float:
+        """How long a whole tensor may take at the lowest rate."""
+        return self.frame_timeout_s + size_bytes / self.rate_min_bytes_per_s
+
+
+LIMITS = Limits()

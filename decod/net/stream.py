@@ -1,0 +1,71 @@
+"""Both ends of a stream of bytes: cutting a buffer into frames, and filling one from frames."""
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+
+from decod.errors import MalformedMessageError
+from decod.wire.frame import data_frame, frame_data
+
+# Up to here the checksum takes less than a few milliseconds, and a thread would cost more.
+_INLINE_CHECKSUM_MAX_BYTES = 4 * 1024 * 1024
+
+
+async def crc32_of(data: memoryview) -> int:
+    """Returns zlib's CRC-32; large buffers are read in a thread, which leaves the loop free."""
+    if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
+        return zlib.crc32(data)
+    return await asyncio.to_thread(zlib.crc32, data)
+
+
+def frames_of(data: memoryview, frame_size_bytes: int) -> Iterator[bytes]:
+    """Yields `data` as serialized frames. Each is copied when its turn comes, and not before."""
+    for start in range(0, len(data), frame_size_bytes):
+        yield data_frame(data[start : start + frame_size_bytes])
+
+
+class Filler:
+    """Fills a buffer with the frames of a stream, in order, and checks them.
+
+    Args:
+        buffer: As long as the header said. The caller owns it.
+        crc32: What the header said of the whole.
+        frame_size_max_bytes: A larger frame is malformed.
+    """
+
+    def __init__(self, buffer: memoryview, *, crc32: int, frame_size_max_bytes: int) -> None:
+        self._buffer = buffer
+        self._crc32 = crc32
+        self._frame_size_max_bytes = frame_size_max_bytes
+        self._computed = 0
+        self._position = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._position == len(self._buffer)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the checksum holds. Of meaning once `complete`."""
+        return self._computed == self._crc32
+
+    def add_frame(self, frame: bytes) -> None:
+        """Copies one serialized frame to its place.
+
+        Raises:
+            MalformedMessageError: It is no data frame, too large, or more than was announced.
+        """
+        self.add(frame_data(frame))
+
+    def add(self, data: memoryview | bytes) -> None:
+        """Copies bytes that came in the first message to their place; raises as `add_frame`."""
+        end = self._position + len(data)
+        if end > len(self._buffer) or len(data) > self._frame_size_max_bytes:
+            raise MalformedMessageError(
+                f"a frame of {len(data)} bytes at {self._position} of {len(self._buffer)}",
+                why="it is longer than allowed or than the header said",
+                fix="run the same version of decod on every node",
+            )
+        self._buffer[self._position : end] = data
+        self._computed = zlib.crc32(data, self._computed)
+        self._position = end

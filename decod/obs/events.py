@@ -1,0 +1,98 @@
+"""The register of events: their names, their level, and the text a person reads.
+
+Names are lower-case `noun.participle`. The core names events in its `Note` effects by these
+strings; it does not import this module, so a tidy test holds the two together. An event that is
+not registered is still shown, with all its fields: losing a line would be worse.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decod.obs.text import clean_text
+
+EVENT_NAME = re.compile(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*\Z")
+NUM_FIELDS_MAX = 16
+"""Shown of one event."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSpec:
+    """What is known of one kind of event."""
+
+    name: str
+    text: str
+    """One line with `{field}` for values; the fields named here are the declared ones."""
+    level: int = logging.INFO
+    """ERROR: a human must act. WARNING: degraded and handled. INFO: a few lines per iteration at
+    most. DEBUG: per message."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"\{([a-z_]+)\}", self.text))
+
+
+_D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+
+_SPECS = (
+    # Life of a node; noted by the daemon.
+    EventSpec("node.started", "node {node_id} listens on {address}"),
+    EventSpec("node.stopped", "node stopped: {reason}"),
+    EventSpec("node.draining", "leaving: work in hand is being finished"),
+    EventSpec("worker.started", "compute process runs on {device}"),
+    EventSpec("worker.died", "compute process ended: {reason}", _E),
+    EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
+    # A node's place in the run.
+    EventSpec("stage.assigned", "this node runs stage {stage}"),
+    EventSpec("state.requested", "asking {peer} for the state of iteration {iteration}"),
+    EventSpec("state.loaded", "state of iteration {iteration} loaded"),
+    EventSpec("state.failed", "state from {peer} not loaded: {reason}", _W),
+    EventSpec("job.failed", "job {job} failed: {reason}", _W),
+    EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
+    # Flows and microbatches.
+    EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
+    EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
+    EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
+    # Rounds, as a member sees them.
+    EventSpec("round.opened", "round {round} with {num_members} members, view {view_version}", _D),
+    EventSpec("round.committed", "round {round} loss {loss} over {num_tokens} tokens"),
+    # What the leader decides.
+    EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
+    EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
+    EventSpec("member.leaving", "{peer} leaves: {reason}"),
+    EventSpec("member.lost", "{peer} is gone: {reason}", _W),
+    EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}"),
+    EventSpec("round.aborted", "round {round} is repeated: {reason}", _W),
+)
+
+EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in _SPECS}
+"""Every registered event, by name."""
+
+
+def event_level(name: str) -> int:
+    """Returns the level of an event; INFO if it is not registered."""
+    spec = EVENTS.get(name)
+    return spec.level if spec else logging.INFO
+
+
+def _show(value: object) -> str:
+    # Six digits are what a person reads; the log file keeps all of them.
+    return f"{value:.6g}" if isinstance(value, float) else clean_text(value)
+
+
+def render_note(event: str, fields: Mapping[str, object]) -> str:
+    """Returns one line for people: the event's text, then the fields it does not mention.
+
+    Never raises, whatever the fields hold: they may come from a peer.
+    """
+    spec = EVENTS.get(event)
+    shown = {key: _show(value) for key, value in list(fields.items())[:NUM_FIELDS_MAX]}
+    if spec is None:
+        text, mentioned = clean_text(event), list[str]()
+    else:
+        # Not str.format: a peer's string may hold braces.
+        text = re.sub(r"\{([a-z_]+)\}", lambda match: shown.get(match[1], "?"), spec.text)
+        mentioned = list(spec.fields)
+    rest = [f"{clean_text(key)}={value}" for key, value in shown.items() if key not in mentioned]
+    return " ".join([text, *rest])

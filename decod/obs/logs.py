@@ -1,0 +1,165 @@
+"""Two views of the same records: JSON lines in a file, short text on the terminal.
+
+Records come from `log_note` (events of the core and of the daemon) or from plain `logging` calls
+of libraries. Strings are cleaned on the way out, because many come from peers. A full disk or a
+closed terminal loses records, counts them, and nothing more.
+"""
+
+import json
+import logging
+import logging.handlers
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from typing_extensions import override
+
+from decod.errors import HardwareError
+from decod.obs.events import NUM_FIELDS_MAX, event_level, render_note
+from decod.obs.text import clean_text
+
+LOG_SIZE_MAX_BYTES = 16 * 1024 * 1024
+NUM_OLD_LOGS = 3
+LOGGER_NAME = "decod"
+
+_LEVELS = {"DEBUG": "debug", "INFO": "", "WARNING": "warning", "ERROR": "error"}
+
+
+@dataclass(slots=True)
+class LogContext:
+    """Fields that every record carries, such as `node_id` and `stage_index`; may change."""
+
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+def _plain(value: object) -> Any:
+    """Returns what JSON can hold of a value; anything unusual as cleaned text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return clean_text(value)
+
+
+def _record_fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, the fields, and the context."""
+
+    def __init__(self, context: LogContext) -> None:
+        super().__init__()
+        self._context = context
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields = dict(list(_record_fields(record).items())[:NUM_FIELDS_MAX])
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", None),
+        }
+        line |= {key: _plain(value) for key, value in self._context.fields.items()}
+        line |= {clean_text(key): _plain(value) for key, value in fields.items()}
+        if line["event"] is None:
+            line |= {"event": "log.written", "logger": record.name}
+            line["message"] = clean_text(record.getMessage(), limit=1000)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)[:8000]
+        return json.dumps(line)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:03:41 warning node k7q2 is silent`: local time, level unless it is info, text."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        event = getattr(record, "event", None)
+        text = (
+            render_note(event, _record_fields(record))
+            if isinstance(event, str)
+            else clean_text(record.getMessage(), limit=1000)
+        )
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        level = _LEVELS.get(record.levelname, record.levelname.lower())
+        return " ".join(part for part in (time, level, text) if part)
+
+
+class _CountingHandlerMixin:
+    """Counts the records that could not be written instead of printing a traceback."""
+
+    num_lost = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's.
+        self.num_lost += 1
+
+
+class _FileHandler(_CountingHandlerMixin, logging.handlers.RotatingFileHandler):
+    pass
+
+
+class _TerminalHandler(_CountingHandlerMixin, logging.StreamHandler[TextIO]):
+    pass
+
+
+def set_up_logs(
+    *,
+    file: Path | None,
+    terminal_level: int = logging.INFO,
+    context: LogContext | None = None,
+    terminal: TextIO | None = None,
+) -> logging.Logger:
+    """Directs all records to a file and the terminal; calling it again replaces both.
+
+    Args:
+        file: Takes everything from DEBUG up, as JSON lines; kept to 4 times 16 MiB. None: no file.
+        terminal_level: Least level on the terminal.
+        context: Fields of every line in the file.
+        terminal: Where text goes; stderr if absent.
+
+    Returns:
+        The logger `decod`, for `log_note`.
+
+    Raises:
+        HardwareError: The file cannot be opened.
+    """
+    logger = logging.getLogger(LOGGER_NAME)
+    close_logs()
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handler = _FileHandler(
+                file, maxBytes=LOG_SIZE_MAX_BYTES, backupCount=NUM_OLD_LOGS, encoding="utf-8"
+            )
+        except OSError as error:
+            raise HardwareError(
+                f"cannot write the log {file}",
+                why=error.strerror or type(error).__name__,
+                fix="free space, or choose another folder with --state-dir",
+                code="E-HW-010",
+            ) from None
+        handler.setFormatter(JsonFormatter(context or LogContext()))
+        logger.addHandler(handler)
+    text = _TerminalHandler(terminal or sys.stderr)
+    text.setLevel(terminal_level)
+    text.setFormatter(TextFormatter())
+    logger.addHandler(text)
+    return logger
+
+
+def close_logs() -> None:
+    """Closes what `set_up_logs` opened."""
+    logger = logging.getLogger(LOGGER_NAME)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def log_note(logger: logging.Logger, event: str, fields: Mapping[str, object]) -> None:
+    """Writes one event at its registered level."""
+    logger.log(event_level(event), event, extra={"event": event, "fields": fields})

@@ -1,0 +1,34 @@
+"""Makes text from outside fit for one line of a log or a terminal."""
+
+import unicodedata
+
+TEXT_MAX_CHARACTERS = 200
+"""Of one string from a peer; a name or a reason is shorter."""
+
+# Control, format (bidirectional marks reorder what is read), surrogate, private, unassigned,
+# line and paragraph separators.
+_UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def clean_text(value: object, *, limit: int = TEXT_MAX_CHARACTERS) -> str:
+    """Returns `value` as one line of at most `limit` characters without control characters.
+
+    A peer's string can then neither forge a second log record nor move the reader's cursor.
+    What is taken out is replaced by `?`, so that it shows.
+    """
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - a foreign __str__ must not end whoever logs.
+        return f"<{type(value).__name__}>"
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        " "
+        if character in "\n\t"
+        else "?"
+        if unicodedata.category(character) in _UNSAFE_CATEGORIES
+        else character
+        for character in text
+    )

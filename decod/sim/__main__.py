@@ -1,0 +1,61 @@
+"""Replay a scenario and print its trace: `python -m decod.sim --seed 7 --relays 8 --stages 2`."""
+
+import argparse
+import sys
+from typing import Any
+
+from decod.errors import ConfigError
+from decod.sim.invariants import InvariantViolation
+from decod.sim.scenario import OPTIONS, HostFault, Scenario
+from decod.sim.simulation import Result, Simulation
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return the exit code: 0 all committed, 1 an invariant was violated, 3 bad options."""
+    try:
+        scenario, quiet = _parsed(arguments)
+        simulation = Simulation(scenario)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    try:
+        result = simulation.run()
+    except InvariantViolation as violation:
+        _show(simulation.trace.lines if not quiet else [])
+        print(f"violation: {violation}", file=sys.stderr)  # noqa: T201
+        return 1
+    _show([*([] if quiet else result.trace), summary(result)])
+    return 0
+
+
+def summary(result: Result) -> str:
+    """Return one line about a run."""
+    return (
+        f"iterations={result.num_iterations} duration_s={result.duration_s:.1f}"
+        f" events={result.num_events} control_mean={result.num_control_mean:.1f}"
+        f" control_max={result.num_control_max} bulk={result.num_bulk}"
+        f" stored_peak_bytes={result.stored_peak_bytes}"
+    )
+
+
+def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
+    parser = argparse.ArgumentParser(prog="python -m decod.sim", description=__doc__)
+    default = Scenario()
+    for name, option in OPTIONS.items():
+        value = getattr(default, name)
+        parser.add_argument(option, dest=name, type=type(value), default=value)
+    parser.add_argument("--fault", dest="faults", action="append", default=[])
+    parser.add_argument("--quiet", action="store_true", help="only the summary, no trace")
+    parsed: dict[str, Any] = vars(parser.parse_args(arguments))
+    quiet = bool(parsed.pop("quiet"))
+    faults = tuple(HostFault.parse(text) for text in parsed.pop("faults"))
+    return Scenario(**parsed, faults=faults), quiet
+
+
+def _show(lines: list[str]) -> None:
+    for line in lines:
+        print(line)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,407 @@
+"""A simulated compute process: every job of the core, on tensors that are symbols.
+
+A real tensor says what it holds by its numbers; here it says so outright. An activation names its
+microbatch and the stage that computed it, a sum of gradients is the multiset of the microbatches in
+it, and parameters are a hash over everything that was ever folded into them. So "each microbatch
+exactly once, the same at every stage" (I2) and "bit-identical parameters" (I3) can be checked
+exactly, and a wrong job is refused with words where real arithmetic would go quietly wrong.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from decod.ids import MicrobatchId
+from decod.protocol import jobs
+from decod.protocol.jobs import Job, JobResult
+
+_T = TypeVar("_T")
+
+Counts = tuple[tuple[MicrobatchId, int], ...]
+"""A multiset of microbatches in canonical order."""
+
+
+class MisuseError(AssertionError):
+    """The core gave a job that makes no sense at this point: a bug of the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    microbatch: MicrobatchId
+    stage_index: int
+    """The stage that computed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    microbatch: MicrobatchId
+    stage_index: int
+    """The stage that computed it; the head counts as the stage after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """One part of a node's own sum of gradients."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedPart:
+    """One part of the average over the roster."""
+
+    part: int
+    num_parts: int
+    counts: Counts
+    weights_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlob:
+    """Parameters and optimizer state of a stage."""
+
+    stage_index: int
+    iteration: int
+    parameter_hash: str
+
+
+Content = Activation | Gradient | GradientPart | ReducedPart | StateBlob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProfile:
+    """How long jobs take on a host of speed 1, and how large their tensors are."""
+
+    forward_s: float = 0.1
+    """A relay's forward pass of one microbatch. Backward takes twice that."""
+    embed_s: float = 0.01
+    head_s: float = 0.03
+    """Final norm, head and loss, with their backward pass."""
+    optimizer_s: float = 0.1
+    """One step, and as much for building, copying or loading a stage's state."""
+    reduce_s: float = 0.01
+    """Summing one part over a roster, and cutting a sum into parts."""
+    jitter_ratio: float = 0.05
+    """Every job's time varies by up to this share."""
+    activation_bytes: int = 1_000_000
+    parameter_bytes: int = 4_000_000
+    """Of a stage's gradients. Parameters with optimizer state weigh three times that."""
+
+    def seconds(self, job: Job) -> float:
+        """Return the time of a job on a host of speed 1."""
+        match job:
+            case jobs.Forward():
+                return self.forward_s
+            case jobs.Backward():
+                return 2 * self.forward_s
+            case jobs.Embed():
+                return self.embed_s
+            case jobs.EmbedBackward():
+                return 2 * self.embed_s
+            case jobs.Head():
+                return self.head_s
+            case jobs.Gather() | jobs.Reduce():
+                return self.reduce_s
+            case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load():
+                return self.optimizer_s
+            case jobs.Drop() | jobs.Reset() | jobs.Commit():
+                return 0.0
+
+    def num_bytes(self, content: Content) -> int:
+        """Return the size of a tensor with this content."""
+        match content:
+            case Activation() | Gradient():
+                return self.activation_bytes
+            case GradientPart(num_parts=num_parts) | ReducedPart(num_parts=num_parts):
+                return -(-self.parameter_bytes // num_parts)
+            case StateBlob():
+                return 3 * self.parameter_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A proposed optimizer step, and what it was made of."""
+
+    iteration: int
+    counts: Counts
+    weights_total: int
+    parameter_hash: str
+
+
+class _Held(Enum):
+    """How far a held microbatch has come."""
+
+    FORWARD_DONE = "forward done"
+    HEAD_DONE = "head done"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job gave."""
+
+    result: JobResult
+    outputs: tuple[Content, ...] = ()
+    committed: Step | None = None
+    """The step that this job made final."""
+
+
+class Compute:
+    """The state of one compute process: one stage, its held microbatches, its gradient sum.
+
+    Args:
+        seed: Of the run: initial parameters follow from it and the stage.
+        num_stages: Stage 0 of the data nodes, and the relays' stages.
+    """
+
+    def __init__(self, *, seed: int, num_stages: int) -> None:
+        self._seed = seed
+        self._num_stages = num_stages
+        self.stage_index = -1
+        self.iteration = 0
+        """Last committed."""
+        self.parameter_hash = ""
+        self.proposed: Step | None = None
+        self.held: dict[MicrobatchId, _Held] = {}
+        self.sums: Counter[MicrobatchId] = Counter()
+        """How often each microbatch is in this node's sum of gradients."""
+        self.num_dropped = 0
+        self._do: dict[type, Callable[..., Outcome]] = {
+            jobs.Build: self._build,
+            jobs.Load: self._load,
+            jobs.Snapshot: self._snapshot,
+            jobs.Embed: self._forward,
+            jobs.Forward: self._forward,
+            jobs.Head: self._head,
+            jobs.Backward: self._backward,
+            jobs.EmbedBackward: self._backward,
+            jobs.Drop: self._drop,
+            jobs.Reset: self._reset,
+            jobs.Gather: self._gather,
+            jobs.Reduce: self._reduce,
+            jobs.Propose: self._propose,
+            jobs.Commit: self._commit,
+        }
+
+    def run(self, job: Job, inputs: tuple[Content, ...]) -> Outcome:
+        """Do a job.
+
+        Raises:
+            MisuseError: The job makes no sense now, or its inputs are not what it needs.
+        """
+        if self.stage_index < 0 and not isinstance(job, jobs.Build):
+            raise MisuseError(f"{job} before any stage was built")
+        outcome: Outcome = self._do[type(job)](job, inputs)
+        return outcome
+
+    # --- state --------------------------------------------------------------------------------
+
+    def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        stage_index = job.stage_index
+        if not 0 <= stage_index < self._num_stages:
+            raise MisuseError(f"stage {stage_index} of {self._num_stages} stages")
+        self._forget()
+        self.stage_index, self.iteration = stage_index, 0
+        self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
+        return Outcome(jobs.Built(self.parameter_hash))
+
+    def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        blob = StateBlob(self.stage_index, self.iteration, self.parameter_hash)
+        return Outcome(jobs.SnapshotTaken(self.iteration, _manifest(blob)), (blob,))
+
+    def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> Outcome:
+        blob = _only(job, inputs, StateBlob)
+        if _manifest(blob) != job.manifest or blob.iteration != job.iteration:
+            raise MisuseError(f"{job} with the blob {blob}")
+        if blob.stage_index != self.stage_index:
+            raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
+        self._forget()
+        self.iteration, self.parameter_hash = blob.iteration, blob.parameter_hash
+        return Outcome(jobs.Built(self.parameter_hash))
+
+    def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        self._forget()
+        return Outcome(jobs.Nothing())
+
+    def _forget(self) -> None:
+        self.held.clear()
+        self.sums.clear()
+        self.proposed = None
+
+    # --- microbatches -------------------------------------------------------------------------
+
+    def _forward(self, job: jobs.Embed | jobs.Forward, inputs: tuple[Content, ...]) -> Outcome:
+        microbatch = job.microbatch
+        self._check_fresh(job, microbatch)
+        if isinstance(job, jobs.Embed):
+            _no_input(job, inputs)
+            self._check_data_node(job)
+        else:
+            self._check_relay(job)
+            activation = _only(job, inputs, Activation)
+            if activation != Activation(microbatch, self.stage_index - 1):
+                raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
+        self.held[microbatch] = _Held.FORWARD_DONE
+        return Outcome(jobs.Nothing(), (Activation(microbatch, self.stage_index),))
+
+    def _backward(
+        self, job: jobs.Backward | jobs.EmbedBackward, inputs: tuple[Content, ...]
+    ) -> Outcome:
+        microbatch = job.microbatch
+        last = isinstance(job, jobs.EmbedBackward)
+        if last:
+            self._check_data_node(job)
+        else:
+            self._check_relay(job)
+        self._check_held(job, microbatch, _Held.HEAD_DONE if last else _Held.FORWARD_DONE)
+        gradient = _only(job, inputs, Gradient)
+        if gradient != Gradient(microbatch, self.stage_index + 1):
+            raise MisuseError(f"{job} at stage {self.stage_index} on {gradient}")
+        del self.held[microbatch]
+        self.sums[microbatch] += 1
+        outputs = () if last else (Gradient(microbatch, self.stage_index),)
+        return Outcome(jobs.Nothing(), outputs)
+
+    def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> Outcome:
+        self._check_data_node(job)
+        self._check_held(job, job.microbatch, _Held.FORWARD_DONE)
+        activation = _only(job, inputs, Activation)
+        if activation != Activation(job.microbatch, self._num_stages - 1):
+            raise MisuseError(f"{job} on {activation}")
+        self.held[job.microbatch] = _Held.HEAD_DONE
+        # Any number will do, as long as it is the same wherever this microbatch is computed.
+        loss = 1.0 + 1.0 / (1 + self.iteration)
+        return Outcome(jobs.Loss(loss, 1), (Gradient(job.microbatch, self._num_stages),))
+
+    def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        microbatch = job.microbatch
+        if microbatch in self.sums:
+            raise MisuseError(f"drop of {microbatch}, which is in the sum of gradients")
+        self.num_dropped += self.held.pop(microbatch, None) is not None
+        return Outcome(jobs.Nothing())
+
+    def _check_fresh(self, job: Job, microbatch: MicrobatchId) -> None:
+        if self.proposed is not None:
+            raise MisuseError(f"{job} while a step is proposed: parameters may change under it")
+        if microbatch in self.held or microbatch in self.sums:
+            raise MisuseError(f"{job}, but this microbatch is here already")
+        # One that was put off keeps the id of the iteration that it was drawn for.
+        if microbatch.iteration > self.iteration + 1:
+            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+
+    def _check_held(self, job: Job, microbatch: MicrobatchId, stage: _Held) -> None:
+        if self.held.get(microbatch) is not stage:
+            raise MisuseError(f"{job}, but what is held of it is {self.held.get(microbatch)}")
+        if self.proposed is not None:
+            raise MisuseError(f"{job} while a step is proposed")
+
+    def _check_data_node(self, job: Job) -> None:
+        if self.stage_index != 0:
+            raise MisuseError(f"{job} at stage {self.stage_index}")
+
+    def _check_relay(self, job: Job) -> None:
+        if self.stage_index < 1:
+            raise MisuseError(f"{job} at a data node")
+
+    # --- aggregation --------------------------------------------------------------------------
+
+    def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        num_parts = job.num_parts
+        if num_parts < 1:
+            raise MisuseError(f"gather in {num_parts} parts")
+        counts = canonical(self.sums)
+        parts = tuple(GradientPart(part, num_parts, counts) for part in range(num_parts))
+        return Outcome(jobs.Nothing(), parts)
+
+    def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> Outcome:
+        total: Counter[MicrobatchId] = Counter()
+        for content in inputs:
+            if (
+                not isinstance(content, GradientPart)
+                or content.part != job.part
+                or content.num_parts != job.num_parts
+            ):
+                raise MisuseError(f"{job} on {content}")
+            total.update(dict(content.counts))
+        if job.weights_total < 1:
+            raise MisuseError(f"{job}: nothing to divide by")
+        reduced = ReducedPart(job.part, job.num_parts, canonical(total), job.weights_total)
+        return Outcome(jobs.Nothing(), (reduced,))
+
+    def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> Outcome:
+        if self.proposed is not None:
+            raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
+        if job.iteration != self.iteration + 1:
+            raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+        counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums)
+        text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
+        parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}")
+        self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
+        return Outcome(jobs.Proposed(parameter_hash))
+
+    def _commit(self, job: jobs.Commit, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        step, iteration = self.proposed, job.iteration
+        if step is None or step.iteration != iteration:
+            raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
+        self._forget()
+        self.iteration, self.parameter_hash = iteration, step.parameter_hash
+        return Outcome(jobs.Nothing(), committed=step)
+
+
+def canonical(sums: Counter[MicrobatchId]) -> Counts:
+    """Return a multiset in canonical order: equal multisets give equal tuples."""
+    return tuple(sorted(sums.items()))
+
+
+def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...]) -> Counts:
+    counts: Counts | None = None
+    if len(inputs) != job.num_parts:
+        raise MisuseError(f"{job} with {len(inputs)} parts")
+    for part, content in enumerate(inputs):
+        if (
+            not isinstance(content, ReducedPart)
+            or (content.part, content.num_parts) != (part, job.num_parts)
+            or content.weights_total != job.weights_total
+        ):
+            raise MisuseError(f"{job} with {content} as part {part}")
+        if counts is not None and content.counts != counts:
+            raise MisuseError(f"{job}: parts hold different microbatches")
+        counts = content.counts
+    assert counts is not None
+    return counts
+
+
+def _only(job: Job, inputs: tuple[Content, ...], kind: type[_T]) -> _T:
+    if len(inputs) != 1 or not isinstance(inputs[0], kind):
+        raise MisuseError(f"{job} on {inputs}: it takes one {kind.__name__}")
+    return inputs[0]
+
+
+def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:
+    if inputs:
+        raise MisuseError(f"{job} on {inputs}: it takes no input")
+
+
+def _manifest(blob: StateBlob) -> str:
+    return json.dumps(
+        {
+            "stage_index": blob.stage_index,
+            "iteration": blob.iteration,
+            "parameter_hash": blob.parameter_hash,
+        }
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

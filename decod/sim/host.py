@@ -1,0 +1,509 @@
+"""A simulated host: the real core, a symbolic compute process, and tensors that are counted.
+
+This file is the simulator's counterpart of the daemon's driver: it gives the core its events and
+carries its effects out. What the core may not do (use a tensor that is freed, answer a request
+twice, ask for a deadline that never moves) ends the run with words.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from decod.ids import JobId, NodeId, TensorId
+from decod.protocol import effects as fx
+from decod.protocol import events as ev
+from decod.protocol.effects import Effect
+from decod.protocol.events import Event
+from decod.protocol.jobs import Job
+from decod.protocol.messages import Message
+from decod.sim.compute import (
+    Activation,
+    Compute,
+    ComputeProfile,
+    Content,
+    Gradient,
+    MisuseError,
+    Step,
+)
+from decod.sim.core import Machine
+from decod.sim.kernel import Kernel
+from decod.sim.network import Network, Transfer
+from decod.sim.tensors import TensorTable
+
+_SPIN_LIMIT = 1000
+"""Deadlines in a row at one instant after which a machine counts as stuck."""
+
+_RESULT_S = 1.0
+"""How long the leader's daemon takes to keep the result of a run."""
+
+
+class Observer(Protocol):
+    """Sees everything that happens; raises if it must not happen."""
+
+    def stepped(self, host: "Host", event: Event | None) -> None:
+        """The machine has taken an event (None: its start) and its effects are carried out."""
+
+    def sent(self, host: "Host", to: NodeId, message: Message) -> None:
+        """The machine wants a message sent."""
+
+    def committed(self, host: "Host", step: Step) -> None:
+        """A step has become final on this host."""
+
+    def noted(self, host: "Host", event: str, fields: tuple[tuple[str, object], ...]) -> None:
+        """Something is worth a line of the trace."""
+
+    def misused(self, host: "Host", text: str, cause: BaseException | None) -> None:
+        """The core did what it must never do. Does not return."""
+
+
+@dataclass(slots=True)
+class World:
+    """What all hosts of a run share."""
+
+    kernel: Kernel
+    network: Network
+    profile: ComputeProfile
+    observer: Observer
+    hosts: dict[NodeId, "Host"] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _QueuedJob:
+    id: JobId
+    job: Job
+    inputs: tuple[TensorId, ...]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A host's wish for a stage's state: it ends once, with the state or without."""
+
+    asker: "Host"
+    donor: NodeId
+    iteration: int
+    ended: bool = False
+
+    def take(self) -> bool:
+        """Return whether it had not ended before; it has now."""
+        first, self.ended = not self.ended, True
+        return first
+
+    def fail(self, reason: str) -> None:
+        if self.take():
+            self.asker.deliver(ev.StateFetchFailed(self.donor, self.iteration, reason))
+
+
+class Host:
+    """One node of a simulated run.
+
+    Attributes:
+        stop: Why the machine has ended, or None while it runs.
+        num_control_sent: Control messages that it wanted sent, so far.
+        num_bulk_sent: Messages with a tensor, likewise.
+        tensors: What it holds.
+        num_leaked: Tensors that the machine still owned, without use, when it ended.
+        num_microbatch_jobs: Forward and backward passes that it has run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        node_id: NodeId,
+        world: World,
+        compute: Compute,
+        *,
+        speed: float = 1.0,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self.node_id = node_id
+        self.compute = compute
+        self.reachable = False
+        self.refuses = True
+        self.frozen_until_s = 0.0
+        self.stop: fx.Stop | None = None
+        self.num_events = 0
+        self.num_control_sent = 0
+        self.num_bulk_sent = 0
+        self.num_microbatch_jobs = 0
+        self.num_leaked = 0
+        self.tensors = TensorTable(world.profile)
+        self._world = world
+        self._speed = speed
+        self._rng = rng
+        self._machine: Machine | None = None
+        self._life = 0
+        self._next_request = 1
+        self._asked: dict[int, _Fetch] = {}
+        self._jobs: deque[_QueuedJob] = deque()
+        self._timer_s: float | None = None
+        self._spins = (0.0, 0)
+        self._backlog: list[Callable[[], None]] = []
+        self._contacts: dict[str, None] = {}
+        self._on_event: dict[int, Callable[[], None]] = {}
+        self._perform_one: dict[type, Callable[..., None]] = {
+            fx.Send: self._send,
+            fx.SendTensor: self._send_tensor,
+            fx.StartJob: self._start_job,
+            fx.FreeTensor: self._free,
+            fx.FetchState: self._fetch_state,
+            fx.ServeState: self._serve_state,
+            fx.RefuseState: self._refuse_state,
+            fx.UseMembers: self._ignore,
+            fx.Note: self._note,
+            fx.CompleteRun: self._complete_run,
+            fx.Stop: self._stop,
+        }
+
+    @property
+    def machine(self) -> Machine:
+        assert self._machine is not None, f"{self.name} has not started"
+        return self._machine
+
+    @property
+    def life(self) -> int:
+        """Grows with every start and end of this host: what belongs to an earlier one is void."""
+        return self._life
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self, machine: Machine) -> None:
+        """Bring the host up with this machine."""
+        self._machine = machine
+        self._life += 1
+        self.reachable, self.stop = True, None
+        self._act(None)
+
+    def kill(self, *, vanish: bool = False) -> None:
+        """Crash: everything that the host held is gone.
+
+        Args:
+            vanish: The whole machine is gone, so senders wait for their timeouts; otherwise only
+                the process, and they are refused at once.
+        """
+        self._down(refuses=not vanish)
+        self._trace("host.killed", vanish=vanish)
+
+    def freeze(self, duration_s: float) -> None:
+        """Stall the whole host: nothing is lost, everything happens later."""
+        now_s = self._world.kernel.now_s
+        if now_s >= self.frozen_until_s:
+            self._trace("host.frozen", duration_s=duration_s)
+        self.frozen_until_s = max(self.frozen_until_s, now_s + duration_s)
+        self._world.kernel.at(self.frozen_until_s, self._thaw)
+
+    def fail_compute(self) -> None:
+        """Let the compute process die: its state and its jobs are gone, the node lives on."""
+        failed = list(self._jobs)
+        self._jobs.clear()
+        self._life += 1  # The job in progress never ends.
+        self._timer_s = None
+        self._trace("host.compute_killed")
+        for entry in failed:
+            self.tensors.end_job(entry.inputs)
+            self.deliver(ev.JobFailed(entry.id, "compute process died", fatal=True))
+        self._arm()
+
+    def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
+        """Call back when the machine takes its event of this number, counted from 1."""
+        self._on_event[num_events] = callback
+
+    def deliver(self, event: Event) -> None:
+        """Give the machine an event, now or when the host thaws."""
+        if not self.reachable:
+            return
+        if self._world.kernel.now_s < self.frozen_until_s:
+            self._backlog.append(partial(self._act, event))
+        else:
+            self._act(event)
+
+    def _thaw(self) -> None:
+        if self._world.kernel.now_s < self.frozen_until_s or not self.reachable:
+            return
+        backlog, self._backlog = self._backlog, []
+        for callback in backlog:
+            if self.reachable:
+                callback()
+        if self.reachable:
+            self._arm()
+
+    def _down(self, *, refuses: bool) -> None:
+        self.reachable, self.refuses = False, refuses
+        self._life += 1
+        # Whoever waits for a state from here sees its stream break, or hears nothing for a while.
+        for fetch in self._asked.values():
+            self._world.kernel.after(0.1 if refuses else 3.0, fetch.fail, "donor is gone")
+        self._jobs.clear()
+        self.tensors.clear()
+        self._asked.clear()
+        self._backlog.clear()
+        self._timer_s = None
+
+    def _act(self, event: Event | None) -> None:
+        """Step the machine, carry out what it wants, have it checked."""
+        now_s = self._world.kernel.now_s
+        self.num_events += 1
+        if self.num_events in self._on_event:
+            self._on_event.pop(self.num_events)()
+        machine = self.machine
+        try:
+            effects = machine.start(now_s) if event is None else machine.step(now_s, event)
+        except Exception as error:
+            text = f"{type(error).__name__} at {event}: {error}"
+            self._world.observer.misused(self, text, error)
+            raise
+        try:
+            self._perform(effects)
+        except MisuseError as error:
+            self._world.observer.misused(self, str(error), error)
+        self._arm()
+        self._world.observer.stepped(self, event)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._perform_one[type(effect)](effect)
+            if not self.reachable:
+                return  # It has stopped: what it wanted after that is void.
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Keep one timer planned, at or before the machine's deadline."""
+        if not self.reachable:
+            return
+        deadline_s = self.machine.deadline_s
+        if deadline_s is None or (self._timer_s is not None and self._timer_s <= deadline_s):
+            return
+        self._timer_s = max(deadline_s, self._world.kernel.now_s)
+        self._world.kernel.at(self._timer_s, self._wake, self._timer_s, self._life)
+
+    def _wake(self, time_s: float, life: int) -> None:
+        if life != self._life or time_s != self._timer_s:
+            return  # An earlier timer has taken its place.
+        self._timer_s = None
+        if self._world.kernel.now_s < self.frozen_until_s:
+            return  # Thawing arms it again.
+        deadline_s = self.machine.deadline_s
+        if deadline_s is not None and deadline_s <= self._world.kernel.now_s:
+            self._check_spin()
+            self._act(ev.DeadlinePassed())
+        else:
+            self._arm()
+
+    def _check_spin(self) -> None:
+        instant_s, num = self._spins
+        now_s = self._world.kernel.now_s
+        self._spins = (now_s, num + 1 if instant_s == now_s else 1)
+        if self._spins[1] > _SPIN_LIMIT:
+            text = f"{_SPIN_LIMIT} deadlines in a row at one instant: the machine is stuck"
+            self._world.observer.misused(self, text, None)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _send(self, effect: fx.Send) -> None:
+        self.num_control_sent += 1
+        self._world.observer.sent(self, effect.to, effect.message)
+        receiver = self._world.hosts.get(effect.to)
+        sent = None
+        if receiver is not None and receiver.name not in self._contacts:
+            self._contacts[receiver.name] = None
+            sent = partial(self._measured, receiver)
+        event = ev.Received(self.node_id, effect.message)
+        self._world.network.send_control(
+            Transfer(
+                sender=self,
+                receiver=receiver,
+                size_bytes=0,
+                delivered=partial(receiver.deliver, event) if receiver else _nothing,
+                sent=sent,
+                failed=partial(self._send_failed, effect.to, effect.message),
+            )
+        )
+
+    def _measured(self, receiver: "Host", _duration_s: float) -> None:
+        latency_s = self._world.network.spec(self, receiver).latency_s
+        self.deliver(ev.LinkMeasured(receiver.node_id, latency_s=latency_s))
+
+    def _send_failed(self, to: NodeId, message: Message, reason: str) -> None:
+        self.deliver(ev.SendFailed(to, message, reason))
+
+    def _send_tensor(self, effect: fx.SendTensor) -> None:
+        self.num_bulk_sent += 1
+        self._world.observer.sent(self, effect.to, effect.message)
+        stored = self.tensors.usable(effect.tensor, effect)
+        stored.num_sends += 1
+        receiver = self._world.hosts.get(effect.to)
+        self._world.network.send_tensor(
+            Transfer(
+                sender=self,
+                receiver=receiver,
+                size_bytes=stored.size_bytes,
+                delivered=(
+                    partial(receiver.take_tensor, self, effect.message, stored.content)
+                    if receiver
+                    else _nothing
+                ),
+                sent=partial(self._tensor_sent, self._life, effect),
+                failed=partial(self._tensor_failed, self._life, effect),
+            )
+        )
+
+    def take_tensor(self, sender: "Host", message: Message, content: Content) -> None:
+        """A peer's tensor has arrived in whole."""
+        tensor = self.tensors.add(content)
+        self.deliver(ev.Received(sender.node_id, message, tensor))
+
+    def _tensor_sent(self, life: int, effect: fx.SendTensor, duration_s: float) -> None:
+        if life == self._life:
+            size_bytes = self.tensors.end_send(effect.tensor)
+            self.deliver(ev.TensorSent(effect.to, effect.tensor, size_bytes, duration_s))
+
+    def _tensor_failed(self, life: int, effect: fx.SendTensor, reason: str) -> None:
+        if life == self._life:
+            self.tensors.end_send(effect.tensor)
+            kept = effect.tensor if effect.tensor in self.tensors else None
+            self.deliver(ev.SendFailed(effect.to, effect.message, reason, kept))
+
+    def _free(self, effect: fx.FreeTensor) -> None:
+        self.tensors.free(effect.tensor, effect)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _start_job(self, effect: fx.StartJob) -> None:
+        for tensor in effect.inputs:
+            self.tensors.usable(tensor, effect).num_jobs += 1
+        self._jobs.append(_QueuedJob(effect.job_id, effect.job, effect.inputs))
+        if len(self._jobs) == 1:
+            self._run_next()
+
+    def _run_next(self) -> None:
+        base_s = self._world.profile.seconds(self._jobs[0].job)
+        jitter_ratio = self._world.profile.jitter_ratio
+        factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
+        duration_s = base_s * factor / self._speed
+        self._world.kernel.after(duration_s, self._job_done, duration_s, self._life)
+
+    def _job_done(self, duration_s: float, life: int) -> None:
+        if life != self._life:
+            return
+        if self._world.kernel.now_s < self.frozen_until_s:
+            self._backlog.append(partial(self._job_done, duration_s, life))
+            return
+        entry = self._jobs.popleft()
+        contents = tuple(self.tensors.content(tensor) for tensor in entry.inputs)
+        self.tensors.end_job(entry.inputs)
+        try:
+            outcome = self.compute.run(entry.job, contents)
+        except MisuseError as error:
+            self._world.observer.misused(self, str(error), error)
+            raise
+        self.num_microbatch_jobs += bool(outcome.outputs) and isinstance(
+            outcome.outputs[0], (Activation, Gradient)
+        )
+        if outcome.committed is not None:
+            self._world.observer.committed(self, outcome.committed)
+        outputs = tuple(self.tensors.add(content) for content in outcome.outputs)
+        if self._jobs:
+            self._run_next()
+        self.deliver(ev.JobFinished(entry.id, outcome.result, outputs, duration_s))
+
+    # --- state of a stage ---------------------------------------------------------------------
+
+    def _fetch_state(self, effect: fx.FetchState) -> None:
+        fetch = _Fetch(self, effect.donor, effect.iteration)
+        donor = self._world.hosts.get(effect.donor)
+        self._world.network.send_control(
+            Transfer(
+                sender=self,
+                receiver=donor,
+                size_bytes=0,
+                delivered=partial(donor.ask_state, fetch) if donor else _nothing,
+                sent=None,
+                failed=fetch.fail,
+            )
+        )
+
+    def ask_state(self, fetch: "_Fetch") -> None:
+        """A peer wants this stage's state."""
+        request_id = self._next_request
+        self._next_request += 1
+        self._asked[request_id] = fetch
+        self.deliver(ev.StateRequested(request_id, fetch.iteration, with_optimizer=True))
+
+    def _serve_state(self, effect: fx.ServeState) -> None:
+        stored = self.tensors.usable(effect.tensor, effect)
+        fetch = self._asked_for(effect.request_id)
+        stored.freed, stored.num_sends = True, stored.num_sends + 1
+        ended = partial(self._end_serve, self._life, effect)
+        self._world.network.send_tensor(
+            Transfer(
+                sender=self,
+                receiver=fetch.asker,
+                size_bytes=stored.size_bytes,
+                delivered=partial(fetch.asker.take_state, fetch, effect, stored.content),
+                sent=ended,
+                failed=ended,
+            )
+        )
+
+    def take_state(self, fetch: "_Fetch", effect: fx.ServeState, content: Content) -> None:
+        """A state that this host has asked for has arrived in whole."""
+        if fetch.take():
+            tensor = self.tensors.add(content)
+            self.deliver(ev.StateFetched(effect.iteration, effect.manifest, tensor))
+
+    def _end_serve(self, life: int, effect: fx.ServeState, _how: object) -> None:
+        if life == self._life:
+            del self._asked[effect.request_id]
+            self.tensors.end_send(effect.tensor)
+
+    def _refuse_state(self, effect: fx.RefuseState) -> None:
+        fetch = self._asked_for(effect.request_id)
+        del self._asked[effect.request_id]
+        self._world.network.send_control(
+            Transfer(
+                sender=self,
+                receiver=fetch.asker,
+                size_bytes=0,
+                delivered=partial(fetch.fail, effect.reason),
+                sent=None,
+                failed=_nothing,
+            )
+        )
+
+    def _asked_for(self, request_id: int) -> "_Fetch":
+        fetch = self._asked.get(request_id)
+        if fetch is None:
+            raise MisuseError(
+                f"answer to request {request_id}, which nobody made or has its answer"
+            )
+        return fetch
+
+    # --- the rest -----------------------------------------------------------------------------
+
+    def _ignore(self, effect: Effect) -> None:
+        """Addresses mean nothing here: every host can reach every other by its id."""
+
+    def _note(self, effect: fx.Note) -> None:
+        self._world.observer.noted(self, effect.event, effect.fields)
+
+    def _complete_run(self, effect: fx.CompleteRun) -> None:
+        """Keep nothing and let everybody go, as a daemon does once it has written the result."""
+        self._trace("run.completed", iteration=effect.iteration)
+        self._world.kernel.after(_RESULT_S, self.deliver, ev.DrainRequested())
+
+    def _stop(self, effect: fx.Stop) -> None:
+        self.stop = effect
+        self.num_leaked = self.tensors.num_idle
+        self._trace("host.stopped", reason=effect.reason.value, detail=effect.detail)
+        self._down(refuses=True)
+
+    def _trace(self, event: str, **fields: object) -> None:
+        self._world.observer.noted(self, event, tuple(fields.items()))
+
+
+def _nothing(*_: object) -> None:
+    """Stand in for a callback of a transfer that can't come to it."""

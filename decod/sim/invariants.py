@@ -1,0 +1,376 @@
+"""The invariants, checked after every event by somebody outside the nodes.
+
+- I1 flow: a relay's entries have one upstream and one downstream each; entries and requests stay
+  within its capacity; a complete flow ends where it began.
+- I2 once: a committed step folds every microbatch in once, the same ones at every stage, as many as
+  the leader announced and the data nodes reported.
+- I3 same: all members of a stage hold the same parameters after the same step; no round is
+  committed by one node and aborted by another.
+- I6 memory: what a node stores stays within bounds that follow from its capacity and its stage.
+- I7 progress: all iterations are committed within the time that the scenario gives.
+- I8 quiet: control messages per node and iteration stay within a bound that follows from the
+  node's peers, whatever the size of the run.
+
+`CORE` stands for a core that fails an assertion or misuses its tensors or its compute process.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decod.ids import FlowId, NodeId, Round
+from decod.protocol import messages as msg
+from decod.protocol.events import Event, JobFinished, Received, TensorSent
+from decod.protocol.messages import Message
+from decod.protocol.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile, Counts, Step
+from decod.sim.core import FlowTable, flow_table
+from decod.sim.host import Host, World
+from decod.sim.trace import Trace
+
+_ADMISSION = (msg.Join, msg.Assign, msg.Refuse, msg.Prepared)
+"""Paid once per candidate, not per iteration."""
+
+
+_FLOWLESS = (
+    msg.Heartbeat,
+    msg.ForwardActivation,
+    msg.BackwardGradient,
+    msg.Complete,
+    msg.ReducePart,
+    msg.ReducedPart,
+    msg.Ready,
+    msg.CanTake,
+    msg.UtilisationQuery,
+    msg.UtilisationAnswer,
+)
+"""By far the most frequent messages. They have nothing to do with flows: what they should not have
+touched is seen at the next event that has."""
+
+
+class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, not an error of ours.
+    """Something that must never happen has happened: the core, or the simulator, has a bug.
+
+    Args:
+        invariant: `I1` to `I8`, or `CORE`.
+        node: Name of the host whose event showed it.
+        now_s: Virtual time.
+        what: What is wrong, with the values.
+        replay: The command that makes it happen again.
+    """
+
+    def __init__(self, invariant: str, *, node: str, now_s: float, what: str, replay: str) -> None:
+        self.invariant = invariant
+        self.node = node
+        self.what = what
+        super().__init__(f"{invariant} at {node}, {now_s:.6f} s: {what}\nReplay: {replay}")
+
+
+@dataclass(slots=True)
+class NodeCounts:
+    """What the checker keeps of one node."""
+
+    control_at_commit: int = 0
+    microbatches_at_commit: int = 0
+    committed_s: float = 0.0
+    num_admission: int = 0
+    control_per_iteration: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Committed:
+    """What is known of one committed iteration."""
+
+    counts: Counts
+    first: str
+    hashes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Of every stage: the parameters' hash, and the first node that had it."""
+
+
+class Checker:
+    """Observes a world; raises `InvariantViolation`.
+
+    Args:
+        config: The protocol's numbers, from which the bound of I8 follows.
+        profile: Sizes, from which the bound of I6 follows.
+        capacities: Of every host.
+        replay: The command that runs the same scenario again.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ProtocolConfig,
+        profile: ComputeProfile,
+        capacities: dict[NodeId, int],
+        replay: str,
+        trace: Trace,
+    ) -> None:
+        self._config = config
+        self._profile = profile
+        self._capacities = capacities
+        self._capacity_max = max(capacities.values())
+        self._replay = replay
+        self._trace = trace
+        self._world: World | None = None
+        self.nodes: dict[str, NodeCounts] = {}
+        self.num_iterations = 0
+        """Committed by somebody."""
+        self._iterations: dict[int, _Committed] = {}
+        self._announced: dict[Round, int] = {}
+        self._reports: dict[Round, dict[NodeId, int]] = {}
+        self._decisions: dict[Round, tuple[str, str]] = {}
+        self._names: dict[str, str] = {}
+        self._num_complete: dict[NodeId, int] = {}
+        self._losses: dict[int, float] = {}
+        self._memory_bounds: dict[NodeId, int] = {}
+        self._per_message: dict[type, Callable[[Host, Message], None]] = {
+            msg.Report: self._reported,
+            msg.BeginAggregation: self._begun,
+            msg.Commit: self._decided,
+            msg.Abort: self._decided,
+        }
+
+    def watch(self, world: World) -> None:
+        """Say which world it is: from now on flows can be followed from host to host."""
+        self._world = world
+        self._names.update({host.node_id: host.name for host in world.hosts.values()})
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Mean loss of each iteration that was announced as committed."""
+        return tuple(self._losses[iteration] for iteration in sorted(self._losses))
+
+    def violated(self, invariant: str, host: Host | None, what: str) -> InvariantViolation:
+        """Return the exception that names a violation."""
+        return InvariantViolation(
+            invariant,
+            node="nobody" if host is None else host.name,
+            now_s=self._now_s,
+            what=what,
+            replay=self._replay,
+        )
+
+    @property
+    def _now_s(self) -> float:
+        return 0.0 if self._world is None else self._world.kernel.now_s
+
+    # --- what the hosts say -------------------------------------------------------------------
+
+    def stepped(self, host: Host, event: Event | None) -> None:
+        if not host.reachable:
+            return
+        if _may_touch_flows(event):
+            table = flow_table(host.machine)
+            if table is not None:
+                self._check_flows(host, table)
+        self._check_memory(host)
+
+    def sent(self, host: Host, to: NodeId, message: Message) -> None:
+        del to
+        if isinstance(message, _ADMISSION):
+            self._counts(host).num_admission += 1
+        look = self._per_message.get(type(message))
+        if look is not None:
+            look(host, message)
+
+    def committed(self, host: Host, step: Step) -> None:
+        self._check_once(host, step)
+        self._check_same(host, step)
+        self._check_quiet(host)
+        self.num_iterations = max(self.num_iterations, step.iteration)
+
+    def noted(self, host: Host, event: str, fields: tuple[tuple[str, object], ...]) -> None:
+        # Names say more than ids of 52 characters.
+        shown = {
+            key: self._names.get(value, value) if isinstance(value, str) else value
+            for key, value in fields
+        }
+        self._trace.add(self._now_s, host.name, event, shown)
+
+    def misused(self, host: Host, text: str, cause: BaseException | None) -> None:
+        raise self.violated("CORE", host, text) from cause
+
+    # --- I1 -----------------------------------------------------------------------------------
+
+    def _check_flows(self, host: Host, table: FlowTable) -> None:
+        capacity = self._capacities[host.node_id]
+        num = len(table.downstream) + table.num_pending
+        if num > capacity:
+            raise self.violated(
+                "I1", host, f"{num} flows and requests for a capacity of {capacity}"
+            )
+        if table.relay:
+            self._check_entries(host, table)
+        elif self._num_complete.get(host.node_id) != len(table.downstream):
+            self._num_complete[host.node_id] = len(table.downstream)
+            for flow_id in table.downstream:
+                self._follow(host, table, flow_id)
+
+    def _check_entries(self, host: Host, table: FlowTable) -> None:
+        for flow_id in table.downstream:
+            if (flow_id in table.upstream) == (flow_id in table.unpaired):
+                raise self.violated(
+                    "I1", host, f"flow {flow_id} is both offered and paired, or neither"
+                )
+        if len(table.upstream) + len(table.unpaired) != len(table.downstream):
+            extra = [f for f in (*table.upstream, *table.unpaired) if f not in table.downstream]
+            raise self.violated(
+                "I1", host, f"inflows without outflow: {', '.join(str(f) for f in extra)}"
+            )
+
+    def _follow(self, data_host: Host, table: FlowTable, flow_id: FlowId) -> None:
+        """Walk a complete flow from its data node; it must come home."""
+        if flow_id.data_node != data_host.node_id:
+            raise self.violated("I1", data_host, f"flow {flow_id} is another data node's")
+        assert self._world is not None
+        before, node_id = data_host.node_id, table.next_hop(flow_id)
+        for _ in range(len(self._world.hosts)):
+            host = self._world.hosts[node_id]
+            other = flow_table(host.machine) if host.reachable else None
+            if other is None or other.view_version != table.view_version:
+                return  # It died, or is about to leave this view: the flow is not settled.
+            if node_id == flow_id.data_node:
+                if other.upstream.get(flow_id) != before:
+                    raise self.violated("I1", data_host, f"flow {flow_id} comes home unasked for")
+                return
+            if flow_id not in other.downstream:
+                return  # Dropped as broken; its data node will hear of it.
+            if other.upstream.get(flow_id, before) != before:
+                raise self.violated("I1", host, f"flow {flow_id} has two upstreams")
+            before, node_id = node_id, other.next_hop(flow_id)
+        raise self.violated("I1", data_host, f"flow {flow_id} does not come home")
+
+    # --- I2 -----------------------------------------------------------------------------------
+
+    def _check_once(self, host: Host, step: Step) -> None:
+        for microbatch, num in step.counts:
+            if num != 1:
+                raise self.violated("I2", host, f"microbatch {microbatch} is folded in {num} times")
+        if len(step.counts) != step.weights_total:
+            what = f"{len(step.counts)} microbatches divided by {step.weights_total}"
+            raise self.violated("I2", host, what)
+        known = self._iterations.get(step.iteration)
+        if known is None:
+            self._iterations[step.iteration] = _Committed(step.counts, host.name)
+        elif known.counts != step.counts:
+            missing = [str(m) for m, _ in known.counts if m not in dict(step.counts)]
+            extra = [str(m) for m, _ in step.counts if m not in dict(known.counts)]
+            what = f"lacks {missing} and has too much {extra}, compared with {known.first}"
+            raise self.violated("I2", host, f"iteration {step.iteration} {what}")
+        rounds = [r for r in self._announced if r.iteration == step.iteration]
+        if rounds and self._announced[max(rounds)] != len(step.counts):
+            what = f"{len(step.counts)} microbatches, {self._announced[max(rounds)]} announced"
+            raise self.violated("I2", host, f"round {max(rounds)} committed {what}")
+
+    def _reported(self, host: Host, message: Message) -> None:
+        assert isinstance(message, msg.Report)
+        if message.failure:
+            return  # It asks for the round to be repeated: nothing of it will be committed.
+        reports = self._reports.setdefault(message.round, {})
+        if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
+            raise self.violated("I2", host, f"two different reports of round {message.round}")
+
+    def _begun(self, host: Host, message: Message) -> None:
+        assert isinstance(message, msg.BeginAggregation)
+        num = self._announced.setdefault(message.round, message.num_committed)
+        if num != message.num_committed:
+            raise self.violated("I2", host, f"two different batches announced: {message.round}")
+        reported = sum(self._reports.get(message.round, {}).values())
+        if num < reported:
+            what = f"{num} microbatches announced, {reported} reported"
+            raise self.violated("I2", host, f"round {message.round}: {what}")
+
+    # --- I3 -----------------------------------------------------------------------------------
+
+    def _check_same(self, host: Host, step: Step) -> None:
+        known = self._iterations[step.iteration].hashes
+        stage = host.compute.stage_index
+        first = known.setdefault(stage, (step.parameter_hash, host.name))
+        if first[0] != step.parameter_hash:
+            what = f"parameters of stage {stage} after iteration {step.iteration}"
+            raise self.violated("I3", host, f"{what} differ from those of {first[1]}")
+
+    def _decided(self, host: Host, message: Message) -> None:
+        assert isinstance(message, (msg.Commit, msg.Abort))
+        decision = "commit" if isinstance(message, msg.Commit) else "abort"
+        if isinstance(message, msg.Commit):
+            self._losses[message.round.iteration] = message.loss
+        first = self._decisions.setdefault(message.round, (decision, host.name))
+        if first[0] != decision:
+            what = f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
+            raise self.violated("I3", host, what)
+
+    # --- I6 -----------------------------------------------------------------------------------
+
+    def memory_bound_bytes(self, host: Host) -> int:
+        """Return how much a node may store.
+
+        For every microbatch that it holds: the activation that came and the one that went, and
+        both gradients. For the aggregation: its own sum, the parts that it reduces, and the
+        reduced ones, each as large as the stage's parameters (a part is rounded up to a byte, hence
+        the small addition). And one copy of the stage's state, given or received.
+        """
+        flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
+        parts = 4 * self._profile.parameter_bytes + 4 * len(self._capacities)
+        state = 6 * self._profile.parameter_bytes
+        return flows + parts + state
+
+    def _check_memory(self, host: Host) -> None:
+        bound_bytes = self._memory_bounds.get(host.node_id)
+        if bound_bytes is None:
+            bound_bytes = self._memory_bounds[host.node_id] = self.memory_bound_bytes(host)
+        if host.tensors.stored_bytes > bound_bytes:
+            kinds = [type(content).__name__ for content in host.tensors.contents]
+            counts = ", ".join(
+                f"{kinds.count(kind)} {kind}" for kind in sorted(dict.fromkeys(kinds))
+            )
+            what = f"{host.tensors.stored_bytes} bytes stored, {bound_bytes} allowed: {counts}"
+            raise self.violated("I6", host, what)
+        capacity = self._capacities[host.node_id]
+        if len(host.compute.held) > capacity:
+            what = f"{len(host.compute.held)} microbatches held for a capacity of {capacity}"
+            raise self.violated("I6", host, what)
+
+    # --- I8 -----------------------------------------------------------------------------------
+
+    def quiet_bound(self, host: Host, *, duration_s: float, num_microbatches: int) -> int:
+        """Return how many control messages a node may send in an iteration.
+
+        Watchers get heartbeats by the clock. Neighbours in the tree get announcements, reports and
+        the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
+        as a slot of theirs or ours changes hands, and repeats by the clock. Each pass of a
+        microbatch costs an acknowledgement or two.
+        """
+        config = self._config
+        table = flow_table(host.machine) if host.reachable else None
+        num_peers = 2 * config.max_peers_per_stage if table is None else table.num_peers
+        beats = config.num_watchers * (duration_s / config.heartbeat_interval_s + 2)
+        repeats = duration_s / config.answer_timeout_s + 2
+        queries = duration_s / config.utilisation_interval_s + 2
+        tree = (2 * config.tree_fanout + 1) * (8 + queries)
+        flows = num_peers * (4 * self._capacity_max + repeats)
+        return int(beats + tree + flows + 2 * num_microbatches + repeats) + 16
+
+    def _check_quiet(self, host: Host) -> None:
+        counts = self._counts(host)
+        num = host.num_control_sent - counts.num_admission - counts.control_at_commit
+        bound = self.quiet_bound(
+            host,
+            duration_s=self._now_s - counts.committed_s,
+            num_microbatches=host.num_microbatch_jobs - counts.microbatches_at_commit,
+        )
+        counts.control_per_iteration.append(num)
+        counts.control_at_commit += num
+        counts.microbatches_at_commit = host.num_microbatch_jobs
+        counts.committed_s = self._now_s
+        if num > bound:
+            raise self.violated("I8", host, f"{num} control messages sent, {bound} allowed")
+
+    def _counts(self, host: Host) -> NodeCounts:
+        return self.nodes.setdefault(host.name, NodeCounts())
+
+
+def _may_touch_flows(event: Event | None) -> bool:
+    if isinstance(event, Received):
+        return not isinstance(event.message, _FLOWLESS)
+    return not isinstance(event, (JobFinished, TensorSent))

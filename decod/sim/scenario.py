@@ -1,0 +1,199 @@
+"""What is simulated: how many nodes of what kind, on which links, with which faults.
+
+A scenario is plain data. The same scenario gives the same run to the last line of its trace, and
+it can be written as a command line, so a failure is repeated by pasting one line.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from typing_extensions import override
+
+from decod.errors import ConfigError
+from decod.protocol.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile
+from decod.sim.kernel import seeded
+from decod.sim.network import LinkFaults, Links
+
+
+class FaultKind(StrEnum):
+    KILL = "kill"
+    """The process crashes; its machine refuses connections."""
+    VANISH = "vanish"
+    """The machine is gone; senders wait for timeouts."""
+    FREEZE = "freeze"
+    """Nothing happens there for a while, and nothing is lost."""
+    RESTART = "restart"
+    """Crash, and a fresh process with the same identity after a while."""
+    COMPUTE = "compute"
+    """The compute process dies; the node lives on."""
+    DRAIN = "drain"
+    """The operator asks the node to leave."""
+
+
+_FAULT = re.compile(r"(\w+):(\w+)(?:@([\d.]+)|#(\d+))(?:\+([\d.]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFault:
+    """Something that befalls a host, at an instant or after so many events of its machine."""
+
+    kind: FaultKind
+    host: str
+    at_s: float | None = None
+    after_num_events: int | None = None
+    duration_s: float = 10.0
+    """How long a freeze lasts, or the pause before a restart."""
+
+    @override
+    def __str__(self) -> str:
+        when = f"@{self.at_s!r}" if self.after_num_events is None else f"#{self.after_num_events}"
+        return f"{self.kind}:{self.host}{when}+{self.duration_s!r}"
+
+    @staticmethod
+    def parse(text: str) -> "HostFault":
+        """Read `KIND:HOST@SECONDS`, or `KIND:HOST#EVENTS`, each with `+DURATION` where it matters.
+
+        Raises:
+            ConfigError: The text says something else.
+        """
+        match = _FAULT.fullmatch(text)
+        if match is None or match[1] not in list(FaultKind):
+            raise ConfigError(
+                f"fault is {text!r}",
+                why="it does not say what happens to which host, and when",
+                fix="write KIND:HOST@SECONDS or KIND:HOST#EVENTS, with KIND one of "
+                + ", ".join(FaultKind),
+            )
+        return HostFault(
+            FaultKind(match[1]),
+            match[2],
+            at_s=float(match[3]) if match[3] else None,
+            after_num_events=int(match[4]) if match[4] else None,
+            duration_s=float(match[5]) if match[5] else 10.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated run."""
+
+    seed: int = 0
+    """All that is random follows from it."""
+    num_data_nodes: int = 1
+    """The first of them leads."""
+    num_relays: int = 4
+    num_relay_stages: int = 2
+    """Relays are dealt out over them in turn; there is stage 0 besides."""
+    capacity_min: int = 2
+    capacity_max: int = 4
+    """Of relays: drawn from this range, ends included. Data nodes hold their whole share."""
+    num_microbatches: int = 8
+    """Of each data node, per iteration."""
+    num_iterations: int = 3
+    join_spread_s: float = 1.0
+    """Hosts start within so many seconds."""
+    speed_spread_ratio: float = 0.3
+    """Hosts are faster or slower than the profile by up to this share."""
+    duration_max_s: float = 3600.0
+    """Virtual time within which the run must be over (I7)."""
+    profile: ComputeProfile = field(default_factory=ComputeProfile)
+    links: Links = field(default_factory=Links)
+    link_faults: LinkFaults = field(default_factory=LinkFaults)
+    faults: tuple[HostFault, ...] = ()
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_relay_stages <= self.num_relays or self.num_data_nodes < 1:
+            raise ConfigError(
+                f"{self.num_relays} relays for {self.num_relay_stages} stages and"
+                f" {self.num_data_nodes} data nodes",
+                why="every relay stage needs a relay, and every run a data node",
+                fix="raise the number of relays or lower that of stages",
+            )
+        if not 1 <= self.capacity_min <= self.capacity_max or self.num_microbatches < 1:
+            raise ConfigError(
+                f"capacities are {self.capacity_min} to {self.capacity_max}"
+                f" and microbatches {self.num_microbatches}",
+                why="a node holds at least one microbatch, and a batch has at least one",
+                fix="give positive numbers, the smaller capacity first",
+            )
+        names = self.host_names
+        for fault in self.faults:
+            if fault.host not in names:
+                raise ConfigError(
+                    f"fault {fault} is for {fault.host}",
+                    why="there is no such host",
+                    fix=f"name one of {names[0]} to {names[-1]}",
+                )
+
+    @property
+    def host_names(self) -> list[str]:
+        """Names of all hosts, the leader's first."""
+        data = [f"data{index}" for index in range(self.num_data_nodes)]
+        return data + [f"relay{index}" for index in range(self.num_relays)]
+
+    def command(self) -> str:
+        """Return the command that replays this scenario.
+
+        What has no option (links, profile, protocol) becomes a comment unless it is the default.
+        """
+        words = ["python", "-m", "decod.sim"]
+        default = Scenario()
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value != getattr(default, name) or name == "seed":
+                words += [option, str(value)]
+        for fault in self.faults:
+            words += ["--fault", str(fault)]
+        others = [
+            f"{name}={getattr(self, name)}"
+            for name in ("profile", "links", "link_faults", "protocol")
+            if getattr(self, name) != getattr(default, name)
+        ]
+        return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
+
+
+OPTIONS = {
+    "seed": "--seed",
+    "num_data_nodes": "--data-nodes",
+    "num_relays": "--relays",
+    "num_relay_stages": "--stages",
+    "capacity_min": "--capacity-min",
+    "capacity_max": "--capacity-max",
+    "num_microbatches": "--microbatches",
+    "num_iterations": "--iterations",
+    "join_spread_s": "--join-spread-s",
+    "speed_spread_ratio": "--speed-spread-ratio",
+    "duration_max_s": "--duration-max-s",
+}
+"""Fields of a scenario that the command line sets."""
+
+
+def random_scenario(seed: int, **fixed: object) -> Scenario:
+    """Return a small scenario drawn from a seed; `fixed` fields are taken as they are."""
+    rng = seeded(seed, "scenario")
+    num_relay_stages = rng.randint(1, 3)
+    drawn: dict[str, object] = {
+        "seed": seed,
+        "num_data_nodes": rng.choice((1, 1, 1, 2)),
+        "num_relay_stages": num_relay_stages,
+        "num_relays": num_relay_stages * rng.randint(2, 3) + rng.randint(0, 1),
+        "capacity_min": 1,
+        "capacity_max": rng.randint(1, 4),
+        "num_microbatches": rng.randint(1, 8),
+        "num_iterations": 3,
+    }
+    return Scenario(**(drawn | fixed))  # type: ignore[arg-type]
+
+
+def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
+    """Return the crash of one relay at a moment drawn from the scenario's seed."""
+    rng = seeded(scenario.seed, "kill")
+    return HostFault(
+        rng.choice((FaultKind.KILL, FaultKind.VANISH)),
+        f"relay{rng.randrange(scenario.num_relays)}",
+        after_num_events=rng.randint(1, num_events_max),
+    )

@@ -1,0 +1,246 @@
+"""A whole run in virtual time: hosts on links, faults, and the checker beside them."""
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from decod.ids import NodeId
+from decod.protocol import events as ev
+from decod.protocol.effects import StopReason
+from decod.sim.compute import Compute
+from decod.sim.core import Founding, Machine, build_machine
+from decod.sim.host import Host, World
+from decod.sim.invariants import Checker, InvariantViolation
+from decod.sim.kernel import Kernel, seeded
+from decod.sim.network import Network
+from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.trace import Trace
+
+_FAREWELL_S = 60.0
+"""Within which all live nodes must have heard that the run is over."""
+
+Wrap = Callable[[str, Machine], Machine]
+"""Puts something around a host's machine; tests break machines with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a run."""
+
+    num_iterations: int
+    """Committed."""
+    duration_s: float
+    """Virtual."""
+    num_events: int
+    """Of the kernel: what real time is spent on."""
+    num_control_mean: float
+    """Control messages per node and iteration, without those of admission."""
+    num_control_max: int
+    num_bulk: int
+    """Tensors sent."""
+    stored_peak_bytes: int
+    """Most that any one node stored."""
+    losses: tuple[float, ...]
+    """Mean loss of each iteration, as the leader announced it."""
+    trace: tuple[str, ...]
+
+
+class Simulation:
+    """One scenario, ready to run.
+
+    Args:
+        scenario: What to run.
+        wrap: Put around every machine before it starts.
+    """
+
+    def __init__(self, scenario: Scenario, *, wrap: Wrap | None = None) -> None:
+        self.scenario = scenario
+        self.trace = Trace()
+        self.kernel = Kernel()
+        self._wrap = wrap
+        names = scenario.host_names
+        ids = {name: _node_id(scenario.seed, name) for name in names}
+        self.capacities = {ids[name]: self._capacity(name) for name in names}
+        self.checker = Checker(
+            config=scenario.protocol,
+            profile=scenario.profile,
+            capacities=self.capacities,
+            replay=scenario.command(),
+            trace=self.trace,
+        )
+        network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
+        self.world = World(self.kernel, network, scenario.profile, self.checker)
+        self.hosts = {name: self._host(name, ids[name]) for name in names}
+        self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
+        self.checker.watch(self.world)
+        self._num_coming = len(names)
+        """Hosts that will start, or start again."""
+        self._plan_start()
+        for fault in scenario.faults:
+            self._plan_fault(fault)
+
+    @property
+    def leader(self) -> Host:
+        return self.hosts["data0"]
+
+    def run(self) -> Result:
+        """Run to the end.
+
+        Raises:
+            InvariantViolation: Something happened that must never happen.
+        """
+        limit_s = self.scenario.duration_max_s
+        if not self.kernel.run(until_s=limit_s, done=lambda: self.leader.stop is not None):
+            raise self._stuck(f"no end of the run within {limit_s} s")
+        stop = self.leader.stop
+        assert stop is not None
+        if stop.reason is not StopReason.FINISHED:
+            raise self._stuck(f"the leader stopped: {stop.reason.value}, {stop.detail}")
+        over_s = self.kernel.now_s + _FAREWELL_S
+        if not self.kernel.run(until_s=over_s, done=self._all_down):
+            left = [host.name for host in self.hosts.values() if host.reachable]
+            if left:
+                raise self._stuck(f"{', '.join(left)} did not hear that the run is over")
+        self._check_end()
+        return self._result()
+
+    # --- building -----------------------------------------------------------------------------
+
+    def _capacity(self, name: str) -> int:
+        scenario = self.scenario
+        if name.startswith("data"):
+            return scenario.num_microbatches
+        rng = seeded(scenario.seed, "capacity", name)
+        return rng.randint(scenario.capacity_min, scenario.capacity_max)
+
+    def _host(self, name: str, node_id: NodeId) -> Host:
+        scenario = self.scenario
+        spread = scenario.speed_spread_ratio
+        return Host(
+            name,
+            node_id,
+            self.world,
+            self._compute(),
+            speed=seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread),
+            rng=seeded(scenario.seed, "jobs", name),
+        )
+
+    def _compute(self) -> Compute:
+        return Compute(seed=self.scenario.seed, num_stages=self.scenario.num_relay_stages + 1)
+
+    def _machine(self, host: Host) -> Machine:
+        scenario = self.scenario
+        founding = Founding(
+            name=host.name,
+            node_id=host.node_id,
+            leader=self.leader.node_id,
+            capacity=self.capacities[host.node_id],
+            data=host.name.startswith("data"),
+            num_data_nodes=scenario.num_data_nodes,
+            num_relay_stages=scenario.num_relay_stages,
+            num_microbatches=scenario.num_microbatches,
+            num_iterations=scenario.num_iterations,
+        )
+        rng = seeded(scenario.seed, "machine", host.name, host.life)
+        machine = build_machine(founding, scenario.protocol, scenario.profile, rng=rng)
+        return machine if self._wrap is None else self._wrap(host.name, machine)
+
+    def _plan_start(self) -> None:
+        rng = seeded(self.scenario.seed, "start")
+        for host in self.hosts.values():
+            delay_s = 0.0
+            if host is not self.leader:
+                delay_s = rng.uniform(0.0, self.scenario.join_spread_s)
+            self.kernel.after(delay_s, self._start, host)
+
+    def _start(self, host: Host) -> None:
+        self._num_coming -= 1
+        if host.reachable:
+            return
+        host.compute = self._compute()
+        host.start(self._machine(host))
+
+    # --- faults -------------------------------------------------------------------------------
+
+    def _plan_fault(self, fault: HostFault) -> None:
+        host = self.hosts[fault.host]
+        strike = partial(self._strike, fault, host)
+        if fault.kind is FaultKind.RESTART:
+            self._num_coming += 1
+        if fault.after_num_events is None:
+            self.kernel.at(fault.at_s or 0.0, strike)
+        else:
+            host.on_event(fault.after_num_events, lambda: self.kernel.after(0.0, strike))
+
+    def _strike(self, fault: HostFault, host: Host) -> None:
+        if not host.reachable:
+            return
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.VANISH:
+                host.kill(vanish=fault.kind is FaultKind.VANISH)
+            case FaultKind.FREEZE:
+                host.freeze(fault.duration_s)
+            case FaultKind.RESTART:
+                host.kill()
+                self.kernel.after(fault.duration_s, self._start, host)
+            case FaultKind.COMPUTE:
+                host.fail_compute()
+            case FaultKind.DRAIN:
+                host.deliver(ev.DrainRequested())
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _all_down(self) -> bool:
+        return not any(host.reachable for host in self.hosts.values())
+
+    def _stuck(self, what: str) -> InvariantViolation:
+        return self.checker.violated("I7", self.leader, what)
+
+    def _check_end(self) -> None:
+        num = self.scenario.num_iterations
+        if self.checker.num_iterations != num:
+            raise self._stuck(f"{self.checker.num_iterations} iterations committed, {num} wanted")
+        for host in self.hosts.values():
+            finished = host.stop is not None and host.stop.reason is StopReason.FINISHED
+            if finished and host.compute.iteration != num:
+                what = f"it finished after {host.compute.iteration} of {num} iterations"
+                raise self.checker.violated("I3", host, what)
+            if finished and host.num_leaked:
+                what = f"{host.num_leaked} tensors were never freed"
+                raise self.checker.violated("I6", host, what)
+
+    def _result(self) -> Result:
+        per_iteration = [
+            num
+            for _, counts in sorted(self.checker.nodes.items())
+            for num in counts.control_per_iteration
+        ]
+        hosts = self.hosts.values()
+        return Result(
+            num_iterations=self.checker.num_iterations,
+            duration_s=self.kernel.now_s,
+            num_events=self.kernel.num_events,
+            num_control_mean=sum(per_iteration) / max(1, len(per_iteration)),
+            num_control_max=max(per_iteration, default=0),
+            num_bulk=sum(host.num_bulk_sent for host in hosts),
+            stored_peak_bytes=max(host.tensors.stored_peak_bytes for host in hosts),
+            losses=self.checker.losses,
+            trace=tuple(self.trace.lines),
+        )
+
+
+def run_scenario(scenario: Scenario, *, wrap: Wrap | None = None) -> Result:
+    """Run a scenario to its end.
+
+    Raises:
+        InvariantViolation: Something happened that must never happen.
+    """
+    return Simulation(scenario, wrap=wrap).run()
+
+
+def _node_id(seed: int, name: str) -> NodeId:
+    """Return an id as a real node has one: it orders nodes differently than their names do."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return NodeId(base64.b32encode(digest).decode().rstrip("=").lower())

@@ -1,0 +1,107 @@
+"""AdamW that gives the same bits on every device, from old buffers into new ones.
+
+Why not `torch.optim.AdamW`: its kernels fuse a multiplication and an addition on some devices and
+not on others, so a CPU and a GPU that took the same step would not hold the same weights, and the
+members of a stage prove to each other by a hash that they do. Here every operation is rounded
+once, as IEEE 754 says. And because it writes into other buffers than it reads, a step can be
+proposed, looked at, and dropped without a copy.
+
+Legend: P parameters of a stage, flat.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decod.train.params import OptimizerConfig
+
+_CHUNK_SIZE = 1 << 16
+"""Elements per pass on a CPU: five float32 buffers of it fit a second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of parameters that are all decayed, or all not."""
+
+    start: int
+    stop: int
+    decayed: bool
+
+
+@dataclass(slots=True)
+class StageState:
+    """Everything a step changes. Three flat tensors (P,), float32 or float64, of one device."""
+
+    weights: Tensor
+    """For bfloat16 models the float32 master weights."""
+    mean: Tensor
+    """Decayed mean of gradients (`exp_avg`)."""
+    square: Tensor
+    """Decayed mean of squared gradients (`exp_avg_sq`)."""
+
+    def empty_like(self) -> "StageState":
+        """Return buffers of the same size with undefined content."""
+        return StageState(
+            torch.empty_like(self.weights),
+            torch.empty_like(self.mean),
+            torch.empty_like(self.square),
+        )
+
+
+def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
+    """Return the rate of an iteration, counted from 1: linear from lr / (warmup + 1) to lr."""
+    num_steps = optimizer.warmup_iterations + 1
+    return optimizer.lr * min(iteration, num_steps) / num_steps
+
+
+@torch.no_grad()
+def adamw_step(
+    old: StageState,
+    new: StageState,
+    gradient_P: Tensor,
+    *,
+    segments: Sequence[Segment],
+    optimizer: OptimizerConfig,
+    iteration: int,
+) -> None:
+    """Write into `new` what one step makes of `old`.
+
+    Args:
+        old: State after the previous iteration. Not changed.
+        new: Overwritten.
+        gradient_P: (P,), dtype and device of the state. Not changed.
+        segments: Cover all P elements.
+        optimizer: Rates; the bias correction counts iterations from 1.
+        iteration: The iteration that this step ends, from 1.
+
+    Source: Decoupled Weight Decay Regularization (arXiv:1711.05101), algorithm 2.
+    """
+    lr = learning_rate(optimizer, iteration)
+    for segment in segments:
+        here = slice(segment.start, segment.stop)
+        factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
+        torch.mul(old.weights[here], factor, out=new.weights[here])
+    # Chunks only keep the buffers in cache; every element is computed alone, so they change no bit.
+    chunk_size = gradient_P.numel() if gradient_P.is_cuda else _CHUNK_SIZE
+    scratch_P = torch.empty_like(gradient_P[:chunk_size])
+    for start in range(0, gradient_P.numel(), max(chunk_size, 1)):
+        here = slice(start, start + chunk_size)
+        part_P = gradient_P[here]
+        spare_P = scratch_P[: part_P.numel()]
+        weights_P, mean_P, square_P = new.weights[here], new.mean[here], new.square[here]
+        torch.mul(part_P, 1 - optimizer.beta1, out=spare_P)
+        torch.mul(old.mean[here], optimizer.beta1, out=mean_P)
+        mean_P.add_(spare_P)
+        torch.mul(part_P, part_P, out=spare_P)
+        spare_P.mul_(1 - optimizer.beta2)
+        torch.mul(old.square[here], optimizer.beta2, out=square_P)
+        square_P.add_(spare_P)
+        torch.sqrt(square_P, out=spare_P)
+        spare_P.mul_(1 / math.sqrt(1 - optimizer.beta2**iteration)).add_(optimizer.eps)
+        torch.div(mean_P, spare_P, out=spare_P)
+        # The scaling stands alone: `add_(x, alpha=y)` may be fused.
+        spare_P.mul_(lr / (1 - optimizer.beta1**iteration))
+        weights_P.sub_(spare_P)

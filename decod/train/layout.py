@@ -1,0 +1,60 @@
+"""Where each parameter lies in a stage's flat buffers: sorted names, no gaps."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decod.model.shape import Shapes
+from decod.train.adamw import Segment
+
+
+class Layout:
+    """Positions of a stage's parameters in flat buffers of `num_elements` elements."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes: Shapes = dict(sorted(shapes.items()))
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            self.slices[name] = slice(start, start + math.prod(shape))
+            start = self.slices[name].stop
+        self.num_elements = start
+
+    def views(self, flat_P: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield every parameter's name and its view of a flat buffer."""
+        for name, here in self.slices.items():
+            yield name, flat_P[here].view(self.shapes[name])
+
+    def segments(self) -> list[Segment]:
+        """Return runs of equal weight decay: matrices are decayed, norms and biases are not."""
+        starts = [
+            here.start
+            for (name, here), before in zip(
+                self.slices.items(), [None, *self.shapes.values()], strict=False
+            )
+            if before is None or (len(before) > 1) != (len(self.shapes[name]) > 1)
+        ]
+        decayed = {here.start: len(self.shapes[name]) > 1 for name, here in self.slices.items()}
+        return [
+            Segment(start, stop, decayed[start])
+            for start, stop in pairwise([*starts, self.num_elements])
+        ]
+
+    def hash(self, flat_P: Tensor) -> str:
+        """Return the sha256 of names, shapes and all bits, as hexadecimal digits."""
+        digest = hashlib.sha256()
+        for name, shape in self.shapes.items():
+            digest.update(f"{name} {flat_P.dtype} {shape}\n".encode())
+        digest.update(byte_view(flat_P.cpu()))
+        return digest.hexdigest()
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor without copying."""
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,111 @@
+"""What a microbatch costs on this host: time forward and backward, memory in between.
+
+The planner weighs hosts by these numbers, so they are taken with the stage's real module, shapes
+and dtype, on random input, and leave no trace in the state.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from decod.errors import TrainingError
+from decod.model.stage import FirstStage, Stage
+from decod.train.executor import StageExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Means over the repeats."""
+
+    forward_s: float
+    backward_s: float
+    """On stage 0 this includes the head, forward and backward."""
+    microbatch_memory_bytes: int
+    """What one microbatch occupies between its forward and its backward."""
+
+
+def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
+    """Time microbatches after one warm-up, which also counts the memory.
+
+    Args:
+        executor: Has a stage and no proposed step. Gradients and held microbatches stay.
+        num_repeats: At least 1.
+
+    Raises:
+        TrainingError: `num_repeats` is less than 1, or a step is proposed.
+    """
+    if num_repeats < 1:
+        raise TrainingError(
+            f"num_repeats is {num_repeats}", why="a mean needs a measurement", fix="give 1 or more"
+        )
+    device = executor.config.device
+    generator = torch.Generator().manual_seed(0)
+    hidden_BTD = torch.randn(executor.activation_shape, generator=generator)
+    hidden_BTD = hidden_BTD.to(device, executor.dtype)
+    tokens_BT = torch.randint(
+        executor.config.model.vocab_size, executor.activation_shape[:2], generator=generator
+    ).to(device)
+    with executor.measuring() as stage:
+        num_bytes = _held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
+        _backward(stage, _forward(stage, hidden_BTD, tokens_BT), hidden_BTD, tokens_BT)
+        forward_s = backward_s = 0.0
+        for _ in range(num_repeats):
+            start_s = _now_s(device)
+            output_BTD = _forward(stage, hidden_BTD, tokens_BT)
+            middle_s = _now_s(device)
+            _backward(stage, output_BTD, hidden_BTD, tokens_BT)
+            forward_s += middle_s - start_s
+            backward_s += _now_s(device) - middle_s
+            stage.zero_grad(set_to_none=True)
+    return Measurement(forward_s / num_repeats, backward_s / num_repeats, num_bytes)
+
+
+def synchronize(device: str) -> None:
+    """Wait until a device has done what it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _now_s(device: str) -> float:
+    synchronize(device)
+    return perf_counter()
+
+
+def _forward(stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
+    if isinstance(stage, FirstStage):
+        return stage.embed(tokens_BT)
+    result: Tensor = stage(hidden_BTD.clone().requires_grad_())
+    return result
+
+
+def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: Tensor) -> None:
+    if isinstance(stage, FirstStage):
+        torch.autograd.backward([stage.loss(hidden_BTD.clone().requires_grad_(), tokens_BT)])
+    torch.autograd.backward([output_BTD], [hidden_BTD])
+
+
+def _held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:
+    """Return the memory that autograd keeps after a forward, each storage counted once."""
+    if hidden_BTD.is_cuda:
+        torch.cuda.synchronize(hidden_BTD.device)
+        before_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
+        output_BTD = run()
+        after_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
+        return after_bytes - before_bytes - output_BTD.numel() * output_BTD.element_size()
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    storages: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        # Kept alive, so that no address is used for two tensors.
+        alive.append(tensor)
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(num_bytes for address, num_bytes in storages.items() if address not in own)

@@ -1,0 +1,83 @@
+"""Sums of gradients: the arithmetic that members of a stage must agree on.
+
+Each member reduces one part for all, so that everybody receives the very same bytes.
+
+Legend: P parameters of a stage, N elements of one part.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decod.errors import NonFiniteError, ShapeError, TrainingError
+from decod.train.part import part_sizes
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether no element is NaN or infinite; waits for the device.
+
+    NaN and infinity survive a sum, so one pass without a mask is enough. A sum of finite values
+    that overflows is reported too; values that large are lost anyway.
+    """
+    return bool(torch.isfinite(tensor.sum()))
+
+
+def cut(flat_P: Tensor, num_parts: int) -> list[Tensor]:
+    """Return views of the parts, in order."""
+    return list(torch.split(flat_P, part_sizes(flat_P.numel(), num_parts)))
+
+
+def reduce_part(
+    contributions_N: Sequence[Tensor], *, weights_total: int, dtype: torch.dtype, device: str
+) -> Tensor:
+    """Return the weighted mean of one part of the gradient.
+
+    Adds in the given order (float addition is not associative, and whoever repeats the sum must
+    get the same bits), then divides once.
+
+    Args:
+        contributions_N: Sums over each member's microbatches, in roster order. Not changed.
+        weights_total: Microbatches in all contributions together.
+        dtype: float32, or float64 for float64 models.
+        device: Where to add.
+
+    Returns:
+        (N,) in `dtype` on `device`. New memory.
+
+    Raises:
+        NonFiniteError: A contribution holds NaN or infinity; the message has its position.
+        ShapeError: There is no contribution, or their lengths differ.
+        TrainingError: `weights_total` is not positive.
+    """
+    if not contributions_N or any(
+        part.shape != contributions_N[0].shape for part in contributions_N
+    ):
+        raise ShapeError(
+            f"contributions of {[part.numel() for part in contributions_N][:8]} elements",
+            why="a sum needs at least one, and all of the same length",
+            fix="repeat the round with a new roster",
+        )
+    check_weights_total(weights_total)
+    total_N = contributions_N[0].to(device, dtype, copy=True)
+    for part_N in contributions_N[1:]:
+        total_N.add_(part_N.to(device, dtype))
+    total_N.div_(weights_total)
+    if not is_finite(total_N):
+        bad = [index for index, part in enumerate(contributions_N) if not is_finite(part)]
+        raise NonFiniteError(
+            f"the gradients of roster positions {bad} are not finite",
+            why="they would spoil the weights of the whole stage",
+            fix="repeat the round without those members",
+        )
+    return total_N
+
+
+def check_weights_total(weights_total: int) -> None:
+    """Raise TrainingError unless a mean over this many microbatches is defined."""
+    if weights_total < 1:
+        raise TrainingError(
+            f"weights_total is {weights_total}",
+            why="a mean over no microbatch is not defined",
+            fix="repeat the iteration",
+        )

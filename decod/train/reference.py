@@ -1,0 +1,75 @@
+"""The oracle: the same training in one process, in plain PyTorch.
+
+Shares the modules and initial weights with the executor and nothing else: its own loop, torch's
+AdamW, one module. What a run computes together must equal what this computes alone.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decod.model.config import ModelConfig
+from decod.model.initial import initial_weight
+from decod.model.shape import model_shapes
+from decod.model.stage import TORCH_DTYPES, empty_model
+from decod.train.params import OptimizerConfig
+
+
+def train_reference(
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    seed: int,
+    batches: "Iterable[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]",
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train from the seed's initial weights, one step per batch, on one CPU.
+
+    Args:
+        model: In float64 or float32; bfloat16 has master weights that this loop lacks.
+        optimizer: Rates.
+        seed: Of the initial weights.
+        batches: Per iteration its microbatches, each (B, T + 1) token ids.
+
+    Returns:
+        The mean loss of every iteration, and the weights at the end by name.
+    """
+    assert model.dtype.value != "bfloat16", model.dtype
+    module = empty_model(model)
+    dtype = TORCH_DTYPES[model.dtype]
+    module.place(
+        {
+            name: initial_weight(model, seed=seed, name=name, shape=shape).to(dtype)
+            for name, shape in model_shapes(model).items()
+        }
+    )
+    parameters = list(module.parameters())
+    adamw = torch.optim.AdamW(
+        [
+            {
+                "params": [p for p in parameters if p.ndim >= 2],
+                "weight_decay": optimizer.weight_decay,
+            },
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+    )
+    losses = []
+    for iteration, batch in enumerate(batches, start=1):
+        warmth = min(1.0, iteration / (optimizer.warmup_iterations + 1))
+        for group in adamw.param_groups:
+            group["lr"] = optimizer.lr * warmth
+        adamw.zero_grad()
+        total = 0.0
+        for microbatch in batch:
+            tokens = torch.from_numpy(microbatch)
+            logits = module(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(
+                logits.reshape(-1, model.vocab_size), tokens[:, 1:].reshape(-1)
+            )
+            torch.autograd.backward([loss / len(batch)])
+            total += float(loss.detach())
+        adamw.step()
+        losses.append(total / len(batch))
+    return losses, {name: p.detach() for name, p in module.parameters_by_name().items()}

@@ -1,0 +1,469 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_DATA: _ClassVar[Role]
+    ROLE_RELAY: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_DATA: Role
+ROLE_RELAY: Role
+
+class DeliverRequest(_message.Message):
+    __slots__ = ("envelopes",)
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
+    def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+
+class DeliverResponse(_message.Message):
+    __slots__ = ("num_dropped",)
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    num_dropped: int
+    def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    FLOW_COST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FLOW_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    DENY_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_PART_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_PART_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    CAN_TAKE_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_QUERY_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    term: int
+    sequence: int
+    join: Join
+    assign: Assign
+    refuse: Refuse
+    prepared: Prepared
+    heartbeat: Heartbeat
+    suspect: Suspect
+    ping: Ping
+    pong: Pong
+    leave: Leave
+    catch_up: CatchUp
+    flow_cost: FlowCost
+    request_flow: RequestFlow
+    flow_answer: FlowAnswer
+    withdraw: Withdraw
+    forward_activation: ForwardActivation
+    backward_gradient: BackwardGradient
+    complete: Complete
+    deny: Deny
+    report: Report
+    begin_aggregation: BeginAggregation
+    reduce_part: ReducePart
+    reduced_part: ReducedPart
+    ready: Ready
+    commit: Commit
+    abort: Abort
+    can_take: CanTake
+    utilisation_query: UtilisationQuery
+    utilisation_answer: UtilisationAnswer
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("iteration", "attempt")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    attempt: int
+    def __init__(self, iteration: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class MicrobatchId(_message.Message):
+    __slots__ = ("iteration", "data_node_index", "index")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    data_node_index: int
+    index: int
+    def __init__(self, iteration: _Optional[int] = ..., data_node_index: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class FlowId(_message.Message):
+    __slots__ = ("data_node", "slot")
+    DATA_NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    data_node: str
+    slot: int
+    def __init__(self, data_node: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("node_id", "address", "role", "stage_index", "capacity", "data_node_index", "since_iteration", "name")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SINCE_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    role: Role
+    stage_index: int
+    capacity: int
+    data_node_index: int
+    since_iteration: int
+    name: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., stage_index: _Optional[int] = ..., capacity: _Optional[int] = ..., data_node_index: _Optional[int] = ..., since_iteration: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class View(_message.Message):
+    __slots__ = ("version", "leader", "term", "num_stages", "members")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    leader: str
+    term: int
+    num_stages: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("round", "committed", "view", "paused", "finished", "failed")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    committed: Round
+    view: View
+    paused: bool
+    finished: bool
+    failed: bool
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., finished: _Optional[bool] = ..., failed: _Optional[bool] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    role: Role
+    capacity: int
+    stage_index: int
+    manifest_sha256: str
+    incarnation: int
+    name: str
+    def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Assign(_message.Message):
+    __slots__ = ("stage_index", "data_node_index")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    data_node_index: int
+    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ...) -> None: ...
+
+class Refuse(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("stage_index", "parameter_hash")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_HASH_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    parameter_hash: str
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class Suspect(_message.Message):
+    __slots__ = ("node_id", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason", "at_once")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    at_once: bool
+    def __init__(self, reason: _Optional[str] = ..., at_once: _Optional[bool] = ...) -> None: ...
+
+class CatchUp(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class FlowCost(_message.Message):
+    __slots__ = ("view_version", "data_node", "cost_s", "num_unpaired", "compute_s")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATA_NODE_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNPAIRED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    data_node: str
+    cost_s: float
+    num_unpaired: int
+    compute_s: float
+    def __init__(self, view_version: _Optional[int] = ..., data_node: _Optional[str] = ..., cost_s: _Optional[float] = ..., num_unpaired: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class RequestFlow(_message.Message):
+    __slots__ = ("view_version", "request_id", "data_node", "cost_s")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_NODE_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    request_id: int
+    data_node: str
+    cost_s: float
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., data_node: _Optional[str] = ..., cost_s: _Optional[float] = ...) -> None: ...
+
+class FlowAnswer(_message.Message):
+    __slots__ = ("view_version", "request_id", "flow_id", "cost_s", "num_unpaired")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNPAIRED_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    request_id: int
+    flow_id: FlowId
+    cost_s: float
+    num_unpaired: int
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., cost_s: _Optional[float] = ..., num_unpaired: _Optional[int] = ...) -> None: ...
+
+class Withdraw(_message.Message):
+    __slots__ = ("view_version", "request_id")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    request_id: int
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class ForwardActivation(_message.Message):
+    __slots__ = ("round", "microbatch", "flow_id")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ...) -> None: ...
+
+class BackwardGradient(_message.Message):
+    __slots__ = ("round", "microbatch", "flow_id")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("round", "microbatch", "compute_s")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    compute_s: float
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class Deny(_message.Message):
+    __slots__ = ("round", "microbatch", "flow_id", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    reason: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "failure")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    num_committed: int
+    digest: int
+    num_deferred: int
+    loss_sum: float
+    num_tokens: int
+    failure: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class BeginAggregation(_message.Message):
+    __slots__ = ("round", "num_committed", "digest")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    num_committed: int
+    digest: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class ReducePart(_message.Message):
+    __slots__ = ("round", "part", "num_microbatches", "digest")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    part: int
+    num_microbatches: int
+    digest: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+
+class ReducedPart(_message.Message):
+    __slots__ = ("round", "part")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    part: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
+
+class StageHash(_message.Message):
+    __slots__ = ("stage_index", "parameter_hash")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_HASH_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    parameter_hash: str
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("round", "hashes", "failure")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
+    failure: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("round", "opening", "loss", "num_tokens")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    opening: Opening
+    loss: float
+    num_tokens: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("round", "opening", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    opening: Opening
+    reason: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CanTake(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class NodeLoad(_message.Message):
+    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_FLOWS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    num_flows: int
+    capacity: int
+    num_microbatches: int
+    state: str
+    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
+class UtilisationQuery(_message.Message):
+    __slots__ = ("query_id", "round")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    round: Round
+    def __init__(self, query_id: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class UtilisationAnswer(_message.Message):
+    __slots__ = ("query_id", "round", "loads")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    round: Round
+    loads: _containers.RepeatedCompositeFieldContainer[NodeLoad]
+    def __init__(self, query_id: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[NodeLoad, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,147 @@
+"""Checks of single values that came from a peer.
+
+Each check takes the name of the field and its value, returns the value with its narrow type, or
+raises `MalformedMessageError`. The same checks run on what this node sends, where a failure is a
+bug of our own. Texts of a peer never appear in full in an error: they are cut and made printable.
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+from decod.errors import MalformedMessageError
+from decod.ids import NodeId, RunId
+
+ITERATION_MAX = 2**48
+COUNT_MAX = 2**31 - 1
+NUMBER_MAX = 2**63 - 1
+STAGE_INDEX_MAX = 4095
+CAPACITY_MAX = 65536
+DATA_NODE_INDEX_MAX = 65535
+MEMBERS_MAX = 100_000
+NAME_LENGTH_MAX = 32
+REASON_LENGTH_MAX = 200
+ADDRESS_LENGTH_MAX = 262
+PROTOCOL_VERSION_MAX = 2**16
+
+_NODE_ID = re.compile(r"[a-z2-7]{52}")
+_RUN_ID = re.compile(r"[a-z2-7]{26}")
+_STATE = re.compile(r"[a-z0-9_-]{0,32}")
+_NAME = re.compile(r"[a-z0-9-]{0,32}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# A name or IPv4 address, or an IPv6 address in brackets (with a zone), then a port.
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]):([1-9][0-9]{0,4})")
+
+
+def malformed(field: str, value: object, *, allowed: str) -> MalformedMessageError:
+    """Returns the error for one field; shows at most 60 characters of what was there."""
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return MalformedMessageError(
+        f"{field} is {shown}",
+        why=f"it must be {allowed}",
+        fix="run the same version of decod on every node",
+    )
+
+
+def integer(low: int, high: int) -> Callable[[str, int], int]:
+    """Returns a check for integers from `low` to `high`, both included."""
+
+    def check(field: str, value: int) -> int:
+        if not low <= value <= high:
+            raise malformed(field, value, allowed=f"from {low} to {high}")
+        return value
+
+    return check
+
+
+def _pattern(pattern: re.Pattern[str], allowed: str) -> Callable[[str, str], str]:
+    def check(field: str, value: str) -> str:
+        if pattern.fullmatch(value) is None:
+            raise malformed(field, value, allowed=allowed)
+        return value
+
+    return check
+
+
+name = _pattern(_NAME, "at most 32 of a-z, 0-9 and hyphen")
+state = _pattern(_STATE, "at most 32 of a-z, 0-9, hyphen and underscore")
+sha256 = _pattern(_SHA256, "64 lower-case hexadecimal digits")
+_node_id = _pattern(_NODE_ID, "52 characters of a-z and 2-7")
+_run_id = _pattern(_RUN_ID, "26 characters of a-z and 2-7")
+
+
+def node_id(field: str, value: str) -> NodeId:
+    """Returns a node id, or raises."""
+    return NodeId(_node_id(field, value))
+
+
+def run_id(field: str, value: str) -> RunId:
+    """Returns a run id, or raises."""
+    return RunId(_run_id(field, value))
+
+
+def address(field: str, value: str) -> str:
+    """Returns `host:port` (IPv6 in brackets), or raises. Whether it can be dialled is not asked."""
+    match = _ADDRESS.fullmatch(value) if len(value) <= ADDRESS_LENGTH_MAX else None
+    if match is None or int(match[2]) > 65535:
+        raise malformed(field, value, allowed="host:port with a port from 1 to 65535")
+    return value
+
+
+def printable(length_max: int) -> Callable[[str, str], str]:
+    """Returns a check for texts of at most `length_max` characters without control characters."""
+
+    def check(field: str, value: str) -> str:
+        if len(value) > length_max or not value.isprintable():
+            raise malformed(field, value, allowed=f"at most {length_max} printable characters")
+        return value
+
+    return check
+
+
+reason = printable(REASON_LENGTH_MAX)
+
+
+def clip_reason(text: str) -> str:
+    """Returns what of `text` may travel as a reason: one printable line of bounded length."""
+    line = "".join(c if c.isprintable() else " " for c in text[:REASON_LENGTH_MAX])
+    return line.strip()
+
+
+def duration(field: str, value: float) -> float:
+    """Returns a length of time in seconds that is finite and not negative, or raises."""
+    if not math.isfinite(value) or value < 0:
+        raise malformed(field, value, allowed="a finite number of seconds, at least 0")
+    return value
+
+
+def cost(field: str, value: float) -> float:
+    """Returns a cost in seconds that is not negative but may be infinite, or raises."""
+    if math.isnan(value) or value < 0:
+        raise malformed(field, value, allowed="a number of seconds, at least 0")
+    return value
+
+
+def finite(field: str, value: float) -> float:
+    """Returns a number that is neither infinite nor NaN, or raises."""
+    if not math.isfinite(value):
+        raise malformed(field, value, allowed="a finite number")
+    return value
+
+
+def boolean(_field: str, value: bool) -> bool:  # noqa: FBT001 - A value to check, not a switch.
+    """Returns the value: protobuf has checked it already."""
+    return value
+
+
+iteration = integer(0, ITERATION_MAX)
+number = integer(0, NUMBER_MAX)
+count = integer(0, COUNT_MAX)
+stage_index = integer(0, STAGE_INDEX_MAX)
+num_stages = integer(1, STAGE_INDEX_MAX + 1)
+capacity = integer(1, CAPACITY_MAX)
+num_flows = integer(0, CAPACITY_MAX)
+index = integer(0, DATA_NODE_INDEX_MAX)
+data_node_index = integer(-1, DATA_NODE_INDEX_MAX)

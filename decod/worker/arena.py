@@ -1,0 +1,85 @@
+"""The memory that a node process and its compute process share.
+
+The node allocates regions and names them by offset and size; this side reads inputs in place and
+writes outputs in place, and never allocates.
+"""
+
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decod.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the arena."""
+
+    offset: int
+    num_bytes: int
+
+    @classmethod
+    def parse(cls, value: object) -> "Region":
+        """Return the region that a message names.
+
+        Raises:
+            ShapeError: It is no object with two numbers of at least 0.
+        """
+        if isinstance(value, dict):
+            numbers = (value.get("offset"), value.get("num_bytes"))
+            if all(type(number) is int and number >= 0 for number in numbers):
+                return cls(value["offset"], value["num_bytes"])
+        raise _refuse(f"a region is given as {str(value)[:100]}")
+
+
+def _refuse(what: str) -> ShapeError:
+    return ShapeError(
+        what,
+        why="the node process and its compute process disagree about their shared memory",
+        fix="report it with both logs: this is an error in decod",
+        code="E-TRN-008",
+    )
+
+
+class Arena:
+    """Maps a memory file and lends tensors on it.
+
+    Args:
+        descriptor: Of a file of any size; it may grow while it is mapped.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._size_bytes = 0
+
+    def tensor(self, region: Region, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor on a region, without copying; writing to it writes to the arena.
+
+        Raises:
+            ShapeError: The region lies outside, is misaligned, or has another size.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if region.num_bytes != num_bytes:
+            raise _refuse(f"a region of {region.num_bytes} bytes for a {dtype} {shape}")
+        if num_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        if region.offset % dtype.itemsize:
+            raise _refuse(f"a region at offset {region.offset} for {dtype}")
+        buffer = self._mapped(region.offset + num_bytes)
+        flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=region.offset)
+        return flat.view(shape)
+
+    def _mapped(self, end: int) -> Any:
+        if end > self._size_bytes:
+            size_bytes = os.fstat(self._descriptor).st_size
+            if end > size_bytes:
+                raise _refuse(f"a region ends at {end} of an arena of {size_bytes} bytes")
+            # Tensors on the old mapping keep it alive; both show the same memory.
+            self._map, self._size_bytes = mmap.mmap(self._descriptor, size_bytes), size_bytes
+        return self._map

@@ -1,0 +1,280 @@
+"""Jobs of a compute process: a message in, tensors read and written in the arena, a result out.
+
+One method per kind. What a job needs is taken from its message by `Job`, which checks it: the
+sender is our own node process, but a slip there must end in a message and not in a wrong tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decod.errors import DecodError, HardwareError, TrainingError
+from decod.ids import MicrobatchId
+from decod.train.executor import StageExecutor
+from decod.train.measure import measure, synchronize
+from decod.train.part import part_sizes
+from decod.train.snapshot import parse_entries
+from decod.worker.arena import Arena, Region
+from decod.worker.configure import device_facts, make_executor
+
+Result = dict[str, Any]
+
+
+def malformed(what: str) -> TrainingError:
+    """Return the error for a message that no node of this version sends."""
+    return TrainingError(
+        what,
+        why="the node process sent a job that this compute process does not understand",
+        fix="report it with both logs: this is an error in decod",
+        code="E-INT-003",
+    )
+
+
+class Job:
+    """One request, with checked access to its fields."""
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.message = message
+        self.inputs = self._regions("inputs")
+        self.outputs = self._regions("outputs")
+
+    def _regions(self, name: str) -> list[Region]:
+        values = self.message.get(name, [])
+        if not isinstance(values, list):
+            raise malformed(f"{name} is no list")
+        return [Region.parse(value) for value in values]
+
+    def number(self, name: str, minimum: int = 0) -> int:
+        """Return a whole number of at least `minimum`."""
+        value = self.message.get(name)
+        if type(value) is not int or value < minimum:
+            raise malformed(f"{name} is {str(value)[:100]}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a truth value."""
+        value = self.message.get(name)
+        if type(value) is not bool:
+            raise malformed(f"{name} is {str(value)[:100]}")
+        return value
+
+    def microbatch(self) -> MicrobatchId:
+        """Return the microbatch that the job is about."""
+        value = self.message.get("mb")
+        names = ("iteration", "data_node_index", "index")
+        if not isinstance(value, dict) or not all(
+            type(value.get(name)) is int and value[name] >= 0 for name in names
+        ):
+            raise malformed(f"mb is {str(value)[:100]}")
+        return MicrobatchId(*(value[name] for name in names))
+
+    def expect(self, num_inputs: int | None, num_outputs: int) -> None:
+        """Refuse a job with another number of regions; None is any number of inputs."""
+        if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
+            raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
+
+
+class JobRunner:
+    """Runs jobs one after another on one executor.
+
+    Args:
+        arena: Where inputs are read and outputs written.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._executor: StageExecutor | None = None
+        self._kinds: dict[str, Callable[[Job], Result]] = {
+            "configure": self._configure,
+            "ping": lambda _: {},
+            "build": self._build,
+            "measure": self._measure,
+            "embed": self._embed,
+            "forward": self._forward,
+            "head": self._head,
+            "backward": self._backward,
+            "embed_backward": self._embed_backward,
+            "reset": self._reset,
+            "gather": self._gather,
+            "reduce_part": self._reduce_part,
+            "propose": self._propose,
+            "commit": self._commit,
+            "snapshot": self._snapshot,
+            "load": self._load,
+        }
+
+    def run(self, message: Mapping[str, Any]) -> Result:
+        """Return the reply to one request; anything but a DecodError is our own bug and passes."""
+        job_id = message.get("job")
+        try:
+            kind = message.get("kind")
+            if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
+                raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
+            job = Job(message)
+            start_s = perf_counter()
+            try:
+                result = self._kinds[kind](job)
+                if self._executor is not None:
+                    synchronize(self._executor.config.device)
+            except torch.OutOfMemoryError as error:
+                raise HardwareError(
+                    f"out of memory in a {kind} job",
+                    why=str(error).split("\n", maxsplit=1)[0],
+                    fix="lower batch.microbatch_size, or this node's capacity",
+                    code="E-HW-003",
+                ) from error
+            seconds = perf_counter() - start_s
+        except DecodError as error:
+            return error_reply(job_id, error)
+        return {"job": job_id, "ok": True, "seconds": seconds, "result": result}
+
+    @property
+    def _ready(self) -> StageExecutor:
+        if self._executor is None:
+            raise malformed("no configure came before")
+        return self._executor
+
+    def _configure(self, job: Job) -> Result:
+        executor = make_executor(job.message)
+        self._executor = executor
+        return device_facts(executor.config.device)
+
+    def _build(self, job: Job) -> Result:
+        report = self._ready.build(job.number("stage_index"))
+        return {
+            "num_parameters": report.num_parameters,
+            "parameter_bytes": report.parameter_bytes,
+            "hash": report.hash,
+            "activation_bytes": report.activation_bytes,
+        }
+
+    def _measure(self, job: Job) -> Result:
+        found = measure(self._ready, job.number("num_repeats", 1))
+        return {
+            "forward_s": found.forward_s,
+            "backward_s": found.backward_s,
+            "microbatch_memory_bytes": found.microbatch_memory_bytes,
+        }
+
+    # Microbatches. An output's region is checked before the work, so that a bad one costs nothing.
+
+    def _activation(self, region: Region) -> Tensor:
+        executor = self._ready
+        return self._arena.tensor(region, executor.dtype, executor.activation_shape)
+
+    def _embed(self, job: Job) -> Result:
+        job.expect(0, 1)
+        output = self._activation(job.outputs[0])
+        output.copy_(self._ready.embed(job.microbatch()))
+        return {}
+
+    def _forward(self, job: Job) -> Result:
+        job.expect(1, 1)
+        output = self._activation(job.outputs[0])
+        output.copy_(self._ready.forward(job.microbatch(), self._activation(job.inputs[0])))
+        return {}
+
+    def _head(self, job: Job) -> Result:
+        job.expect(1, 1)
+        output = self._activation(job.outputs[0])
+        gradient, loss = self._ready.head(job.microbatch(), self._activation(job.inputs[0]))
+        output.copy_(gradient)
+        return {"loss": loss, "num_tokens": self._ready.config.batch.tokens_per_microbatch}
+
+    def _backward(self, job: Job) -> Result:
+        job.expect(1, 1)
+        output = self._activation(job.outputs[0])
+        output.copy_(self._ready.backward(job.microbatch(), self._activation(job.inputs[0])))
+        return {}
+
+    def _embed_backward(self, job: Job) -> Result:
+        job.expect(1, 0)
+        self._ready.embed_backward(job.microbatch(), self._activation(job.inputs[0]))
+        return {}
+
+    # Iterations
+
+    def _reset(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.reset()
+        return {}
+
+    def _gather(self, job: Job) -> Result:
+        executor = self._ready
+        num_parts = job.number("num_parts", 1)
+        job.expect(0, num_parts)
+        sizes = part_sizes(executor.num_elements, num_parts)
+        outputs = [
+            self._arena.tensor(region, executor.wire_dtype, (size,))
+            for region, size in zip(job.outputs, sizes, strict=True)
+        ]
+        for output, part in zip(outputs, executor.gather(num_parts), strict=True):
+            output.copy_(part)
+        return {}
+
+    def _reduce_part(self, job: Job) -> Result:
+        executor = self._ready
+        job.expect(None, 1)
+        num_parts, part = job.number("num_parts", 1), job.number("part")
+        if part >= num_parts:
+            raise malformed(f"part is {part} of {num_parts}")
+        shape = (part_sizes(executor.num_elements, num_parts)[part],)
+        inputs = [self._arena.tensor(region, executor.wire_dtype, shape) for region in job.inputs]
+        output = self._arena.tensor(job.outputs[0], executor.wide, shape)
+        weights_total = job.number("weights_total")
+        output.copy_(
+            executor.reduce_part(
+                inputs, weights_total=weights_total, part=part, num_parts=num_parts
+            )
+        )
+        return {}
+
+    def _propose(self, job: Job) -> Result:
+        executor = self._ready
+        num_parts = job.number("num_parts")
+        job.expect(num_parts, 0)
+        if num_parts == 0:
+            parts, weights_total = [], job.number("weights_total", 1)
+        else:
+            sizes = part_sizes(executor.num_elements, num_parts)
+            parts = [
+                self._arena.tensor(region, executor.wide, (size,))
+                for region, size in zip(job.inputs, sizes, strict=True)
+            ]
+            weights_total = None
+        digest, norm = executor.propose(job.number("iteration", 1), parts, weights_total=weights_total)
+        return {"hash": digest, "gradient_norm": norm}
+
+    def _commit(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.commit(job.number("iteration", 1))
+        return {}
+
+    # State
+
+    def _snapshot(self, job: Job) -> Result:
+        snapshot = self._ready.snapshot(with_optimizer=job.flag("with_optimizer"))
+        if job.outputs:
+            job.expect(0, 1)
+            snapshot.write(self._arena.tensor(job.outputs[0], torch.uint8, (snapshot.num_bytes,)))
+        return {
+            "num_bytes": snapshot.num_bytes,
+            "tensors": snapshot.describe(),
+            "iteration": self._ready.iteration,
+        }
+
+    def _load(self, job: Job) -> Result:
+        job.expect(1, 0)
+        entries = parse_entries(job.message.get("tensors"))
+        region = job.inputs[0]
+        blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
+        return {"hash": self._ready.load(blob, entries, job.number("iteration"))}
+
+
+def error_reply(job_id: object, error: DecodError) -> Result:
+    """Return the reply that reports a failed job."""
+    fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
+    return {"job": job_id if type(job_id) is int else -1, "ok": False, "error": fields}

@@ -1,0 +1,12 @@
+"""Settings for all tests: property tests are repeatable, and have no deadline on a busy machine."""
+
+import os
+
+from hypothesis import settings
+
+# Numerical libraries read this when they are imported: a test is small, and tests share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("decod", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("search", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "decod"))

@@ -1,0 +1,190 @@
+"""Rules about the code that no linter knows: sizes, dangerous calls, dead modules, waiting."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from decod.obs.events import EVENT_NAME, EVENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+CLASS_LINES_MAX = 400
+
+# Loading any of these runs code that somebody else wrote.
+UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
+
+# The only places that may look at the environment.
+ENVIRONMENT_READERS = ("decod/cli/errors.py", "decod/config/", "decod/daemon/", "decod/worker/")
+
+# Modules that are started or looked up by name rather than imported.
+ENTRY_POINTS = re.compile(r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*")
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Every file that people write; generated ones are left out."""
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.name.endswith("_pb2.py")
+    ]
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def where(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Names that a file imports, `from a import b` as both `a` and `a.b`."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # "decod.worker" in a command line or an importlib call.
+            yield from re.findall(r"\bdecod(?:\.\w+)+", node.value)
+
+
+def test_files_are_short_enough_to_read() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in python_files("decod", "scripts", "tests")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES_MAX
+    }
+    assert not long
+
+
+def _longer_than(limit: int, *kinds: type[ast.stmt]) -> list[str]:
+    long = []
+    for path in python_files("decod", "scripts", "tests"):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, kinds):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > limit:
+                    long.append(f"{where(path, node)} {getattr(node, 'name', '')} has {lines}")
+    return long
+
+
+def test_functions_are_short_enough_to_read() -> None:
+    assert not _longer_than(FUNCTION_LINES_MAX, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_classes_are_short_enough_to_read() -> None:
+    assert not _longer_than(CLASS_LINES_MAX, ast.ClassDef)
+
+
+def test_tests_never_wait_for_time_to_pass() -> None:
+    """A test that waits is slow or flaky; `asyncio.sleep(0)`, which only yields, is no waiting."""
+    waiting = []
+    for path in python_files("tests"):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="sleep"), args=[ast.Constant(value=0)]):
+                    continue
+                case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep")):
+                    waiting.append(where(path, node))
+    assert not waiting
+
+
+def test_nothing_from_outside_can_run_code() -> None:
+    found = []
+    for path in python_files("decod"):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Import(names=names) if UNPICKLERS & {
+                    alias.name.partition(".")[0] for alias in names
+                }:
+                    found.append(where(path, node))
+                case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNPICKLERS:
+                    found.append(where(path, node))
+                case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
+                    found.append(where(path, node))
+                case ast.Call(func=ast.Name(id="eval" | "exec" | "compile")):
+                    found.append(where(path, node))
+                case ast.keyword(arg="allow_pickle" | "trust_remote_code" | "shell", value=value):
+                    if not (isinstance(value, ast.Constant) and value.value is False):
+                        found.append(where(path, node))
+    assert not found
+
+
+def test_only_configuration_reads_the_environment() -> None:
+    found = []
+    for path in python_files("decod"):
+        if str(path.relative_to(ROOT)).startswith(ENVIRONMENT_READERS):
+            continue
+        found += [
+            where(path, node)
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
+        ]
+    assert not found
+
+
+def test_every_module_is_used_by_another_one() -> None:
+    files = python_files("decod")
+    used = {name for path in files for name in imported_modules(path) if name != module_name(path)}
+    dead = [
+        name
+        for path in files
+        if path.name != "__init__.py"
+        and (name := module_name(path)) not in used
+        and not ENTRY_POINTS.fullmatch(name)
+    ]
+    assert not dead
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in python_files("decod", "scripts", "tests")
+        if path.stat().st_size and not ast.get_docstring(parse(path))
+    ]
+    assert not silent
+
+
+def test_every_event_that_is_noted_is_registered() -> None:
+    """The core may not import the register, so only this holds the two together."""
+    unknown = []
+    for path in python_files("decod"):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="Note" | "_note") | ast.Attribute(attr="Note"),
+                    args=[ast.Constant(value=str(name)), *_],
+                ) if name not in EVENTS:
+                    unknown.append(f"{where(path, node)} {name}")
+    assert not unknown
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_event_names_are_noun_and_participle(name: str) -> None:
+    assert EVENT_NAME.match(name)
+
+
+def test_error_codes_have_one_form() -> None:
+    odd = []
+    for path in python_files("decod"):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.keyword(arg="code", value=ast.Constant(value=str(code))) if (
+                    code.startswith("E-") and not re.fullmatch(r"E-[A-Z]{2,4}-[0-9]{3}", code)
+                ):
+                    odd.append(f"{where(path, node.value)} {code}")
+    assert not odd

@@ -1,0 +1,138 @@
+"""The documents tell the truth: commands, exit codes, the tree of packages, the wire format."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_tools import protoc
+
+from decod.cli.errors import EXIT_CODES
+from decod.cli.main import COMMANDS, cli
+from decod.errors import DecodError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = sorted((ROOT / "protos/decod/wire/v1").glob("*.proto"))
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def all_commands() -> list[str]:
+    """`leader`, `data prepare` and so on: whatever can be typed behind `decod`."""
+    found = []
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            found += [f"{name} {child}" for child in command.commands]
+        else:
+            found.append(name)
+    return found
+
+
+def test_every_command_is_in_the_readme() -> None:
+    text = readme()
+    assert [name for name in all_commands() if f"decod {name}" not in text] == []
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    for name in all_commands():
+        group, _, child = name.partition(" ")
+        command = cli.get_command(click.Context(cli), group)
+        if child:
+            assert isinstance(command, click.Group)
+            command = command.commands[child]
+        assert command is not None
+        assert f"decod {name}" in (command.help or ""), f"{name} has no example in its help"
+
+
+def test_every_exit_code_is_in_the_readme() -> None:
+    """As a row of a table that starts with the number: `| 3 | ...`."""
+    rows = {int(number) for number in re.findall(r"^\|\s*`?(\d+)`?\s*\|", readme(), re.MULTILINE)}
+    assert set(EXIT_CODES) - rows == set()
+
+
+def _subclasses(cls: type[DecodError]) -> list[type[DecodError]]:
+    return [cls, *(below for child in cls.__subclasses__() for below in _subclasses(child))]
+
+
+@pytest.mark.parametrize("cls", _subclasses(DecodError), ids=lambda cls: cls.__name__)
+def test_every_error_has_a_documented_exit_code_and_says_when_it_comes(
+    cls: type[DecodError],
+) -> None:
+    assert cls.exit_code in EXIT_CODES
+    assert cls.__doc__
+
+
+def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
+    """Lines such as `  protocol/  the core` in the block that starts with `decod/`."""
+    block = re.search(r"^```[a-z]*\n(decod/.*?)^```", readme(), re.MULTILINE | re.DOTALL)
+    assert block, "the README has no block that starts with decod/"
+    listed = set(re.findall(r"^\s+([a-z_]+)/", block[1], re.MULTILINE))
+    on_disk = {path.parent.name for path in (ROOT / "decod").glob("*/__init__.py")}
+    assert listed == on_disk
+
+
+def test_links_to_files_in_the_documents_lead_somewhere() -> None:
+    broken = []
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = document.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+            if "://" not in target and not (document.parent / target).exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def test_every_dependency_is_pinned() -> None:
+    """An unpinned torch may pull in gigabytes of another build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.split(r"[<>=]", wanted)[0] for group in groups for wanted in group}
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = set(re.findall(r"^([\w.-]+)==", constraints, re.MULTILINE))
+    assert names - pinned == set()
+
+
+def _describe(folder: Path) -> list[descriptor_pb2.FileDescriptorProto]:
+    out = folder / "descriptors.bin"
+    arguments = ["protoc", f"-I{ROOT / 'protos'}", "--include_source_info"]
+    include = Path(protoc.__file__).parent / "_proto"
+    arguments += [f"-I{include}", f"--descriptor_set_out={out}", *map(str, PROTOS)]
+    assert protoc.main(arguments) == 0
+    files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    return list(files.file)
+
+
+# Field numbers in descriptor.proto of what must have a comment, by kind of parent.
+_FILE_PARTS = {4: "message", 5: "enum", 6: "service"}
+_MESSAGE_PARTS = {2: "field", 3: "message", 4: "enum", 8: "oneof"}
+_PARTS = {"message": _MESSAGE_PARTS, "enum": {2: "value"}, "service": {2: "method"}}
+
+
+def _kind(path: list[int]) -> str | None:
+    """What a location's path leads to, or None for a part that needs no comment."""
+    parts, kind = _FILE_PARTS, None
+    for number in path[::2]:
+        kind = parts.get(number)
+        if kind is None:
+            return None
+        parts = _PARTS.get(kind, {})
+    return kind if len(path) % 2 == 0 else None
+
+
+def test_everything_on_the_wire_has_a_comment(tmp_path: Path) -> None:
+    bare = []
+    for file in _describe(tmp_path):
+        for location in file.source_code_info.location:
+            kind = _kind(list(location.path))
+            if kind and not (location.leading_comments or location.trailing_comments).strip():
+                bare.append(f"{file.name}:{location.span[0] + 1} {kind}")
+    assert not bare
+
+
+def test_the_wire_package_is_versioned_and_in_its_folder(tmp_path: Path) -> None:
+    assert {file.package for file in _describe(tmp_path)} == {"decod.wire.v1"}

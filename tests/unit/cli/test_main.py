@@ -1,0 +1,144 @@
+"""The command line's frame: exit codes, one line per error, nothing imported needlessly."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from decod import __version__
+from decod.cli import errors
+from decod.cli.main import COMMANDS, cli, main
+from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException | int]:
+    """A command `demo` that raises what is put in the list, or ends with that number."""
+    box: list[BaseException | int] = []
+
+    @click.command()
+    @click.pass_context
+    def demo(ctx: click.Context) -> None:
+        outcome = box.pop()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        ctx.exit(outcome)
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: demo)
+    monkeypatch.setattr(errors, "default_state_dir", lambda: tmp_path)
+    return box
+
+
+def test_no_arguments_give_the_help_and_a_usage_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 2
+    assert "decod join JOINSTRING" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["run", "nonsense"]])
+def test_unknown_words_are_usage_errors(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"decod {__version__}\n"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("cls", [ConfigError, HardwareError, NotRunningError])
+def test_an_error_of_ours_is_one_line_and_its_exit_code(
+    cls: type[DecodError], failing: list[BaseException | int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(cls("this\x1b[31m", why="so\nit is", fix="that"))
+    assert main(["demo"]) == cls.exit_code
+    assert capsys.readouterr().err == f"error: {cls.code} this?[31m: so it is. Try: that\n"
+
+
+def test_an_error_of_ours_is_found_in_a_group_of_failed_tasks(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = NotRunningError("nobody", why="asleep", fix="knock")
+    failing.append(ExceptionGroup("tasks", [ExceptionGroup("inner", [ValueError("x"), ours])]))
+    assert main(["demo"]) == 7
+    assert capsys.readouterr().err == "error: E-RUN-001 nobody: asleep. Try: knock\n"
+
+
+def test_an_unexpected_error_is_one_line_and_a_report_in_a_file(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    failing.append(ZeroDivisionError("oh"))
+    assert main(["demo"]) == 1
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert "E-INT-001 ZeroDivisionError: oh" in text
+    (report,) = tmp_path.glob("crash-*.txt")
+    assert str(report) in text
+    assert "Traceback" in report.read_text()
+
+
+def test_an_unexpected_error_on_a_full_disk_is_still_one_line(
+    failing: list[BaseException | int],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(errors, "default_state_dir", lambda: tmp_path / "file")
+    failing.append(OSError(28, "No space left on device"))
+    assert main(["demo"]) == 1
+    assert "no file could be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(KeyboardInterrupt())
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
+
+
+def test_a_command_can_choose_its_exit_code(failing: list[BaseException | int]) -> None:
+    failing.append(errors.EXIT_DEGRADED)
+    assert main(["demo"]) == 8
+
+
+def test_a_command_that_ends_well_gives_zero(failing: list[BaseException | int]) -> None:
+    failing.append(0)
+    assert main(["demo"]) == 0
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"PYTHONIOENCODING": "ascii"}])
+def test_output_suits_the_terminal(environment: dict[str, str], tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "decod", "run", "check", "no-such-é.toml"],
+        capture_output=True,
+        env={"PATH": "", **environment},
+        check=False,
+    )
+    assert result.returncode == 3
+    assert result.stderr.startswith(b"error: E-CFG-002")
+    assert b"Traceback" not in result.stderr
+
+
+def test_the_frame_imports_neither_torch_nor_grpc() -> None:
+    """`decod status` and `decod --help` have to answer at once."""
+    code = (
+        "import sys; from decod.cli.main import main; main(['--help']); "
+        "sys.exit(bool({'torch', 'grpc', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+        == 0
+    )

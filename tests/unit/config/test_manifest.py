@@ -1,0 +1,212 @@
+"""Manifests: canonical, comparable, and read from a peer without trust."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decod.config.schema import (
+    MANIFEST_SIZE_MAX_BYTES,
+    Manifest,
+    RunConfig,
+    activation_size_bytes,
+    count_parameters,
+    validate,
+)
+from decod.data.params import BatchConfig
+from decod.errors import ConfigError, MalformedMessageError, RejectedError
+from decod.model.config import Architecture, ModelConfig, StagesConfig
+from decod.model.shape import model_shapes
+from decod.train.params import OptimizerConfig
+
+INDEX = "ab" * 32
+
+
+def make_manifest(**changes: Any) -> Manifest:
+    return Manifest(
+        **{"run": RunConfig(), "data_index_sha256": INDEX, "data_vocab_size": 257} | changes
+    )
+
+
+def changed_json(path: str, value: object) -> str:
+    """The canonical text of a manifest with one value put in, whatever it is."""
+    values = json.loads(make_manifest().to_json())
+    *tables, name = path.split(".")
+    table = values
+    for key in tables:
+        table = table[key]
+    table[name] = value
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+
+def test_a_manifest_survives_its_json() -> None:
+    manifest = make_manifest(initial_weights="cd" * 32)
+    again = Manifest.from_json(manifest.to_json())
+    assert again == manifest
+    assert Manifest.from_json(manifest.to_json().encode()) == manifest
+
+
+def test_the_hash_is_that_of_the_canonical_text() -> None:
+    manifest = make_manifest()
+    text = manifest.to_json()
+    assert " " not in text
+    assert list(json.loads(text)) == sorted(json.loads(text))
+    assert manifest.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_first_difference_is_named_with_both_values() -> None:
+    one = make_manifest()
+    other = make_manifest(run=RunConfig(seed=2, optimizer=OptimizerConfig(lr=0.5)))
+    assert one.first_difference(other) == "run.seed is 0 here and 2 there"
+    assert one.first_difference(make_manifest()) is None
+    assert (one.sha256 == other.sha256) is False
+
+
+@given(
+    lr=st.floats(min_value=1e-300, max_value=1e3),
+    seed=st.integers(min_value=0, max_value=2**63 - 1),
+    size=st.integers(min_value=1, max_value=100),
+)
+def test_any_valid_manifest_survives_its_json(lr: float, seed: int, size: int) -> None:
+    run = RunConfig(
+        seed=seed, optimizer=OptimizerConfig(lr=lr), batch=BatchConfig(microbatch_size=size)
+    )
+    manifest = make_manifest(run=run)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("extra", 1),
+        ("run.model.extra", 1),
+        ("run.model.hidden_size", "128"),
+        ("run.model.hidden_size", 128.0),
+        ("run.model.hidden_size", True),
+        ("run.model.hidden_size", None),
+        ("run.model.hidden_size", -1),
+        ("run.model.hidden_size", 10**4000),
+        ("run.model.num_hidden_layers", 2**62),
+        ("run.stages.num_relay_stages", 2**62),
+        ("run.batch.num_microbatches", 2**62),
+        ("run.model.norm_eps", -1.0),
+        ("run.model.rope_theta", 0.0),
+        ("run.model.model_type", "bert"),
+        ("run.model", []),
+        ("run", None),
+        ("run.name", "../../etc"),
+        ("run.name", "x" * 33),
+        ("run.seed", -1),
+        ("run.optimizer.lr", 1),  # Not as we would write it: the hash would differ.
+        ("data_index_sha256", INDEX.upper()),
+        ("data_index_sha256", INDEX + "\n"),
+        ("data_index_sha256", ""),
+        ("data_vocab_size", 0),
+        ("data_vocab_size", 258),
+        ("initial_weights", "/etc/passwd"),
+        ("protocol_version", "1"),
+        ("protocol_version", True),
+    ],
+)
+def test_a_bad_field_from_a_peer_is_a_malformed_message(path: str, value: object) -> None:
+    with pytest.raises(MalformedMessageError, match="bad manifest") as caught:
+        Manifest.from_json(changed_json(path, value))
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{",
+        '{"run": NaN}',
+        "[" * 50_000,
+        '{"a":' * 10_000,
+        b"\xff\xfe",
+        "\ud800",
+        " " * (MANIFEST_SIZE_MAX_BYTES + 1),
+        make_manifest().to_json() + " ",
+        make_manifest().to_json().replace("{", '{"data_vocab_size":1,', 1),
+        make_manifest().to_json().replace("0.001", "NaN"),
+        make_manifest().to_json().replace("0.001", "1e999"),
+    ],
+)
+def test_text_that_is_no_canonical_manifest_is_malformed(text: str | bytes) -> None:
+    with pytest.raises(MalformedMessageError, match="bad manifest"):
+        Manifest.from_json(text)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_from_a_peer_are_refused(text: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        Manifest.from_json(text)
+
+
+def test_another_protocol_version_is_told_as_such_even_with_unknown_fields() -> None:
+    values = json.loads(make_manifest().to_json()) | {"protocol_version": 2, "new_field": 1}
+    with pytest.raises(RejectedError, match="E-REJ-002 the run speaks protocol version 2"):
+        Manifest.from_json(json.dumps(values))
+
+
+def test_data_with_more_tokens_than_the_model_has_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.vocab_size is 257: .* has 300 tokens"):
+        make_manifest(data_vocab_size=300)
+
+
+@pytest.mark.parametrize("architecture", list(Architecture))
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_counted_as_the_shapes_have_them(
+    architecture: Architecture, *, tied: bool
+) -> None:
+    model = ModelConfig(model_type=architecture, tie_word_embeddings=tied, num_hidden_layers=3)
+    expected = sum(math.prod(shape) for shape in model_shapes(model).values())
+    assert count_parameters(model) == expected
+
+
+def test_activation_size_is_that_of_the_hidden_states() -> None:
+    run = RunConfig(batch=BatchConfig(sequence_length=8, microbatch_size=3))
+    assert activation_size_bytes(run) == 8 * 3 * 128 * 4
+
+
+def test_relations_between_owners_are_checked() -> None:
+    run = RunConfig()
+    validate(run)
+    for bad in (
+        dataclasses.replace(run, stages=StagesConfig(num_relay_stages=5)),
+        dataclasses.replace(run, batch=BatchConfig(sequence_length=1025)),
+        dataclasses.replace(run, batch=BatchConfig(microbatch_size=2**16)),
+    ):
+        with pytest.raises(ConfigError):
+            validate(bad)
+
+
+def _numbers(values: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append(prefix + key)
+    return found
+
+
+@pytest.mark.parametrize("path", _numbers(json.loads(make_manifest().to_json())))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_number_from_a_peer_is_unbounded(path: str, sign: int) -> None:
+    """A new field must get a range, or a manifest could ask for anything."""
+    old = json.loads(make_manifest().to_json())
+    for key in path.split("."):
+        old = old[key]
+    huge = sign * (1e300 if isinstance(old, float) else 2**63 - 1)
+    if path == "run.seed" and sign == 1:
+        return  # Every seed is as good as another.
+    with pytest.raises((MalformedMessageError, RejectedError)):
+        Manifest.from_json(changed_json(path, huge))

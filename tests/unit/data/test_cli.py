@@ -1,0 +1,103 @@
+"""`decod data`: what a person types and sees."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from decod.cli.data import data, microbatch_lines
+from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
+from decod.errors import DataError
+from decod.ids import MicrobatchId
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("some text to train on. " * 100)
+    result = CliRunner().invoke(
+        data, ["prepare", str(tmp_path / "corpus"), str(tmp_path / "a.txt")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "2301 tokens in 1 shards, vocabulary 257, index " in result.stdout
+    assert result.stderr == ""
+    return tmp_path / "corpus"
+
+
+def test_options_reach_the_preparation(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('{"body": "abcd"}\n')
+    arguments = ["prepare", str(corpus), str(tmp_path / "b.jsonl"), "--text-field", "body"]
+    arguments += ["--shard-tokens", "2", "--force"]
+    assert CliRunner().invoke(data, arguments).exit_code == 0
+    with Dataset.open(corpus, verify=True) as dataset:
+        assert [shard.num_tokens for shard in dataset.index.shards] == [2, 2, 1]
+
+
+def test_errors_are_passed_on_to_the_top(tmp_path: Path) -> None:
+    result = CliRunner().invoke(data, ["prepare", str(tmp_path / "o"), str(tmp_path / "absent")])
+    assert isinstance(result.exception, DataError)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "prepare",
+        "prepare out",
+        "prepare out in --shard-tokens 0",
+        "show",
+        "show --run x --iteration 0",
+    ],
+)
+def test_misuse_is_a_usage_error(arguments: str) -> None:
+    assert CliRunner().invoke(data, arguments.split()).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [[], ["prepare"], ["show"]])
+def test_help_begins_with_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(data, [*command, "--help"])
+    assert result.exit_code == 0
+    assert result.output.index("Example:") < result.output.index("Options:")
+
+
+def test_microbatches_of_all_data_nodes_are_shown_in_order(corpus: Path) -> None:
+    batch = BatchConfig(sequence_length=8, microbatch_size=2, num_microbatches=3, num_data_nodes=2)
+    with Dataset.open(corpus) as dataset:
+        records = [json.loads(line) for line in microbatch_lines(dataset, batch, 5, 4)]
+        assert [(r["iteration"], r["data_node_index"], r["index"]) for r in records] == [
+            (4, node, index) for node in range(2) for index in range(3)
+        ]
+        expected = dataset.microbatch(MicrobatchId(4, 1, 2), batch, 5)
+        assert records[-1]["tokens"] == expected.tolist()
+
+
+def test_show_reads_run_file_and_corpus(tmp_path: Path, corpus: Path) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f"""
+seed = 9
+[model]
+vocab_size = 257
+[batch]
+sequence_length = 8
+microbatch_size = 1
+num_microbatches = 2
+[data]
+path = "{corpus}"
+"""
+    )
+    result = CliRunner().invoke(data, ["show", "--run", str(run_file), "--iteration", "1"])
+    assert result.exception is None, result.exception
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [len(record["tokens"][0]) for record in records] == [9, 9]
+
+
+def test_neither_the_command_nor_the_data_package_loads_torch() -> None:
+    code = "import sys, decod.cli.data; assert 'numpy' not in sys.modules, 'numpy'\n"
+    code += "import decod.data.corpus; assert 'torch' not in sys.modules, 'torch'"
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -1,0 +1,133 @@
+"""Logs and events: two views of one record, and nothing that a peer sends can spoil them."""
+
+import io
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decod.errors import HardwareError
+from decod.obs.events import EVENTS, event_level, render_note
+from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
+from decod.obs.metrics import Metrics
+from decod.obs.text import clean_text
+
+
+@pytest.fixture(autouse=True)
+def closed_logs() -> Iterator[None]:
+    yield
+    close_logs()
+
+
+def test_one_event_gives_a_json_line_and_a_short_text(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    context = LogContext({"node_id": "k7q2", "stage_index": None})
+    logger = set_up_logs(file=tmp_path / "a" / "log", context=context, terminal=terminal)
+    log_note(logger, "peer.suspected", {"peer": "abc", "reason": "silent"})
+    context.fields["stage_index"] = 3
+    log_note(logger, "round.opened", {"round": "5.1"})  # DEBUG: in the file only.
+    lines = [json.loads(line) for line in (tmp_path / "a" / "log").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["peer.suspected", "round.opened"]
+    assert [line["level"] for line in lines] == ["warning", "debug"]
+    assert lines[1]["stage_index"] == 3
+    assert lines[1]["round"] == "5.1"
+    assert terminal.getvalue()[8:] == " warning abc is suspected: silent\n"
+
+
+def test_a_plain_log_call_and_a_traceback_stay_on_one_line_of_json(tmp_path: Path) -> None:
+    logger = set_up_logs(file=tmp_path / "log", terminal=io.StringIO())
+    try:
+        int("x")
+    except ValueError:
+        logging.getLogger("decod.net").exception("broken\n%s", "by us")
+    logger.info("fine")
+    first, second = (json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
+    assert first["message"] == "broken by us"
+    assert "ValueError: invalid literal" in first["traceback"]
+    assert second["logger"] == "decod"
+
+
+def test_a_closed_terminal_loses_records_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal = io.StringIO()
+    logger = set_up_logs(file=None, terminal=terminal)
+    terminal.close()
+    log_note(logger, "node.stopped", {"reason": "test"})
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_file_that_cannot_be_opened_is_an_error_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match="--state-dir"):
+        set_up_logs(file=tmp_path)
+
+
+def test_a_peers_string_cannot_forge_a_line_or_move_the_cursor() -> None:
+    evil = "a\nerror: all is lost\r\x1b[2J\u202e{node_id}\ud800"
+    text = render_note("message.refused", {"peer": "n", "reason": evil})
+    assert text == "message from n refused: a error: all is lost??[2J?{node_id}?"
+
+
+@given(st.dictionaries(st.text(max_size=20), st.one_of(st.text(), st.floats(), st.none())))
+def test_any_fields_render_to_one_bounded_printable_line(fields: dict[str, object]) -> None:
+    for event in ("node.stopped", "not registered"):
+        text = render_note(event, fields)
+        assert len(text.splitlines()) <= 1
+        assert len(text) < 10_000
+        text.encode()
+
+
+def test_an_unregistered_event_is_shown_with_all_its_fields() -> None:
+    assert render_note("some.thing", {"a": 1, "b": "x"}) == "some.thing a=1 b=x"
+    assert event_level("some.thing") == logging.INFO
+
+
+def test_fields_that_the_text_does_not_mention_follow_it() -> None:
+    text = render_note("iteration.committed", {"round": "3.1", "loss": 2.5000000001, "extra": 1})
+    assert text == "iteration 3.1 is committed, loss 2.5 extra=1"
+    assert render_note("iteration.committed", {}) == "iteration ? is committed, loss ?"
+
+
+@given(st.text(), st.integers(min_value=3, max_value=50))
+def test_cleaned_text_is_bounded_and_cleaning_twice_changes_nothing(text: str, limit: int) -> None:
+    clean = clean_text(text, limit=limit)
+    assert len(clean) <= limit
+    assert clean_text(clean, limit=limit) == clean
+
+
+def test_a_value_that_cannot_be_written_is_named_by_its_type() -> None:
+    class Bad:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert clean_text(Bad()) == "<Bad>"
+
+
+def test_every_registered_text_renders_with_its_own_fields() -> None:
+    for spec in EVENTS.values():
+        assert "?" not in render_note(spec.name, dict.fromkeys(spec.fields, "x"))
+
+
+def test_metrics_are_read_by_name_once_they_are_set() -> None:
+    metrics = Metrics()
+    sent = metrics.counter("decod_activation_sent_bytes_total", "Activations sent to peers.")
+    metrics.gauge("decod_loss_ratio", "Not set.")
+    metrics.gauge("decod_step_seconds", "Last iteration.").set(2.0)
+    sent.increase(5)
+    assert metrics.counter("decod_activation_sent_bytes_total", "again") is sent
+    assert metrics.snapshot() == {
+        "decod_activation_sent_bytes_total": 5.0,
+        "decod_step_seconds": 2.0,
+    }
+    assert math.isnan(metrics.gauge("decod_loss_ratio", "").value)
+
+
+@pytest.mark.parametrize("name", ["loss", "decod_Loss", "decod_x_total"])
+def test_metrics_with_a_wrong_name_are_our_mistake(name: str) -> None:
+    with pytest.raises(AssertionError):
+        Metrics().gauge(name, "")

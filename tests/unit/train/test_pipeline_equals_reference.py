@@ -1,0 +1,140 @@
+"""Stages together must train exactly as one plain process does."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from decod.data.params import BatchConfig
+from decod.ids import MicrobatchId
+from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.train.executor import ExecutorConfig, StageExecutor
+from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.reference import train_reference
+
+torch.set_num_threads(1)
+
+BATCH = BatchConfig(sequence_length=8, microbatch_size=2, num_microbatches=3)
+OPTIMIZER = OptimizerConfig(lr=1e-2, warmup_iterations=2)
+SMALL = {
+    "dtype": ModelDtype.FLOAT64,
+    "vocab_size": 19,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+}
+MODELS = {
+    "llama": ModelConfig(**SMALL),
+    "llama tied, grouped": ModelConfig(
+        **SMALL, tie_word_embeddings=True, num_key_value_heads=2
+    ),
+    "qwen2": ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=1),
+    "gpt2": ModelConfig(**SMALL, model_type=Architecture.GPT2),
+    "gpt2 tied": ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True),
+}
+
+
+class HashedTokens:
+    """Tokens drawn from the microbatch's name."""
+
+    def microbatch(self, mb, batch, seed):
+        digest = hashlib.sha256(f"{seed} {mb}".encode()).digest()
+        generator = np.random.default_rng(list(digest))
+        return generator.integers(0, 19, (batch.microbatch_size, batch.sequence_length + 1))
+
+
+def make_pipeline(model, stages=None, reduction=None):
+    config = ExecutorConfig(
+        model=model,
+        stages=stages or StagesConfig(num_relay_stages=2),
+        batch=BATCH,
+        optimizer=OPTIMIZER,
+        reduction=reduction or ReductionConfig(),
+        seed=5,
+    )
+    executors = []
+    for index in range(config.stages.num_relay_stages + 1):
+        executor = StageExecutor(config, tokens=HashedTokens() if index == 0 else None)
+        executor.build(index)
+        executors.append(executor)
+    return executors
+
+
+def run_microbatch(pipeline, mb):
+    hidden = pipeline[0].embed(mb)
+    for relay in pipeline[1:]:
+        hidden = relay.forward(mb, hidden)
+    gradient, loss = pipeline[0].head(mb, hidden)
+    for relay in reversed(pipeline[1:]):
+        gradient = relay.backward(mb, gradient)
+    pipeline[0].embed_backward(mb, gradient)
+    return loss
+
+
+def microbatches(iteration):
+    return [MicrobatchId(iteration, 0, index) for index in range(BATCH.num_microbatches)]
+
+
+def run_iteration(pipeline, iteration):
+    losses = [run_microbatch(pipeline, mb) for mb in microbatches(iteration)]
+    for executor in pipeline:
+        executor.propose(iteration, [], weights_total=len(losses))
+        executor.commit(iteration)
+    return sum(losses) / len(losses)
+
+
+def reference(model, num_iterations):
+    source = HashedTokens()
+    return train_reference(
+        model,
+        OPTIMIZER,
+        5,
+        [
+            [source.microbatch(mb, BATCH, 5) for mb in microbatches(iteration)]
+            for iteration in range(1, num_iterations + 1)
+        ],
+    )
+
+
+def weights_of(pipeline):
+    return {name: tensor for executor in pipeline for name, tensor in executor.weights().items()}
+
+
+@pytest.mark.parametrize("num_first_blocks", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_train_as_one_process_does(name, num_first_blocks):
+    model = MODELS[name]
+    stages = StagesConfig(num_relay_stages=2, num_first_blocks=num_first_blocks)
+    pipeline = make_pipeline(model, stages)
+    losses = [run_iteration(pipeline, iteration) for iteration in range(1, 6)]
+    expected_losses, expected_weights = reference(model, 5)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-12)
+    found = weights_of(pipeline)
+    assert found.keys() == expected_weights.keys()
+    for key, expected in expected_weights.items():
+        torch.testing.assert_close(found[key], expected, rtol=1e-8, atol=1e-11)
+
+
+def test_bfloat16_follows_the_float32_reference():
+    """Activations have 8 bits: losses agree to about a percent, and training makes progress."""
+    model = ModelConfig(**{**SMALL, "dtype": ModelDtype.BFLOAT16})
+    pipeline = make_pipeline(model)
+    losses = [run_iteration(pipeline, iteration) for iteration in range(1, 6)]
+    expected, _ = reference(ModelConfig(**{**SMALL, "dtype": ModelDtype.FLOAT32}), 5)
+    np.testing.assert_allclose(losses, expected, rtol=2e-2)
+    assert pipeline[1].weights()["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
+
+
+def test_float32_gradients_add_up_in_place():
+    """The flat buffer is what is sent: autograd must not put its sums anywhere else."""
+    pipeline = make_pipeline(ModelConfig(**{**SMALL, "dtype": ModelDtype.FLOAT32}))
+    for mb in microbatches(1):
+        run_microbatch(pipeline, mb)
+    for executor in pipeline:
+        (flat,) = executor.gather(1)
+        grads = [p.grad for p in executor._stage.parameters_by_name().values()]
+        torch.testing.assert_close(torch.cat([g.reshape(-1) for g in grads]), flat, rtol=0, atol=0)
+        assert flat.abs().sum() > 0
