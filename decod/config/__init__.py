@@ -2,11 +2,19 @@
 
 The sections of a run are defined beside their owners (`decod/model/config.py`, `*/params.py`);
 this package nests them, reads them from TOML and from peers, and checks relations between them.
+
+What concerns a run is imported when it is first used: `decod status` needs only a node's folder,
+and must not wait for pydantic.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from decod.config.node import NodeConfig, parse_listen
-from decod.config.run_file import DataSource, RunFile, load_run_file
-from decod.config.schema import Manifest, RunConfig, validate
+
+if TYPE_CHECKING:
+    from decod.config.run_file import DataSource, RunFile, load_run_file
+    from decod.config.schema import Manifest, RunConfig, validate
 
 __all__ = [
     "DataSource",
@@ -18,3 +26,12 @@ __all__ = [
     "parse_listen",
     "validate",
 ]
+
+_LATER = dict.fromkeys(("DataSource", "RunFile", "load_run_file"), "decod.config.run_file")
+_LATER |= dict.fromkeys(("Manifest", "RunConfig", "validate"), "decod.config.schema")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -93,6 +93,9 @@ class NodeDriver:
         self._stepping = False
         self._regions: dict[TensorId, Region] = {}
         self._incoming: dict[int, Region] = {}
+        self._lent: dict[int, Region] = {}
+        self._compute_s = self._transfer_s = 0.0
+        self._start_s = self._clock()
         self._next_tensor = 1
         self._next_request = 1
         self._requests: dict[int, asyncio.Future[ServedState | str]] = {}
@@ -194,6 +197,12 @@ class NodeDriver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @property
+    def part_bytes_max(self) -> int:
+        """Most that a part of a gradient can measure here; 0 before the stage is built."""
+        sizes = self._sizes
+        return sizes.num_parameters * max(sizes.wire_element_bytes, sizes.sum_element_bytes)
+
     # --- tensors ------------------------------------------------------------------------------
 
     def _keep(self, region: Region) -> ev.Tensor:
@@ -210,6 +219,10 @@ class NodeDriver:
         self._incoming[id(region.view)] = region
         return region.view
 
+    def regions(self, buffers: list[memoryview]) -> tuple[Region, ...]:
+        """Return the regions of buffers that `allocate` or `request_state` gave."""
+        return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
+
     def tensor_arrived(self, sender: NodeId, message: Message, buffer: memoryview) -> None:
         tensor = self._keep(self._incoming.pop(id(buffer)))
         self.post(ev.Received(sender, message, tensor))
@@ -219,11 +232,20 @@ class NodeDriver:
 
     def tensor_sent(self, to: NodeId, token: object, *, duration_s: float, size_bytes: int) -> None:
         assert isinstance(token, int)
+        self._transfer_s += duration_s
         self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s))
 
     def send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
         tensor = TensorId(token) if isinstance(token, int) else None
         self.post(ev.SendFailed(to, message, reason, tensor))
+
+    def timing(self) -> dict[str, float]:
+        """Return seconds since the core started: in all, on the device, and in transfers."""
+        return {
+            "wall_s": self._clock() - self._start_s,
+            "compute_s": self._compute_s,
+            "transfer_s": self._transfer_s,
+        }
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -254,6 +276,7 @@ class NodeDriver:
             self._job_failed(effect, outputs, str(error), fatal=fatal)
             return
         reply = done.result()
+        self._compute_s += reply.duration_s
         if isinstance(effect.job, jobs.Build):
             self._sizes.num_parameters = reply.result["num_parameters"]
         if isinstance(effect.job, jobs.Snapshot) and not outputs:
@@ -317,13 +340,33 @@ class NodeDriver:
         self.post(ev.StateRequested(request_id, iteration, with_optimizer))
         return future
 
+    async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+        """Return what a copying job of the compute process gives, or why it gives nothing."""
+        try:
+            described = await self._compute.submit(kind, fields)
+            region = self.arena.allocate(described.result["num_bytes"])
+            if region is None:
+                return "no room for a copy"
+            self._lent[id(region.view)] = region
+            reply = await self._compute.submit(kind, fields, outputs=(region,))
+        except (JobError, ComputeDiedError) as error:
+            return str(error)[:200]
+        manifest = json.dumps({"tensors": reply.result["tensors"]}, separators=(",", ":"))
+
+        def release() -> None:
+            self.arena.free(self._lent.pop(id(region.view)))
+
+        return ServedState(reply.result["iteration"], manifest, region.view, release)
+
     def _serve(self, effect: fx.ServeState) -> None:
         region = self._regions.pop(effect.tensor)
         readers = set(effect.request_ids)
+        self._lent[id(region.view)] = region
 
         def release(request_id: int) -> None:
             readers.discard(request_id)
             if not readers:
+                del self._lent[id(region.view)]
                 self.arena.free(region)
 
         for request_id in effect.request_ids:

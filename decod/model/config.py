@@ -39,7 +39,7 @@ class ModelConfig:
     model_type: Architecture = Architecture.LLAMA
     """`llama` or `gpt2`."""
     dtype: ModelDtype = ModelDtype.FLOAT32
-    """Of activations and weights. `bfloat16` keeps float32 master weights; `float64` is for checks."""
+    """Of activations and weights. `bfloat16` keeps float32 masters; `float64` is for checks."""
     vocab_size: int = 257
     """Rows of the embedding. At least the tokenizer's size, which is 257 for plain bytes."""
     hidden_size: int = 128
@@ -126,9 +126,10 @@ def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
         ConfigError: A relay stage would hold no block.
     """
     left = model.num_hidden_layers - stages.num_first_blocks
-    if stages.num_relay_stages < 1 or stages.num_first_blocks < 0 or left < stages.num_relay_stages:
+    num_stages = stages.num_relay_stages
+    if num_stages < 1 or stages.num_first_blocks < 0 or left < num_stages:
         raise ConfigError(
-            f"stages.num_relay_stages is {stages.num_relay_stages} with {left} blocks left for them",
+            f"stages.num_relay_stages is {num_stages} with {left} blocks left for them",
             why="every relay stage runs at least one block",
             fix="raise model.num_hidden_layers or lower the number of stages",
         )

@@ -162,8 +162,8 @@ def _int(fields: Fields, name: str, default: int | None = None) -> int:
     value = fields.get(name)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _bad_field(name, value, "a whole number is needed there")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _bad_field(name, value, "a positive whole number is needed there")
     return value
 
 
@@ -196,7 +196,7 @@ def _rope_theta(fields: Fields) -> float:
 def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelConfig:
     hidden_size = _int(fields, "hidden_size")
     num_heads = _int(fields, "num_attention_heads")
-    head_width = _int(fields, "head_dim", hidden_size // max(num_heads, 1))
+    head_width = _int(fields, "head_dim", hidden_size // num_heads)
     if head_width * num_heads != hidden_size:
         raise _bad_field(
             "head_dim", head_width, f"{num_heads} heads of it must fill hidden_size {hidden_size}"

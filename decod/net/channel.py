@@ -11,6 +11,9 @@ TENSOR_SERVICE = "decod.wire.v1.TensorService"
 ENROLL_SERVICE = "decod.wire.v1.EnrollService"
 STATE_SERVICE = "decod.wire.v1.StateService"
 
+CONSENT = ("decod-push", "accepted")
+"""Initial metadata of a push whose tensor the receiver has made room for."""
+
 # A client pings at most this often; a server takes no offence at pings half as far apart.
 _KEEPALIVE_INTERVAL_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000

@@ -71,6 +71,9 @@ class _Bulk:
     envelope: control_pb2.Envelope
     data: memoryview
     token: object
+    crc32: int | None = None
+    cut_off: bool = False
+    """The receiver ended the last attempt before its end."""
 
 
 @dataclass(slots=True)
@@ -182,6 +185,11 @@ class PeerClient:
         else:
             link.tensors.append(item)
             self._run_tasks(link)
+
+    async def flush(self, *, timeout_s: float) -> None:
+        """Returns when everything that was queued has ended, or after `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close(self) -> None:
         """Ends everything. What has not arrived is dropped without a callback."""
@@ -300,8 +308,10 @@ class PeerClient:
 
     async def _push(self, link: _Link, item: _Bulk) -> float:
         """Pushes a tensor; returns how long that took, in seconds."""
+        if item.crc32 is None:
+            item.crc32 = await crc32_of(item.data)
         header = tensor_pb2.TensorHeader(
-            envelope=item.envelope, size_bytes=len(item.data), crc32=await crc32_of(item.data)
+            envelope=item.envelope, size_bytes=len(item.data), crc32=item.crc32
         )
         first = tensor_pb2.PushRequest(header=header).SerializeToString()
         timeout_s = self._limits.stream_timeout_s(len(item.data))
@@ -314,29 +324,39 @@ class PeerClient:
                 first + data_frame(item.data), timeout=timeout_s
             )
         else:
-            answer = await self._push_frames(link, first, item.data, timeout_s)
+            answer = await self._push_frames(link, first, item, timeout_s)
         response = codec.parse(tensor_pb2.PushResponse, answer)
         if response.state != tensor_pb2.PUSH_STATE_RECEIVED:
             raise _FailedError(_PUSH_FAILURES.get(response.state, "the receiver did not take it"))
         return loop.time() - start_s
 
-    async def _push_frames(
-        self, link: _Link, first: bytes, data: memoryview, timeout_s: float
-    ) -> bytes:
+    async def _push_frames(self, link: _Link, first: bytes, item: _Bulk, timeout_s: float) -> bytes:
+        """Streams a tensor; returns the receiver's answer.
+
+        The first attempt does not wait for the receiver's consent. If it is cut off, gRPC hides
+        the reason, so the next attempt waits before it sends data.
+        """
         push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
         call = push(None, timeout=timeout_s)
         try:
             await call.write(first)
-            for frame in frames_of(data, self._limits.frame_size_bytes):
-                async with asyncio.timeout(self._limits.frame_timeout_s):
-                    await call.write(frame)
+            if not item.cut_off or channel.CONSENT in (await call.initial_metadata()):
+                for frame in frames_of(item.data, self._limits.frame_size_bytes):
+                    async with asyncio.timeout(self._limits.frame_timeout_s):
+                        await call.write(frame)
             await call.done_writing()
         except asyncio.InvalidStateError:
             pass  # The receiver has answered before the end: the answer says why.
         except TimeoutError:
             call.cancel()
             raise _FailedError("it takes data too slowly") from None
-        return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INTERNAL:
+                raise
+            item.cut_off = True
+            raise _CutOffError from None
+        answer: bytes = await call
+        return answer
 
     # --- retries ----------------------------------------------------------------------------
 
@@ -371,8 +391,16 @@ class PeerClient:
                     code = error.code().name.lower()
                     raise _FailedError(f"{code}: {details}"[:200]) from None
                 await asyncio.sleep(delay_s)
+            except _CutOffError:
+                if delay_s is None:
+                    raise _FailedError("the receiver broke off") from None
+                await asyncio.sleep(delay_s)
         raise AssertionError("the last delay is None")
 
 
 class _FailedError(Exception):
     """Sending has failed for good; the text is the reason given to the core."""
+
+
+class _CutOffError(Exception):
+    """The receiver ended a stream while data was being written; why is not known yet."""

@@ -24,6 +24,13 @@ class Counters:
         """Returns how often `name` happened, whoever caused it."""
         return sum(count for (key, _), count in self._counts.items() if key == name)
 
+    def totals(self) -> dict[str, int]:
+        """Returns how often each event happened."""
+        totals: Counter[str] = Counter()
+        for (name, _), num in self._counts.items():
+            totals[name] += num
+        return dict(sorted(totals.items()))
+
     def by_peer(self, name: str) -> dict[str, int]:
         """Returns how often each peer caused `name`."""
         return {peer: count for (key, peer), count in self._counts.items() if key == name}

@@ -18,23 +18,28 @@ from decod.ids import NodeId
 KEY_FILE = "identity.key"
 _KEY_SIZE_BYTES = 32
 
-_ADJECTIVES = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_ADJECTIVES = _words(
     """
     agile amber ample azure brave brisk bright calm candid clear clever cobalt cosmic crisp
     curious daring deft dusky eager early fair fancy fast fleet fond frank fresh gentle glad
     golden grand green happy hardy hazel honest humble ivory jolly keen kind lively loyal lucid
     lunar mellow merry mild misty modest neat noble olive patient plain polar proud quick quiet
-    rapid rosy sandy serene
-    """.split()
+    rapid rosy sandy serene shy
+    """
 )
-_NOUNS = tuple(
+_NOUNS = _words(
     """
     badger beaver bison bobcat condor coral crane cricket curlew dingo dolphin eagle egret
     falcon ferret finch fox gannet gecko heron hornet ibex ibis jackal jaguar kestrel koala
     lemur linnet lizard lynx magpie marlin marmot marten merlin mole moose newt ocelot oriole
     osprey otter owl panda pelican petrel pigeon plover puffin python quail raven robin salmon
     seal shrew sparrow stork swift tapir toucan walrus wombat
-    """.split()
+    """
 )
 assert len(_ADJECTIVES) == len(_NOUNS) == 64
 

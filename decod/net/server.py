@@ -309,6 +309,8 @@ class PeerServer:
         )
         arrived = False
         try:
+            if not request.data:
+                await context.send_initial_metadata((channel.CONSENT,))
             filler.add(request.data)
             async with asyncio.timeout_at(start_s + self._limits.stream_timeout_s(buffer.nbytes)):
                 while (frame := await self._next_frame(context)) is not None:

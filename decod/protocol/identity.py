@@ -9,7 +9,7 @@ from decod.protocol.view import Role
 
 
 class NodeState(StrEnum):
-    """What `decod status` shows of a node. The daemon adds `starting` and `probing` before these."""
+    """What `decod status` shows of a node. The daemon adds `starting` and `probing`."""
 
     STARTING = "starting"
     PROBING = "probing"
@@ -46,3 +46,5 @@ class RunFacts:
     num_microbatches: int
     """Per data node and iteration."""
     activation_size_bytes: int
+    initial_from_leader: bool = False
+    """The run starts from given weights: the leader has them, and candidates fetch their part."""

@@ -1,13 +1,14 @@
 """A candidate's way in: offer, get a stage, build it, say that it stands ready.
 
-    OFFERING -> (Assign) -> BUILDING -> PREPARED -> (in the view)
+    OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
-The candidate repeats what it said last until the leader lets it in; the leader answers repeats alike.
+The candidate repeats what it said last until the leader lets it in; the leader answers repeats
+alike. A run that starts from given weights adds a step: the stage's part is fetched from the leader.
 """
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.effects import Effect, Note, Send
+from decod.protocol.effects import Effect, FetchState, Note, Send
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.messages import Assign, Join, Prepared
@@ -19,10 +20,14 @@ _KNOCK_INTERVAL_S = 2.0
 class Joining:
     """What a node does until it is in the view."""
 
-    def __init__(self, context: Context, identity: Identity, offer: Join) -> None:
+    def __init__(
+        self, context: Context, identity: Identity, offer: Join, *, fetches_initial: bool
+    ) -> None:
         self._context = context
         self._identity = identity
         self._offer = offer
+        self._fetches_initial = fetches_initial
+        self._fetching = False
         self._assigned: Assign | None = None
         self._built: Built | None = None
         self.deadline_s: float | None = None
@@ -38,6 +43,8 @@ class Joining:
             return [Send(leader, self._offer)]
         if self._built is None:
             return []
+        if self._fetches_initial:
+            return self._fetch_initial()
         return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
 
     def entered(self) -> None:
@@ -52,5 +59,21 @@ class Joining:
         return [note, *self._context.compute.submit(Build(message.stage_index))]
 
     def built(self, now_s: float, result: Built) -> list[Effect]:
+        """The stage stands, with weights from the seed."""
         self._built = result
         return self.knock(now_s)
+
+    def loaded(self, now_s: float, result: Built) -> list[Effect]:
+        """The stage has its given weights."""
+        self._built, self._fetches_initial = result, False
+        return self.knock(now_s)
+
+    def fetch_failed(self) -> None:
+        """The leader could not give them; the next knock asks again."""
+        self._fetching = False
+
+    def _fetch_initial(self) -> list[Effect]:
+        if self._fetching or self._assigned is None:
+            return []
+        self._fetching = True
+        return [FetchState(self._context.view.leader, self._assigned.stage_index, 0)]

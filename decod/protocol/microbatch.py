@@ -273,15 +273,9 @@ class DataMicrobatches:
         self._reported = False
         view = self._context.view
         if not view.empty_stages and flow_bound(view, self._context.node_id) == 0:
-            effects.append(
-                Note(
-                    "microbatch.deferred",
-                    (
-                        ("microbatch", "all"),
-                        ("reason", "a stage has too little capacity for this data node"),
-                    ),
-                )
-            )
+            reason = "a stage has too little capacity for this data node"
+            fields = (("microbatch", "all"), ("reason", reason))
+            effects.append(Note("microbatch.deferred", fields))
             self._put_off.update(self._waiting)
             self._waiting.clear()
             effects += self._report()

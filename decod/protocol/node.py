@@ -124,7 +124,8 @@ class NodeMachine:
             self.microbatches = RelayMicrobatches(self.context, self._relay_flows)
         self._membership = Membership(self.context)
         self._utilisation = Utilisation(self.context)
-        self._joining = Joining(self.context, identity, offer)
+        fetches = facts.initial_from_leader and leader != identity.node_id
+        self._joining = Joining(self.context, identity, offer, fetches_initial=fetches)
         self._readiness = Readiness(self.context)
         self._outbox = Outbox(self.context)
         self._paused = False
@@ -228,6 +229,9 @@ class NodeMachine:
                 return self.stage.requested(event)
             case StateFetched():
                 return self.stage.fetched(event)
+            case StateFetchFailed() if not self.in_view:
+                self._joining.fetch_failed()
+                return [Note("state.failed", (("peer", event.donor), ("reason", event.reason)))]
             case StateFetchFailed():
                 return self.stage.fetch_failed(event)
             case DrainRequested():
@@ -386,12 +390,12 @@ class NodeMachine:
                 return self._peer_ready(sender)
             case messages.UtilisationQuery():
                 self._membership.announced(now_s)
-                return self._utilisation.queried(message, self._load()) + self._counted(now_s)
+                return self._utilisation.queried(message, self.own_load()) + self._counted(now_s)
             case messages.UtilisationAnswer():
                 return self._utilisation.answered(sender, message) + self._counted(now_s)
         return []
 
-    def _load(self) -> messages.NodeLoad:
+    def own_load(self) -> messages.NodeLoad:
         return messages.NodeLoad(
             node_id=self.identity.node_id,
             num_flows=self.num_flows,
@@ -540,6 +544,8 @@ class NodeMachine:
                 return effects + self._joining.built(now_s, built)
             case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
                 return effects + self.stage.copied(taken, event.outputs[0])
+            case jobs.Load(), jobs.Built() as built if not self.in_view:
+                return effects + self._joining.loaded(now_s, built)
             case jobs.Load(), _:
                 return effects + self._loaded(now_s)
             case jobs.Gather(), _ if aggregation is not None:
@@ -589,7 +595,7 @@ class NodeMachine:
         match job:
             case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
                 return effects + self.aggregation.failed(event.reason) + self._count_vote(now_s)
-            case jobs.Load():
+            case jobs.Load() if self.in_view:
                 return effects + self.stage.load_failed(event.reason)
             case jobs.Snapshot():
                 return effects + self.stage.copy_failed(event.reason)

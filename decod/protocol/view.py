@@ -190,24 +190,19 @@ def _roster_after(view: View, stage: int) -> tuple[Member, ...]:
 
 
 def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
-    """Return how many flows of each data node a relay may carry; sums to at most its capacity.
+    """Return how many flows of each data node a relay should carry; at most its capacity in all.
 
-    A stage's capacity is dealt out to the data nodes in proportion to their own, in roster order,
-    so that no data node is left without flows because another asked first. Every relay computes
-    the same deal. (GWTF leaves the division of scarce capacity open.)
+    The relays of a stage and the data nodes' slots are both laid out evenly, each node as often as
+    its capacity, and paired one by one. So a stage shares the work in proportion to capacity, no
+    data node is left without flows because another asked first, and every relay computes the same.
+    (GWTF leaves both questions open; with plain first come, first served, one of two equal relays
+    may take all flows and the other idle.)
     """
-    member = view.by_id[node_id]
-    roster = view.roster(member.stage_index)
-    offset = 0
-    for other in roster:
-        if other.node_id == node_id:
-            break
-        offset += other.capacity
-    deal = _round_robin(view.data_nodes)
+    roster = view.roster(view.by_id[node_id].stage_index)
     quota: dict[NodeId, int] = {}
-    for slot in range(offset, offset + member.capacity):
-        data_node = deal[slot % len(deal)]
-        quota[data_node] = quota.get(data_node, 0) + 1
+    for relay, data_node in zip(_interleave(roster), _interleave(view.data_nodes), strict=False):
+        if relay == node_id:
+            quota[data_node] = quota.get(data_node, 0) + 1
     return quota
 
 
@@ -219,11 +214,11 @@ def flow_bound(view: View, data_node: NodeId) -> int:
     )
 
 
-def _round_robin(data_nodes: Sequence[Member]) -> list[NodeId]:
-    """Return data nodes repeated by capacity, interleaved: every prefix is nearly proportional."""
+def _interleave(members: Sequence[Member]) -> list[NodeId]:
+    """Return each member as often as its capacity; every prefix is shared out nearly in proportion."""
     keyed = [
         ((k + 0.5) / member.capacity, member.node_id)
-        for member in data_nodes
+        for member in members
         for k in range(member.capacity)
     ]
     return [node_id for _, node_id in sorted(keyed)]

@@ -2,11 +2,12 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from decod.errors import ConfigError
 from decod.sim.invariants import InvariantViolation
-from decod.sim.scenario import OPTIONS, HostFault, Scenario
+from decod.sim.scenario import OPTIONS, PART_OPTIONS, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 
 
@@ -44,12 +45,20 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
     for name, option in OPTIONS.items():
         value = getattr(default, name)
         parser.add_argument(option, dest=name, type=type(value), default=value)
+    for (part, name), option in PART_OPTIONS.items():
+        value = getattr(getattr(default, part), name)
+        parser.add_argument(option, dest=f"{part}.{name}", type=type(value), default=value)
     parser.add_argument("--fault", dest="faults", action="append", default=[])
     parser.add_argument("--quiet", action="store_true", help="only the summary, no trace")
     parsed: dict[str, Any] = vars(parser.parse_args(arguments))
     quiet = bool(parsed.pop("quiet"))
     faults = tuple(HostFault.parse(text) for text in parsed.pop("faults"))
-    return Scenario(**parsed, faults=faults), quiet
+    parts = {key: parsed.pop(".".join(key)) for key in PART_OPTIONS}
+    scenario = Scenario(**parsed, faults=faults)
+    for (part, name), value in parts.items():
+        changed = replace(getattr(scenario, part), **{name: value})
+        scenario = replace(scenario, **{part: changed})
+    return scenario, quiet
 
 
 def _show(lines: list[str]) -> None:

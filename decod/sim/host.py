@@ -136,6 +136,7 @@ class Host:
         self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
+        self._compute_life = 0
         self._next_request = 1
         self._asked: dict[int, _Fetch] = {}
         self._jobs: deque[_QueuedJob] = deque()
@@ -199,13 +200,12 @@ class Host:
         """Let the compute process die: its state and its jobs are gone, the node lives on."""
         failed = list(self._jobs)
         self._jobs.clear()
-        self._life += 1  # The job in progress never ends.
-        self._timer_s = None
+        self._compute_life += 1  # The job in progress never ends.
         self._trace("host.compute_killed")
         for entry in failed:
             self.tensors.end_job(entry.inputs)
+        for entry in failed:
             self.deliver(ev.JobFailed(entry.id, "compute process died", fatal=True))
-        self._arm()
 
     def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
         """Call back when the machine takes its event of this number, counted from 1."""
@@ -233,6 +233,7 @@ class Host:
     def _down(self, *, refuses: bool) -> None:
         self.reachable, self.refuses = False, refuses
         self._life += 1
+        self._compute_life += 1
         # Whoever waits for a state from here sees its stream break, or hears nothing for a while.
         for fetch in self._asked.values():
             self._world.kernel.after(0.1 if refuses else 3.0, fetch.fail, "donor is gone")
@@ -384,10 +385,10 @@ class Host:
         jitter_ratio = self._world.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
         duration_s = base_s * factor / self._speed
-        self._world.kernel.after(duration_s, self._job_done, duration_s, self._life)
+        self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:
-        if life != self._life:
+        if life != self._compute_life:
             return
         if self._world.kernel.now_s < self.frozen_until_s:
             self._backlog.append(partial(self._job_done, duration_s, life))
@@ -435,19 +436,20 @@ class Host:
 
     def _serve_state(self, effect: fx.ServeState) -> None:
         stored = self.tensors.usable(effect.tensor, effect)
-        fetch = self._asked_for(effect.request_id)
-        stored.freed, stored.num_sends = True, stored.num_sends + 1
-        ended = partial(self._end_serve, self._life, effect)
-        self._world.network.send_tensor(
-            Transfer(
-                sender=self,
-                receiver=fetch.asker,
-                size_bytes=stored.size_bytes,
-                delivered=partial(fetch.asker.take_state, fetch, effect, stored.content),
-                sent=ended,
-                failed=ended,
+        stored.freed, stored.num_sends = True, stored.num_sends + len(effect.request_ids)
+        for request_id in effect.request_ids:
+            fetch = self._asked_for(request_id)
+            ended = partial(self._end_serve, self._life, request_id, effect.tensor)
+            self._world.network.send_tensor(
+                Transfer(
+                    sender=self,
+                    receiver=fetch.asker,
+                    size_bytes=stored.size_bytes,
+                    delivered=partial(fetch.asker.take_state, fetch, effect, stored.content),
+                    sent=ended,
+                    failed=partial(self._serve_failed, fetch, ended),
+                )
             )
-        )
 
     def take_state(self, fetch: "_Fetch", effect: fx.ServeState, content: Content) -> None:
         """A state that this host has asked for has arrived in whole."""
@@ -455,10 +457,14 @@ class Host:
             tensor = self.tensors.add(content)
             self.deliver(ev.StateFetched(effect.iteration, effect.manifest, tensor))
 
-    def _end_serve(self, life: int, effect: fx.ServeState, _how: object) -> None:
+    def _serve_failed(self, fetch: "_Fetch", ended: Callable[[object], None], reason: str) -> None:
+        ended(reason)
+        fetch.fail(reason)
+
+    def _end_serve(self, life: int, request_id: int, tensor: TensorId, _how: object) -> None:
         if life == self._life:
-            del self._asked[effect.request_id]
-            self.tensors.end_send(effect.tensor)
+            del self._asked[request_id]
+            self.tensors.end_send(tensor)
 
     def _refuse_state(self, effect: fx.RefuseState) -> None:
         fetch = self._asked_for(effect.request_id)
@@ -470,7 +476,7 @@ class Host:
                 size_bytes=0,
                 delivered=partial(fetch.fail, effect.reason),
                 sent=None,
-                failed=_nothing,
+                failed=fetch.fail,
             )
         )
 

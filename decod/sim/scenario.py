@@ -6,7 +6,8 @@ it can be written as a command line, so a failure is repeated by pasting one lin
 
 import re
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from typing_extensions import override
@@ -146,14 +147,28 @@ class Scenario:
             value = getattr(self, name)
             if value != getattr(default, name) or name == "seed":
                 words += [option, str(value)]
+        for (part, name), option in PART_OPTIONS.items():
+            value = getattr(getattr(self, part), name)
+            if value != getattr(getattr(default, part), name):
+                words += [option, str(value)]
         for fault in self.faults:
             words += ["--fault", str(fault)]
+        plain = self.with_parts(default, PART_OPTIONS)
         others = [
             f"{name}={getattr(self, name)}"
             for name in ("profile", "links", "link_faults", "protocol")
-            if getattr(self, name) != getattr(default, name)
+            if getattr(plain, name) != getattr(default, name)
         ]
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
+
+    def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
+        """Return a copy that has these fields of its parts from another scenario."""
+        result = self
+        for part, name in fields:
+            value = getattr(getattr(source, part), name)
+            changed = replace(getattr(result, part), **{name: value})
+            result = replace(result, **{part: changed})
+        return result
 
 
 OPTIONS = {
@@ -170,6 +185,15 @@ OPTIONS = {
     "duration_max_s": "--duration-max-s",
 }
 """Fields of a scenario that the command line sets."""
+
+PART_OPTIONS = {
+    ("links", "spread_ratio"): "--link-spread-ratio",
+    ("link_faults", "loss_ratio"): "--loss-ratio",
+    ("link_faults", "duplicate_ratio"): "--duplicate-ratio",
+    ("link_faults", "delay_ratio"): "--delay-ratio",
+    ("protocol", "min_nodes_per_stage"): "--min-nodes-per-stage",
+}
+"""Fields of a scenario's parts that it sets."""
 
 
 def random_scenario(seed: int, **fixed: object) -> Scenario:

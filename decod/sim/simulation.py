@@ -18,8 +18,8 @@ from decod.sim.network import Network
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.trace import Trace
 
-_FAREWELL_S = 60.0
-"""Within which all live nodes must have heard that the run is over."""
+_FAREWELL_S = 10.0
+"""Within which, and the time in which nodes miss their leader, all nodes must have stopped."""
 
 Wrap = Callable[[str, Machine], Machine]
 """Puts something around a host's machine; tests break machines with it."""
@@ -42,6 +42,8 @@ class Result:
     """Tensors sent."""
     stored_peak_bytes: int
     """Most that any one node stored."""
+    lost_stage: int | None
+    """The stage whose last holder died, which ended the run early; None: all went well."""
     losses: tuple[float, ...]
     """Mean loss of each iteration, as the leader announced it."""
     trace: tuple[str, ...]
@@ -96,15 +98,17 @@ class Simulation:
             raise self._stuck(f"no end of the run within {limit_s} s")
         stop = self.leader.stop
         assert stop is not None
-        if stop.reason is not StopReason.FINISHED:
+        lost = self._lost_stage() if stop.reason is StopReason.FAILED else None
+        if stop.reason is not StopReason.FINISHED and lost is None:
             raise self._stuck(f"the leader stopped: {stop.reason.value}, {stop.detail}")
-        over_s = self.kernel.now_s + _FAREWELL_S
+        over_s = self.kernel.now_s + self.scenario.protocol.leader_timeout_s + _FAREWELL_S
         if not self.kernel.run(until_s=over_s, done=self._all_down):
             left = [host.name for host in self.hosts.values() if host.reachable]
             if left:
                 raise self._stuck(f"{', '.join(left)} did not hear that the run is over")
-        self._check_end()
-        return self._result()
+        if lost is None:
+            self._check_end()
+        return self._result(lost)
 
     # --- building -----------------------------------------------------------------------------
 
@@ -157,8 +161,8 @@ class Simulation:
 
     def _start(self, host: Host) -> None:
         self._num_coming -= 1
-        if host.reachable:
-            return
+        if host.reachable or self.leader.stop is not None:
+            return  # After the end of the run there is nobody to knock at.
         host.compute = self._compute()
         host.start(self._machine(host))
 
@@ -198,6 +202,17 @@ class Simulation:
     def _stuck(self, what: str) -> InvariantViolation:
         return self.checker.violated("I7", self.leader, what)
 
+    def _lost_stage(self) -> int | None:
+        """Return a stage whose committed parameters nobody alive holds: no run survives that."""
+        if self.checker.num_iterations == 0:
+            return None
+        # One that stalled may have been taken for dead, which is as good as dead.
+        hosts = self.hosts.values()
+        alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
+        holders = {compute.stage_index for compute in alive if compute.iteration > 0}
+        stages = range(1, self.scenario.num_relay_stages + 1)
+        return next((stage for stage in stages if stage not in holders), None)
+
     def _check_end(self) -> None:
         num = self.scenario.num_iterations
         if self.checker.num_iterations != num:
@@ -211,7 +226,7 @@ class Simulation:
                 what = f"{host.num_leaked} tensors were never freed"
                 raise self.checker.violated("I6", host, what)
 
-    def _result(self) -> Result:
+    def _result(self, lost_stage: int | None) -> Result:
         per_iteration = [
             num
             for _, counts in sorted(self.checker.nodes.items())
@@ -226,6 +241,7 @@ class Simulation:
             num_control_max=max(per_iteration, default=0),
             num_bulk=sum(host.num_bulk_sent for host in hosts),
             stored_peak_bytes=max(host.tensors.stored_peak_bytes for host in hosts),
+            lost_stage=lost_stage,
             losses=self.checker.losses,
             trace=tuple(self.trace.lines),
         )

@@ -5,228 +5,31 @@ gradients add up), `gather`, `reduce_part`, `propose`, and `commit`, or `reset` 
 is repeated. A microbatch adds to the gradient once, however often it is sent: a repeated backward
 gives the same gradient to the sender and adds nothing.
 
-All parameters lie in one flat buffer in sorted order of names, and so do gradients and moments: a
-sum, a hash or a snapshot is one pass over memory. A proposed step is written beside the committed
-state; undoing it forgets it.
+A proposed step is written beside the committed state; undoing it forgets it.
 
 Legend: B sequences, T positions, D width, P parameters of the stage.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from decod.data.params import BatchConfig
-from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
+from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
-from decod.model.config import ModelConfig, StagesConfig
-from decod.model.folder import read_config, read_weights
-from decod.model.initial import initial_weight
-from decod.model.shape import stage_shapes
-from decod.model.stage import TORCH_DTYPES, FirstStage, Stage, empty_stage
-from decod.train.adamw import StageState, adamw_step
-from decod.train.layout import Layout
-from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.model.stage import FirstStage, Stage
+from decod.train.adamw import adamw_step
+from decod.train.holder import Held, StageHolder
 from decod.train.part import part_sizes
-from decod.train.reduction import check_weights_total, cut, is_finite, reduce_part
-from decod.train.snapshot import Snapshot, TensorEntry, read_state, take_snapshot
+from decod.train.reduction import check_weights_total, cut, reduce_part, require_finite
+from decod.train.token_source import read_tokens
 
 
-class TokenSource(Protocol):
-    """Where a data node's tokens come from."""
-
-    def microbatch(
-        self, mb: MicrobatchId, batch: BatchConfig, seed: int
-    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-        """Return (B, T + 1) token ids: a pure function of the arguments."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorConfig:
-    """What a compute process must know about the run and its host."""
-
-    model: ModelConfig
-    stages: StagesConfig
-    batch: BatchConfig
-    optimizer: OptimizerConfig
-    reduction: ReductionConfig
-    seed: int
-    device: str = "cpu"
-    """A torch device: `cpu` or `cuda:0`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageReport:
-    """What was built."""
-
-    num_parameters: int
-    parameter_bytes: int
-    """Bytes of the stage's gradient in the dtype in which it is summed."""
-    hash: str
-    """Of the committed weights. See `Layout.hash`."""
-    activation_bytes: int
-    """Bytes of one microbatch's activation between stages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What is kept of a microbatch between its forward and its backward."""
-
-    edge: GradientEdge
-    """Where backward starts. Unlike the output itself it does not keep the output's memory."""
-    entry: Tensor | None
-    """The input whose gradient the previous stage waits for; None on stage 0."""
-
-
-class StageExecutor:
-    """Runs one stage. Errors leave the state as it was, unless they say that it is spoiled.
-
-    Args:
-        config: The run, and the device.
-        tokens: Needed on stage 0 only.
-        init_dir: Folder of a model to start from; None builds weights from the seed.
-    """
-
-    def __init__(
-        self,
-        config: ExecutorConfig,
-        *,
-        tokens: TokenSource | None = None,
-        init_dir: Path | None = None,
-    ) -> None:
-        self.config = config
-        self.tokens = tokens
-        self.init_dir = init_dir
-        self.dtype = TORCH_DTYPES[config.model.dtype]
-        self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        """Of sums, moments and master weights."""
-        self.wire_dtype: torch.dtype = (
-            torch.float64
-            if self.dtype == torch.float64
-            else getattr(torch, config.reduction.wire_dtype.value)
-        )
-        batch = config.batch
-        self.activation_shape = (
-            batch.microbatch_size,
-            batch.sequence_length,
-            config.model.hidden_size,
-        )
-        self.iteration = 0
-        """The last committed iteration; 0 before the first."""
-        self._stage: Stage | None = None
-
-    # Building
-
-    def build(self, stage_index: int) -> StageReport:
-        """Build a stage in its initial state; what was built before is forgotten.
-
-        Raises:
-            ConfigError: The model cannot be cut like this.
-            DataError: The folder to start from cannot be read or holds another model.
-            TrainingError: There is no such stage, or it needs tokens and has no source.
-        """
-        config = self.config
-        if not 0 <= stage_index <= config.stages.num_relay_stages:
-            raise TrainingError(
-                f"stage_index is {stage_index}",
-                why=f"stages are counted from 0 to {config.stages.num_relay_stages}",
-                fix="check the run file",
-            )
-        stage = empty_stage(config.model, config.stages, stage_index)
-        layout = Layout(stage_shapes(config.model, config.stages, stage_index))
-        weights_P = self._initial_weights(layout).to(config.device)
-        zeros_P = torch.zeros_like(weights_P)
-        self._install(stage, layout, StageState(weights_P, zeros_P, zeros_P.clone()))
-        return StageReport(
-            num_parameters=layout.num_elements,
-            parameter_bytes=layout.num_elements * weights_P.element_size(),
-            hash=layout.hash(weights_P),
-            activation_bytes=torch.Size(self.activation_shape).numel() * self.dtype.itemsize,
-        )
-
-    def _initial_weights(self, layout: Layout) -> Tensor:
-        weights_P = torch.empty(layout.num_elements, dtype=self.wide)
-        if self.init_dir is None:
-            for name, target in layout.views(weights_P):
-                shape = layout.shapes[name]
-                target.copy_(
-                    initial_weight(self.config.model, seed=self.config.seed, name=name, shape=shape)
-                )
-            return weights_P
-        model = self.config.model
-        if read_config(self.init_dir, dtype=model.dtype) != model:
-            raise DataError(
-                f"{self.init_dir} holds another model than the run file describes",
-                why="its weights would be read as something that they are not",
-                fix="copy the model's fields from its config.json into the run file",
-                code="E-DAT-017",
-            )
-        targets = dict(layout.views(weights_P))
-        for name, tensor in read_weights(self.init_dir, model, targets):
-            targets[name].copy_(tensor)
-        if not is_finite(weights_P):
-            raise NonFiniteError(
-                f"weights in {self.init_dir} are not finite",
-                why="every loss would be NaN from the first iteration on",
-                fix="start from another model, or fetch this one again",
-            )
-        return weights_P
-
-    def _install(self, stage: Stage, layout: Layout, state: StageState) -> None:
-        self._layout = layout
-        self._segments = layout.segments()
-        self._committed = state
-        self._spare: StageState | None = None
-        """Buffers for the next proposed step."""
-        self._proposed: tuple[int, StageState] | None = None
-        self._gradient_P = torch.zeros_like(state.weights)
-        self._held: dict[MicrobatchId, _Held] = {}
-        self._tokens: dict[MicrobatchId, Tensor] = {}
-        self._contributed: set[tuple[str, MicrobatchId]] = set()
-        self._spoiled: str | None = None
-        self._measuring = False
-        self.iteration = 0
-        self._stage = stage
-        self._point_module_at_weights()
-        for name, parameter in stage.parameters_by_name().items():
-            target = self._gradient_P[layout.slices[name]].view(layout.shapes[name])
-            if self.dtype == self.wide:
-                # Autograd adds into an existing gradient in place.
-                parameter.grad = target
-            else:
-                # Many small terms in bfloat16 would be lost: each goes to the float32 sum at once.
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._mover(target)
-                )
-
-    def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
-        def move(parameter: Tensor) -> None:
-            if not self._measuring:
-                assert parameter.grad is not None
-                target.add_(parameter.grad)
-            parameter.grad = None
-
-        return move
-
-    def _point_module_at_weights(self) -> None:
-        stage = self._built()
-        weights_P = self._committed.weights
-        stage.place(dict(self._layout.views(weights_P.to(self.dtype))))
-
-    def _built(self) -> Stage:
-        if self._stage is None:
-            raise TrainingError(
-                "no stage is built", why="there is nothing to compute with", fix="build one first"
-            )
-        return self._stage
+class StageExecutor(StageHolder):
+    """Runs one stage. Errors leave the state as it was, unless they say that it is spoiled."""
 
     # Microbatches
 
@@ -266,7 +69,7 @@ class StageExecutor:
         targets_BT = self._read_tokens(mb)[:, 1:]
         entry_BTD = self._take(input_BTD, "activation received").requires_grad_()
         loss = stage.loss(entry_BTD, targets_BT)
-        self._require_finite(loss.detach(), f"loss of microbatch {mb}")
+        require_finite(loss.detach(), f"loss of microbatch {mb}")
         gradient_BTD = self._run_backward(("head", mb), loss, entry_BTD, None)
         assert gradient_BTD is not None
         return gradient_BTD, float(loss.detach())
@@ -322,32 +125,10 @@ class StageExecutor:
 
     def _read_tokens(self, mb: MicrobatchId) -> Tensor:
         """Return (B, T + 1) tokens on the device; they are kept until the microbatch is freed."""
-        if mb in self._tokens:
-            return self._tokens[mb]
-        if self.tokens is None:
-            raise TrainingError(
-                "this node has no data",
-                why="a data node reads its microbatches from shards",
-                fix="give its data folder in the node file",
-            )
-        batch = self.config.batch
-        array = self.tokens.microbatch(mb, batch, self.config.seed)
-        tokens = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
-        if tokens.shape != (batch.microbatch_size, batch.sequence_length + 1):
-            raise ShapeError(
-                f"tokens of microbatch {mb} are {tuple(tokens.shape)}",
-                why="they do not fill a microbatch",
-                fix="prepare the data again",
-            )
-        low, high = (int(bound) for bound in tokens.aminmax())
-        if low < 0 or high >= self.config.model.vocab_size:
-            raise DataError(
-                f"microbatch {mb} holds tokens from {low} to {high}",
-                why=f"the model's vocabulary has {self.config.model.vocab_size}",
-                fix="raise model.vocab_size or prepare the data with the run's tokenizer",
-                code="E-DAT-018",
-            )
-        self._tokens[mb] = tokens.to(self.config.device)
+        if mb not in self._tokens:
+            config = self.config
+            tokens = read_tokens(self.tokens, mb, config.batch, config.model, seed=config.seed)
+            self._tokens[mb] = tokens.to(config.device)
         return self._tokens[mb]
 
     def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
@@ -359,22 +140,14 @@ class StageExecutor:
                 fix="drop the microbatch; the peer runs another configuration",
             )
         result = tensor.detach().to(self.config.device, copy=copy)
-        self._require_finite(result, what)
+        require_finite(result, what)
         return result
 
-    def _require_finite(self, tensor: Tensor, what: str) -> None:
-        if not is_finite(tensor):
-            raise NonFiniteError(
-                f"{what} is not finite",
-                why="it would spread to all weights in one step",
-                fix="retry the microbatch elsewhere; if every node says so, lower optimizer.lr",
-            )
-
     def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
-        self._require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
-        self._held[mb] = _Held(get_gradient_edge(output_BTD), entry_BTD)
+        require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
+        self._held[mb] = Held(get_gradient_edge(output_BTD), entry_BTD)
 
-    def _release(self, mb: MicrobatchId) -> _Held:
+    def _release(self, mb: MicrobatchId) -> Held:
         self._ready()
         if mb not in self._held:
             raise TrainingError(
@@ -404,22 +177,12 @@ class StageExecutor:
         torch.autograd.backward(starts, gradients)
         result_BTD = None if entry_BTD is None else entry_BTD.grad
         if result_BTD is not None:
-            self._require_finite(result_BTD, f"gradient of microbatch {part[1]}")
+            require_finite(result_BTD, f"gradient of microbatch {part[1]}")
         self._spoiled = None
         self._contributed.add(part)
         return result_BTD
 
     # Iterations
-
-    def reset(self) -> None:
-        """Forget held microbatches, gradients and a proposed step: the iteration starts again."""
-        self._built()
-        self._proposed = None
-        self._held.clear()
-        self._tokens.clear()
-        self._contributed.clear()
-        self._gradient_P.zero_()
-        self._spoiled = None
 
     def gather(self, num_parts: int) -> list[Tensor]:
         """Return the sum of gradients over microbatches, cut in parts, in the wire's dtype.
@@ -443,7 +206,7 @@ class StageExecutor:
                 fix="reset and repeat the iteration",
                 code="E-TRN-006",
             )
-        self._require_finite(self._gradient_P, "gradient of this stage")
+        require_finite(self._gradient_P, "gradient of this stage")
         return self._gradient_P
 
     def reduce_part(
@@ -460,12 +223,6 @@ class StageExecutor:
         return reduce_part(
             inputs_N, weights_total=weights_total, dtype=self.wide, device=self.config.device
         )
-
-    @property
-    def num_elements(self) -> int:
-        """Parameters of the built stage."""
-        self._built()
-        return self._layout.num_elements
 
     def propose(
         self, iteration: int, parts_N: Sequence[Tensor], *, weights_total: int | None = None
@@ -506,7 +263,7 @@ class StageExecutor:
             optimizer=self.config.optimizer,
             iteration=iteration,
         )
-        self._require_finite(new.weights, f"stage after iteration {iteration}")
+        require_finite(new.weights, f"stage after iteration {iteration}")
         digest = self._layout.hash(new.weights)
         self._proposed = (iteration, new)
         return digest, norm
@@ -524,7 +281,7 @@ class StageExecutor:
                 fix="repeat the round",
             )
         gradient_P = torch.cat([part.to(self.config.device, self.wide) for part in parts_N])
-        self._require_finite(gradient_P, "reduced gradient")
+        require_finite(gradient_P, "reduced gradient")
         return gradient_P
 
     def commit(self, iteration: int) -> None:
@@ -546,46 +303,6 @@ class StageExecutor:
         self.iteration = iteration
         self.reset()
         self._point_module_at_weights()
-
-    # State
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the committed weights by name, as views of float32 or wider: do not change."""
-        self._built()
-        return dict(self._layout.views(self._committed.weights))
-
-    def snapshot(self, *, with_optimizer: bool) -> Snapshot:
-        """Return a description of the committed state, also while a step is proposed."""
-        self._built()
-        return take_snapshot(
-            self._committed, self._layout, self.dtype, with_optimizer=with_optimizer
-        )
-
-    def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
-        """Replace the committed state; drops microbatches, gradients and a proposed step.
-
-        Args:
-            blob: uint8 on CPU, not changed.
-            entries: What it must hold.
-            iteration: The iteration after which it was taken.
-
-        Returns:
-            The hash of the weights.
-
-        Raises:
-            CheckpointError: Something does not fit; the state is unchanged.
-        """
-        stage = self._built()
-        state = read_state(blob, entries, self._layout, self.dtype)
-        device = self.config.device
-        self._committed = StageState(
-            state.weights.to(device), state.mean.to(device), state.square.to(device)
-        )
-        assert self._stage is stage
-        self.iteration = iteration
-        self.reset()
-        self._point_module_at_weights()
-        return self._layout.hash(self._committed.weights)
 
     @contextmanager
     def measuring(self) -> Iterator[Stage]:

@@ -1,4 +1,7 @@
-"""What every member must agree on about optimization. Imports no torch: the node process reads it."""
+"""What every member must agree on about optimization.
+
+Imports no torch: the node process reads it.
+"""
 
 import math
 from dataclasses import dataclass

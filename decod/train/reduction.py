@@ -23,6 +23,16 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum()))
 
 
+def require_finite(tensor: Tensor, what: str) -> None:
+    """Raise NonFiniteError, naming `what`, if an element is NaN or infinite."""
+    if not is_finite(tensor):
+        raise NonFiniteError(
+            f"{what} is not finite",
+            why="it would spread to all weights in one step",
+            fix="retry the microbatch elsewhere; if every node says so, lower optimizer.lr",
+        )
+
+
 def cut(flat_P: Tensor, num_parts: int) -> list[Tensor]:
     """Return views of the parts, in order."""
     return list(torch.split(flat_P, part_sizes(flat_P.numel(), num_parts)))

@@ -10,8 +10,10 @@ import torch
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, StagesConfig
-from decod.train.executor import ExecutorConfig, StageExecutor, TokenSource
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.token_source import TokenSource
 
 _C = TypeVar("_C")
 

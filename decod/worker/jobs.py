@@ -245,7 +245,9 @@ class JobRunner:
                 for region, size in zip(job.inputs, sizes, strict=True)
             ]
             weights_total = None
-        digest, norm = executor.propose(job.number("iteration", 1), parts, weights_total=weights_total)
+        digest, norm = executor.propose(
+            job.number("iteration", 1), parts, weights_total=weights_total
+        )
         return {"hash": digest, "gradient_norm": norm}
 
     def _commit(self, job: Job) -> Result:

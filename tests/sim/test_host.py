@@ -119,7 +119,7 @@ def test_a_tensor_reaches_its_receiver_and_may_be_freed_while_it_travels() -> No
         lambda t: [fx.FreeTensor(t), fx.SendTensor(B, FORWARD, t)],
         lambda t: [fx.StartJob(JobId(3), jobs.Head(M), (t,)), fx.FreeTensor(t)],
         lambda t: [fx.FreeTensor(TensorId(99))],
-        lambda t: [fx.ServeState(7, 1, "", t)],
+        lambda t: [fx.ServeState((7,), 1, "", t)],
         lambda t: [fx.RefuseState(7, "")],
         lambda t: [fx.StartJob(JobId(3), jobs.Commit(1))],
     ],
@@ -167,14 +167,14 @@ def test_an_exception_in_a_machine_is_told_with_its_event() -> None:
         return [BUILD]
 
     pair.a.answer = answer
-    with pytest.raises(Misused, match="AssertionError at JobFinished.*no such luck"):
+    with pytest.raises(Misused, match=r"AssertionError at JobFinished.*no such luck"):
         pair.run()
 
 
 def test_a_killed_host_hears_nothing_and_its_peers_are_told() -> None:
     pair = Pair()
     pair.embed(lambda tensor: [fx.Send(B, Ping(1)), fx.SendTensor(B, FORWARD, tensor)])
-    pair.kernel.at(0.05, lambda: pair.hosts[B].kill())
+    pair.kernel.at(0.05, pair.hosts[B].kill)
     pair.run()
     assert pair.b.seen == []
     failed = [event for _, event in pair.a.seen if isinstance(event, ev.SendFailed)]
@@ -184,9 +184,7 @@ def test_a_killed_host_hears_nothing_and_its_peers_are_told() -> None:
 
 def test_a_frozen_host_loses_nothing_and_keeps_the_order() -> None:
     pair = Pair()
-    pair.b.answer = lambda event: (
-        [fx.Send(A, Ping(k)) for k in range(5)] if event is None else []
-    )
+    pair.b.answer = lambda event: [fx.Send(A, Ping(k)) for k in range(5)] if event is None else []
     pair.a.deadline_s = 3.0
     pair.kernel.at(0.5, lambda: pair.hosts[A].freeze(10.0))
 
@@ -206,7 +204,7 @@ def test_a_frozen_host_loses_nothing_and_keeps_the_order() -> None:
 def test_a_dead_compute_process_fails_all_its_jobs() -> None:
     pair = Pair()
     pair.a.answer = lambda event: [BUILD, EMBED] if event is None else []
-    pair.kernel.at(0.05, lambda: pair.hosts[A].fail_compute())
+    pair.kernel.at(0.05, pair.hosts[A].fail_compute)
     pair.run()
     assert [e for _, e in pair.a.seen] == [
         ev.JobFailed(JobId(k), "compute process died", fatal=True) for k in (1, 2)
@@ -221,7 +219,7 @@ def donor(event: Event | None) -> list[Effect]:
         case ev.StateRequested():
             return [fx.StartJob(JobId(event.request_id + 10), jobs.Snapshot(with_optimizer=True))]
         case ev.JobFinished(job_id, jobs.SnapshotTaken() as taken, (blob,)):
-            return [fx.ServeState(job_id - 10, taken.iteration, taken.manifest, blob.id)]
+            return [fx.ServeState((job_id - 10,), taken.iteration, taken.manifest, blob.id)]
     return []
 
 
@@ -241,7 +239,7 @@ def test_a_donor_that_dies_is_noticed(when_s: float) -> None:
     pair = Pair()
     pair.a.answer = donor
     pair.b.answer = lambda event: [fx.FetchState(A, 0, 0)] if event is None else []
-    pair.kernel.at(when_s, lambda: pair.hosts[A].kill())
+    pair.kernel.at(when_s, pair.hosts[A].kill)
     pair.run()
     assert pair.b.kinds == ["StateFetchFailed"]
 

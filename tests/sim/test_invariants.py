@@ -192,7 +192,7 @@ def committing(*steps: tuple[str, int, Step]) -> None:
 
 
 def test_i2_sees_a_microbatch_that_is_folded_in_twice() -> None:
-    with pytest.raises(InvariantViolation, match="I2 .* folded in 2 times"):
+    with pytest.raises(InvariantViolation, match=r"I2 .* folded in 2 times"):
         committing(("relay0", 1, step(((M1, 2),))))
 
 
@@ -207,5 +207,5 @@ def test_i2_sees_stages_that_differ() -> None:
 def test_i3_sees_members_of_a_stage_that_differ() -> None:
     same = ((M1, 1),)
     committing(("relay0", 1, step(same)), ("relay1", 2, step(same, parameter_hash="y")))
-    with pytest.raises(InvariantViolation, match="I3 .* differ from those of relay0"):
+    with pytest.raises(InvariantViolation, match=r"I3 .* differ from those of relay0"):
         committing(("relay0", 1, step(same)), ("relay1", 1, step(same, parameter_hash="y")))

@@ -1,6 +1,8 @@
 """Models must mean the same to decod and to transformers, in both directions."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from decod.model.folder import read_config, read_weights, write_folder
 from decod.model.generate import generate
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import empty_model
+from decod.model.stage import FirstStage, empty_model
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -34,7 +36,7 @@ MODELS = {
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(0, 40, (2, 30)))
 
 
-def random_weights(model):
+def random_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
     """Weights that differ everywhere, biases and norms too, and are large enough to matter."""
     generator = torch.Generator().manual_seed(1)
     weights = {}
@@ -44,7 +46,7 @@ def random_weights(model):
     return weights
 
 
-def loaded_module(folder):
+def loaded_module(folder: Path) -> FirstStage:
     model = read_config(folder)
     module = empty_model(model)
     module.place(dict(read_weights(folder, model)))
@@ -52,7 +54,7 @@ def loaded_module(folder):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_loads_what_is_exported(name, tmp_path):
+def test_transformers_loads_what_is_exported(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     write_folder(tmp_path, model, random_weights(model))
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -67,7 +69,7 @@ def test_transformers_loads_what_is_exported(name, tmp_path):
     assert read_config(tmp_path) == model
 
 
-def their_models():
+def their_models() -> dict[str, Any]:
     shape = {
         "vocab_size": 40,
         "hidden_size": 32,
@@ -90,7 +92,7 @@ def their_models():
 
 
 @pytest.mark.parametrize("name", their_models())
-def test_a_model_saved_by_transformers_has_the_same_loss_here(name, tmp_path):
+def test_a_model_saved_by_transformers_has_the_same_loss_here(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     theirs = their_models()[name]().eval()
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -102,7 +104,7 @@ def test_a_model_saved_by_transformers_has_the_same_loss_here(name, tmp_path):
     assert abs(float(found) - float(expected)) < 1e-5
 
 
-def test_greedy_text_is_what_transformers_generates(tmp_path):
+def test_greedy_text_is_what_transformers_generates(tmp_path: Path) -> None:
     model = MODELS["llama"]
     write_folder(tmp_path, model, random_weights(model))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()

@@ -1,15 +1,20 @@
 """Stages together must train exactly as one plain process does."""
 
 import hashlib
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from decod.data.params import BatchConfig
+from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
-from decod.train.executor import ExecutorConfig, StageExecutor
+from decod.model.folder import write_folder
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.reference import train_reference
 
@@ -28,9 +33,7 @@ SMALL = {
 }
 MODELS = {
     "llama": ModelConfig(**SMALL),
-    "llama tied, grouped": ModelConfig(
-        **SMALL, tie_word_embeddings=True, num_key_value_heads=2
-    ),
+    "llama tied, grouped": ModelConfig(**SMALL, tie_word_embeddings=True, num_key_value_heads=2),
     "qwen2": ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=1),
     "gpt2": ModelConfig(**SMALL, model_type=Architecture.GPT2),
     "gpt2 tied": ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True),
@@ -40,13 +43,15 @@ MODELS = {
 class HashedTokens:
     """Tokens drawn from the microbatch's name."""
 
-    def microbatch(self, mb, batch, seed):
+    def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray:
         digest = hashlib.sha256(f"{seed} {mb}".encode()).digest()
         generator = np.random.default_rng(list(digest))
         return generator.integers(0, 19, (batch.microbatch_size, batch.sequence_length + 1))
 
 
-def make_pipeline(model, stages=None, reduction=None):
+def make_pipeline(
+    model: ModelConfig, stages: StagesConfig | None = None, reduction: ReductionConfig | None = None
+) -> list[StageExecutor]:
     config = ExecutorConfig(
         model=model,
         stages=stages or StagesConfig(num_relay_stages=2),
@@ -63,7 +68,7 @@ def make_pipeline(model, stages=None, reduction=None):
     return executors
 
 
-def run_microbatch(pipeline, mb):
+def run_microbatch(pipeline: list[StageExecutor], mb: MicrobatchId) -> float:
     hidden = pipeline[0].embed(mb)
     for relay in pipeline[1:]:
         hidden = relay.forward(mb, hidden)
@@ -74,11 +79,11 @@ def run_microbatch(pipeline, mb):
     return loss
 
 
-def microbatches(iteration):
+def microbatches(iteration: int) -> list[MicrobatchId]:
     return [MicrobatchId(iteration, 0, index) for index in range(BATCH.num_microbatches)]
 
 
-def run_iteration(pipeline, iteration):
+def run_iteration(pipeline: list[StageExecutor], iteration: int) -> float:
     losses = [run_microbatch(pipeline, mb) for mb in microbatches(iteration)]
     for executor in pipeline:
         executor.propose(iteration, [], weights_total=len(losses))
@@ -86,7 +91,9 @@ def run_iteration(pipeline, iteration):
     return sum(losses) / len(losses)
 
 
-def reference(model, num_iterations):
+def reference(
+    model: ModelConfig, num_iterations: int
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     source = HashedTokens()
     return train_reference(
         model,
@@ -99,13 +106,13 @@ def reference(model, num_iterations):
     )
 
 
-def weights_of(pipeline):
+def weights_of(pipeline: list[StageExecutor]) -> dict[str, torch.Tensor]:
     return {name: tensor for executor in pipeline for name, tensor in executor.weights().items()}
 
 
 @pytest.mark.parametrize("num_first_blocks", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
-def test_stages_train_as_one_process_does(name, num_first_blocks):
+def test_stages_train_as_one_process_does(name: str, num_first_blocks: int) -> None:
     model = MODELS[name]
     stages = StagesConfig(num_relay_stages=2, num_first_blocks=num_first_blocks)
     pipeline = make_pipeline(model, stages)
@@ -118,7 +125,7 @@ def test_stages_train_as_one_process_does(name, num_first_blocks):
         torch.testing.assert_close(found[key], expected, rtol=1e-8, atol=1e-11)
 
 
-def test_bfloat16_follows_the_float32_reference():
+def test_bfloat16_follows_the_float32_reference() -> None:
     """Activations have 8 bits: losses agree to about a percent, and training makes progress."""
     model = ModelConfig(**{**SMALL, "dtype": ModelDtype.BFLOAT16})
     pipeline = make_pipeline(model)
@@ -128,7 +135,7 @@ def test_bfloat16_follows_the_float32_reference():
     assert pipeline[1].weights()["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
 
 
-def test_float32_gradients_add_up_in_place():
+def test_float32_gradients_add_up_in_place() -> None:
     """The flat buffer is what is sent: autograd must not put its sums anywhere else."""
     pipeline = make_pipeline(ModelConfig(**{**SMALL, "dtype": ModelDtype.FLOAT32}))
     for mb in microbatches(1):
@@ -138,3 +145,41 @@ def test_float32_gradients_add_up_in_place():
         grads = [p.grad for p in executor._stage.parameters_by_name().values()]
         torch.testing.assert_close(torch.cat([g.reshape(-1) for g in grads]), flat, rtol=0, atol=0)
         assert flat.abs().sum() > 0
+
+
+def test_a_repeated_head_answers_again_and_adds_nothing() -> None:
+    """As when the relay before it died after the head had run."""
+    first, relay = make_pipeline(MODELS["llama"], StagesConfig(num_relay_stages=1))
+    mb = microbatches(1)[0]
+    hidden = relay.forward(mb, first.embed(mb))
+    gradient, loss = first.head(mb, hidden)
+    (total,) = first.gather(1)
+    total = total.clone()
+    again, loss_again = first.head(mb, hidden)
+    assert loss_again == loss
+    assert torch.equal(again, gradient)
+    assert torch.equal(first.gather(1)[0], total)
+
+
+def test_stages_start_from_a_model_folder(tmp_path: Path) -> None:
+    model = MODELS["qwen2"]
+    weights = weights_of(make_pipeline(model))
+    write_folder(tmp_path, model, weights)
+    config = replace(make_pipeline(model)[0].config, seed=99)
+    found = {}
+    for index in range(3):
+        executor = StageExecutor(config, init_dir=tmp_path)
+        executor.build(index)
+        found |= executor.weights()
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    other = StageExecutor(replace(config, model=MODELS["llama"]), init_dir=tmp_path)
+    with pytest.raises(DataError, match="E-DAT-017"):
+        other.build(0)
+
+
+def test_tokens_outside_of_the_vocabulary_are_refused() -> None:
+    """They would read past the embedding's end."""
+    model = replace(MODELS["llama"], vocab_size=5)
+    first = make_pipeline(model)[0]
+    with pytest.raises(DataError, match="E-DAT-018"):
+        first.embed(microbatches(1)[0])

@@ -1,0 +1,331 @@
+"""`decod demo`: five daemons on this machine train a small model, and one of them is killed.
+
+Everything is real but the distance: each daemon has its own process, port and folder, and finds
+the others by the join string that the leader prints.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decod.cli.demo_nodes import (
+    PROGRAM,
+    Child,
+    DemoError,
+    Fleet,
+    blame,
+    death_of,
+    interrupted_by_signals,
+)
+from decod.cli.demo_progress import Display, Progress, make_display, parse_progress
+from decod.errors import DecodError
+
+if TYPE_CHECKING:
+    from decod.config import RunConfig
+
+NUM_RELAYS = 4
+NUM_RELAY_STAGES = 2
+LOSS_FALL_MIN = 0.4
+"""Share of the first iteration's loss that must be gone at the end."""
+
+_JOIN_PREFIX = "join string: "
+_START_TIMEOUT_S = 120.0
+"""Until the leader says its join string; the first start of torch may be slow."""
+_SILENCE_MAX_S = 180.0
+"""Between two iterations; far longer than a repeated round takes."""
+_LEAVE_TIMEOUT_S = 60.0
+"""For the final export, and for all to leave."""
+_STUCK = "the leader has got stuck"
+_PROMPT = "def "
+_NUM_SAMPLE_TOKENS = 240
+
+Ask = Callable[[Path, dict[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the demo does, and where."""
+
+    folder: Path
+    model_dir: Path
+    num_iterations: int
+    program: Sequence[str] = PROGRAM
+
+
+@dataclass(slots=True)
+class Story:
+    """What has happened so far."""
+
+    losses: list[float] = field(default_factory=list)
+    num_done: int = 0
+    killed: Child | None = None
+    kill_s: float = 0.0
+    """Instant of the kill, until the first iteration after it is done."""
+    recovery_s: float | None = None
+    """From the kill to the end of the next iteration."""
+
+
+@click.command()
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=4, max=100_000),
+    default=60,
+    show_default=True,
+    help="Iterations to train.",
+)
+@click.option(
+    "--model-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Where the trained model goes; in the demo's folder if left out.",
+)
+@click.option("--keep", is_flag=True, help="Keep the nodes' state folders too, not only the logs.")
+def demo(*, iterations: int, model_dir: Path | None, keep: bool) -> int:
+    """Train a small model with five nodes on this machine.
+
+    \b
+    Examples:
+      decod demo
+      decod demo --iterations 200 --model-dir ./model
+
+    A leader and four relays in two stages learn from the source text of Python's library. Half-way
+    one relay is killed without warning; training goes on. Takes about two minutes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="decod-demo-"))
+    chosen = (model_dir or folder / "model").expanduser().absolute()
+    plan = Plan(folder=folder, model_dir=chosen, num_iterations=iterations)
+    try:
+        with interrupted_by_signals(), make_display(iterations) as display:
+            display.note(f"everything is in {folder}; logs in {folder / 'logs'}")
+            story = play(plan, display, ask=_ask)
+    except DemoError as error:
+        for line in error.log_tail:
+            click.echo(line, err=True)
+        raise
+    check_learnt(story, plan.folder)
+    click.echo(summary(story))
+    click.echo(f"sample (prompt {_PROMPT!r}):\n{sample(chosen)}")
+    if not keep:
+        for name in ("leader", *_relay_names()):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    click.echo(f"model: {chosen}")
+    click.echo(f"logs: {folder / 'logs'}")
+    return 0
+
+
+def run_config(num_iterations: int) -> "RunConfig":
+    """Returns a run that two cores train to readable shreds of Python in a minute or two."""
+    from decod.config import RunConfig
+    from decod.data.params import BatchConfig
+    from decod.model.config import ModelConfig, StagesConfig
+    from decod.protocol.params import ProtocolConfig
+    from decod.train.params import OptimizerConfig
+
+    return RunConfig(
+        name="demo",
+        num_iterations=num_iterations,
+        model=ModelConfig(
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+        ),
+        stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
+        batch=BatchConfig(sequence_length=128, microbatch_size=8, num_microbatches=8),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_iterations=5),
+        # All on one host: what takes long here is a node that is gone. Both relays of each stage
+        # are awaited, so that one can be killed.
+        protocol=ProtocolConfig(
+            heartbeat_interval_s=0.5,
+            heartbeat_timeout_s=3.0,
+            probe_timeout_s=2.0,
+            complete_timeout_s=10.0,
+            round_timeout_s=60.0,
+            min_nodes_per_stage=NUM_RELAYS // NUM_RELAY_STAGES,
+        ),
+    )
+
+
+def play(plan: Plan, display: Display, *, ask: Ask) -> Story:
+    """Trains the model, and kills a relay half-way.
+
+    Args:
+        plan: What to do.
+        display: Told what happens.
+        ask: Asks the daemon of a state folder.
+
+    Raises:
+        DemoError: A daemon ended with an error, or nothing went on for too long.
+    """
+    run_path = plan.folder / "run.toml"
+    _write_run_file(plan, run_path, display)
+    story = Story()
+    with Fleet(plan.folder, program=plan.program) as fleet:
+        display.note("starting the leader")
+        arguments = ["leader", str(run_path), "--export", str(plan.model_dir)]
+        leader = fleet.start("leader", arguments, listen=True)
+        join_string = _wait_for_join_string(fleet, leader)
+        display.note(f"the leader's join string: {join_string}")
+        for name in _relay_names():
+            fleet.start(name, ["join", join_string, "--stage", "auto"])
+        display.note(f"started {NUM_RELAYS} relays with `decod join JOINSTRING --stage auto`")
+        last_s = time.monotonic()
+        while story.num_done < plan.num_iterations:
+            progress = _next_progress(fleet, leader)
+            if progress is not None:
+                last_s = time.monotonic()
+                _follow(story, progress, display)
+                if story.killed is None and story.num_done >= plan.num_iterations // 2:
+                    _kill_a_relay(story, fleet, display, ask)
+            elif time.monotonic() - last_s > _SILENCE_MAX_S:
+                raise blame(leader, f"no iteration for {_SILENCE_MAX_S:.0f} s", why=_STUCK)
+        display.note("all iterations are done; the leader writes the model")
+        _wait_for_the_end(fleet, leader)
+    return story
+
+
+def _relay_names() -> list[str]:
+    return [f"relay-{number}" for number in range(1, NUM_RELAYS + 1)]
+
+
+def _write_run_file(plan: Plan, path: Path, display: Display) -> None:
+    from decod.config.template import render_run_file
+    from decod.data.corpus import default_corpus
+
+    display.note("corpus: the source text of Python's standard library")
+    default_corpus()
+    path.write_text(render_run_file(run_config(plan.num_iterations)), encoding="utf-8")
+
+
+def _wait_for_join_string(fleet: Fleet, leader: Child) -> str:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        line = fleet.next_line(timeout_s=0.2)
+        if line is not None and line.startswith(_JOIN_PREFIX):
+            return line.removeprefix(_JOIN_PREFIX).strip()
+        if line is None:
+            _refuse_end(leader)
+    raise blame(leader, f"no join string within {_START_TIMEOUT_S:.0f} s", why=_STUCK)
+
+
+def _next_progress(fleet: Fleet, leader: Child) -> Progress | None:
+    """Returns the next iteration that the leader tells of, or None if it is silent for a moment."""
+    line = fleet.next_line(timeout_s=0.2)
+    if line is not None:
+        return parse_progress(line)
+    fleet.refuse_deaths()
+    _refuse_end(leader)
+    return None
+
+
+def _refuse_end(leader: Child) -> None:
+    code = leader.process.poll()
+    if code is not None:
+        raise death_of(leader, code)
+
+
+def _follow(story: Story, progress: Progress, display: Display) -> None:
+    story.losses.append(progress.loss)
+    story.num_done = progress.iteration
+    display.progress(progress)
+    if story.killed is not None and story.recovery_s is None:
+        story.recovery_s = time.monotonic() - story.kill_s
+        display.note(
+            f"training goes on without {story.killed.name}: iteration {progress.iteration} was "
+            f"done {story.recovery_s:.1f} s after the kill"
+        )
+
+
+def _kill_a_relay(story: Story, fleet: Fleet, display: Display, ask: Ask) -> None:
+    """Kills a relay whose stage has another: a stage's weights would be lost with its last."""
+    leader, *relays = fleet.children
+    names = spare_relays(ask(leader.state_dir, {"command": "status"}))
+    spare = [child for child in relays if child.name in names]
+    if not spare:
+        return
+    victim = spare[-1]
+    display.note(
+        f"killing {victim.name} (process {victim.process.pid}) with SIGKILL after iteration "
+        f"{story.num_done}"
+    )
+    story.kill_s = time.monotonic()
+    fleet.kill(victim)
+    story.killed = victim
+
+
+def spare_relays(status: Mapping[str, Any]) -> set[str]:
+    """Returns the names of relays whose stage has another member, as a status says."""
+    names: set[str] = set()
+    for stage in status.get("stages", []):
+        if stage["index"] > 0 and len(stage["nodes"]) > 1:
+            names.update(node["name"] for node in stage["nodes"])
+    return names
+
+
+def _wait_for_the_end(fleet: Fleet, leader: Child) -> None:
+    fleet.wait_for_ends(timeout_s=_LEAVE_TIMEOUT_S)
+    fleet.refuse_deaths()
+    if leader.process.poll() is None:
+        raise blame(leader, f"no end within {_LEAVE_TIMEOUT_S:.0f} s", why=_STUCK)
+
+
+def _ask(state_dir: Path, request: dict[str, Any]) -> Mapping[str, Any]:
+    from decod.daemon.control import ask
+
+    try:
+        return ask(state_dir, request, timeout_s=5.0)
+    except DecodError:
+        # Asked again after the next iteration.
+        return {}
+
+
+def check_learnt(story: Story, folder: Path) -> None:
+    """Looks whether the demo showed what it should.
+
+    Raises:
+        DemoError: The loss fell too little, or no relay was killed.
+    """
+    first, last = story.losses[0], story.losses[-1]
+    # Written so that NaN fails.
+    if not last <= (1 - LOSS_FALL_MIN) * first:
+        raise DemoError(
+            f"the loss went from {first:.3f} to {last:.3f}",
+            why=f"it should fall by {LOSS_FALL_MIN:.0%} at least",
+            fix=f"give more --iterations, or read the logs in {folder / 'logs'}",
+            code="E-RUN-021",
+        )
+    if story.killed is None or story.recovery_s is None:
+        raise DemoError(
+            "no relay was killed, or no iteration followed",
+            why="no stage had two members half-way",
+            fix=f"read the logs in {folder / 'logs'}",
+            code="E-RUN-022",
+        )
+
+
+def summary(story: Story) -> str:
+    """Returns the result in a line."""
+    first, last = story.losses[0], story.losses[-1]
+    return (
+        f"loss {first:.3f} -> {last:.3f} (-{1 - last / first:.0%}) in {story.num_done} "
+        "iterations, one relay lost on the way"
+    )
+
+
+def sample(model_dir: Path) -> str:
+    """Returns text that the trained model writes, control characters replaced."""
+    from decod.data.tokenizer import BytesTokenizer
+    from decod.model.generate import generate
+
+    prompt = list(_PROMPT.encode())
+    ids = generate(model_dir, prompt, num_tokens=_NUM_SAMPLE_TOKENS, seed=0, temperature=0.7)
+    text = BytesTokenizer().decode([*prompt, *ids])
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

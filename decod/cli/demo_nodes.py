@@ -1,0 +1,213 @@
+"""The demo's daemons: real `decod` processes with folders and logs of their own.
+
+Each is started in a session of its own: Ctrl-C on the terminal reaches the demo alone, which then
+ends all of them, and killing one takes its compute process along, as a power cut would.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from decod.errors import DecodError
+from decod.obs.text import clean_text
+
+PROGRAM = (sys.executable, "-u", "-m", "decod")
+"""The `decod` of this installation, with output that is not held back."""
+
+_LOG_TAIL_LINES = 12
+_LOG_TAIL_BYTES = 16_384
+_END_TIMEOUT_S = 8.0
+"""From SIGTERM to SIGKILL."""
+
+
+class DemoError(DecodError):
+    """The demo did not show what it should: a daemon died, or nothing was learnt."""
+
+    exit_code = 1
+    code = "E-RUN-020"
+    log_tail: Sequence[str] = ()
+    """What the daemon in question said last; shown above the error."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One daemon."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log_path: Path
+    state_dir: Path
+    killed: bool = False
+    """By the demo itself, on purpose."""
+
+    def log_tail(self) -> list[str]:
+        """Returns the last lines of its log, made harmless."""
+        try:
+            with self.log_path.open("rb") as file:
+                file.seek(max(0, self.log_path.stat().st_size - _LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [clean_text(line) for line in text.splitlines()[-_LOG_TAIL_LINES:]]
+
+
+class Fleet:
+    """All daemons of the demo. Leaving the `with` block ends every one, however it is left.
+
+    Args:
+        folder: Gets a folder of state for each node, and `logs/`.
+        program: Command line that starts `decod`.
+    """
+
+    def __init__(self, folder: Path, *, program: Sequence[str] = PROGRAM) -> None:
+        self._folder = folder
+        self._program = tuple(program)
+        self.children: list[Child] = []
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """What the listened child prints, line by line."""
+
+    def __enter__(self) -> "Fleet":
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def start(self, name: str, arguments: Sequence[str], *, listen: bool = False) -> Child:
+        """Starts `decod ARGUMENTS --name NAME` with one thread, on a free port of the loopback.
+
+        Args:
+            name: Of the node, its state folder, and its log.
+            arguments: The command and what it needs.
+            listen: Put its stdout into `lines`; otherwise it goes to the log.
+        """
+        state_dir = self._folder / name
+        log_path = self._folder / "logs" / f"{name}.log"
+        common = ["--listen", "127.0.0.1:0", "--threads", "1", "--name", name]
+        command = [*self._program, *arguments, *common, "--state-dir", str(state_dir)]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own program, arguments as a list.
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if listen else log,
+                stderr=log,
+                start_new_session=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        child = Child(name, process, log_path, state_dir)
+        self.children.append(child)
+        if listen:
+            assert process.stdout is not None
+            reader = threading.Thread(
+                target=_copy_lines, args=(process.stdout, self.lines, log_path), daemon=True
+            )
+            reader.start()
+        return child
+
+    def next_line(self, *, timeout_s: float) -> str | None:
+        """Returns the next line that the listened child printed, or None if none comes in time."""
+        try:
+            return self.lines.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def refuse_deaths(self) -> None:
+        """Looks whether every daemon that should live does.
+
+        Raises:
+            DemoError: One has ended with an error; holds the last lines of its log.
+        """
+        for child in self.children:
+            code = child.process.poll()
+            if code and not child.killed:
+                raise death_of(child, code)
+
+    def kill(self, child: Child) -> None:
+        """Ends a daemon and its compute process without any warning, as a power cut would."""
+        child.killed = True
+        _signal_group(child, signal.SIGKILL)
+        child.process.wait()
+
+    def wait_for_ends(self, *, timeout_s: float) -> None:
+        """Waits until all have ended by themselves, or the time is up."""
+        _wait(self.children, timeout_s=timeout_s)
+
+    def end(self) -> None:
+        """Asks all to end, then makes them."""
+        try:
+            for child in self.children:
+                if child.process.poll() is None:
+                    # The node process alone: it ends its compute process in good order.
+                    with contextlib.suppress(ProcessLookupError):
+                        child.process.terminate()
+            _wait(self.children, timeout_s=_END_TIMEOUT_S)
+        finally:
+            # Also where the node process has ended: its compute process may have stayed behind.
+            for child in self.children:
+                _signal_group(child, signal.SIGKILL)
+                child.process.wait()
+
+
+def death_of(child: Child, code: int) -> DemoError:
+    """Returns the error that says how a daemon ended."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return blame(child, f"{child.name} ended with {how}", why="the demo needs all of its nodes")
+
+
+def blame(child: Child, what: str, *, why: str) -> DemoError:
+    """Returns an error with the last lines of a daemon's log."""
+    error = DemoError(what, why=why, fix=f"read {child.log_path}")
+    error.log_tail = [f"{child.name}: {line}" for line in child.log_tail()]
+    return error
+
+
+def _copy_lines(stream: IO[str], lines: "queue.SimpleQueue[str]", log_path: Path) -> None:
+    with log_path.open("a", encoding="utf-8") as log:
+        for line in stream:
+            log.write(line)
+            log.flush()
+            lines.put(line.rstrip("\n"))
+
+
+def _signal_group(child: Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, number)
+
+
+def _wait(children: Sequence[Child], *, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the block like Ctrl-C does, so that it can clean up."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,60 @@
+"""`decod leader`: start a run from a run file, and print the join string to hand out."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from decod.cli.node_options import node_config, node_options, say
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(path_type=Path), metavar="RUN.toml")
+@node_options
+@click.option(
+    "--init",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Start from this model: config.json and safetensors, as `decod export` writes them.",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Corpus on this host, instead of the run file's data.path.",
+)
+@click.option("--join", metavar="JOINSTRING", help="Be a further data node of a run that exists.")
+@click.option(
+    "--export",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where the model goes when the run ends; in the state folder if left out.",
+)
+def leader(run_file: Path, **options: Any) -> int:
+    """Start a training run and print its join string.
+
+    \b
+    Examples:
+      decod leader run.toml
+      decod leader run.toml --listen 127.0.0.1:0 --state-dir /tmp/leader
+      decod leader run.toml --init ./my-model --advertise example.org:7700
+
+    The leader is the run's first data node: it reads the data, runs embedding, head and loss, and
+    decides who takes part. Ctrl-C ends the run.
+    """
+    from decod.config.run_file import load_run_file
+    from decod.daemon.leader import LeaderOptions, run_leader
+
+    chosen = LeaderOptions(
+        run_file=load_run_file(run_file),
+        node=node_config(options),
+        init_dir=_absolute(options["init"]),
+        join=options["join"],
+        export_dir=_absolute(options["export"]),
+        data_dir=_absolute(options["data"]),
+    )
+    return run_leader(chosen, say)
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.expanduser().absolute()

@@ -1,0 +1,92 @@
+"""Options that `decod leader` and `decod join` share: what a host may choose for its node."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from decod.cli.options import ADDRESS, AutoOrCount
+from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
+from decod.obs.text import clean_text
+
+_LINE_MAX_CHARACTERS = 10_000
+"""A join string with all its addresses fits."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_state_dir,
+    metavar="DIR",
+    help="Folder of the node: identity, logs, control socket. One for each node of a host.",
+)
+
+_OPTIONS = (
+    click.option(
+        "--listen",
+        type=ADDRESS,
+        default=f"0.0.0.0:{DEFAULT_PORT}",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="Where to listen (TCP and UDP); port 0 takes a free one.",
+    ),
+    click.option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where others reach this node, if not there: behind a router, say.",
+    ),
+    click.option(
+        "--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N."
+    ),
+    click.option(
+        "--capacity",
+        type=AutoOrCount(minimum=1),
+        default="auto",
+        show_default=True,
+        metavar="auto|N",
+        help="Microbatches held in memory at a time; auto measures.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=1, max=1024),
+        metavar="N",
+        help="Threads for computing on the CPU; torch decides if left out.",
+    ),
+    state_dir_option,
+    click.option("--name", metavar="NAME", help="What others see in `decod status`."),
+)
+
+
+def node_options(command: Command) -> Command:
+    """Gives a command the options that `node_config` takes."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def node_config(options: Mapping[str, Any]) -> NodeConfig:
+    """Returns the node that the options describe.
+
+    Raises:
+        ConfigError: A value that is well-formed describes no possible node.
+    """
+    host, port = options["listen"]
+    return NodeConfig(
+        listen_host=host,
+        listen_port=port,
+        advertise=options["advertise"],
+        device=options["device"],
+        capacity=options["capacity"],
+        num_threads=options["threads"],
+        state_dir=options["state_dir"].expanduser().absolute(),
+        name=options["name"],
+    )
+
+
+def say(line: str) -> None:
+    """Writes a line of a running node on stdout. Whoever listened may have gone: no error."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(clean_text(line, limit=_LINE_MAX_CHARACTERS))

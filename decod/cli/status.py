@@ -1,0 +1,158 @@
+"""`decod status`: who is there, what flows where, how fast, how good.
+
+Answers at once: nothing heavier than a socket and the table's library is imported.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+from typing_extensions import override
+
+from decod.cli.errors import EXIT_DEGRADED, EXIT_OK
+from decod.cli.node_options import state_dir_option
+from decod.errors import NotRunningError
+
+SCHEMA_VERSION: Final = 1
+"""Of the object that a daemon gives; what this release can draw."""
+
+ANSWER_TIMEOUT_S = 5.0
+WATCH_INTERVAL_MIN_S, WATCH_INTERVAL_MAX_S = 0.2, 86_400.0
+
+Status = Mapping[str, Any]
+
+_DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class DurationType(click.ParamType[float]):
+    """A length of time with its unit, such as `2s`; gives seconds."""
+
+    name = "duration"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.match(str(value))
+        if match is None:
+            self.fail(f"{str(value)!r} is no length of time: write it like 2s or 1m", param, ctx)
+        duration_s = float(match[1]) * _UNITS_S[match[2]]
+        if not WATCH_INTERVAL_MIN_S <= duration_s <= WATCH_INTERVAL_MAX_S:
+            self.fail(f"{value} is not between 0.2s and 24h", param, ctx)
+        return duration_s
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--watch",
+    "interval_s",
+    type=DurationType(),
+    is_flag=False,
+    flag_value="2s",
+    metavar="[=2s]",
+    help="Look again and again, until Ctrl-C.",
+)
+@click.option("--check", is_flag=True, help=f"Exit with {EXIT_DEGRADED} if the run is not well.")
+@state_dir_option
+def status(*, as_json: bool, interval_s: float | None, check: bool, state_dir: Path) -> int:
+    """Show the run that this host takes part in.
+
+    \b
+    Examples:
+      decod status
+      decod status --watch=5s
+      decod status --json
+      decod status --check && echo training
+
+    Exits with 7 if no daemon runs here. With --check it exits with 8 if one runs but does not
+    train.
+    """
+    from decod.daemon.control import ask
+
+    if check and interval_s is not None:
+        raise click.UsageError("--check gives one answer: leave out --watch")
+
+    def read() -> Status:
+        return ask(state_dir, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
+
+    if interval_s is not None:
+        return watch(read, as_json=as_json, pause=lambda: time.sleep(interval_s))
+    answer = read()
+    _print_once(answer, as_json=as_json)
+    return EXIT_DEGRADED if check and not is_well(answer) else EXIT_OK
+
+
+def is_well(answer: Status) -> bool:
+    """Returns whether the run trains and this node takes part in it."""
+    return answer.get("run_state") in {"training", "aggregating"} and answer.get("state") in {
+        "training",
+        "aggregating",
+        "syncing",
+        "draining",
+    }
+
+
+def watch(read: Callable[[], Status], *, as_json: bool, pause: Callable[[], None]) -> int:
+    """Shows the status again and again: in place on a terminal, one after another elsewhere.
+
+    Ends with Ctrl-C, which is how it is meant to end, or when the daemon does.
+
+    Args:
+        read: Asks the daemon.
+        as_json: One JSON object a line instead of the table.
+        pause: Waits for the next time.
+
+    Raises:
+        NotRunningError: The daemon has gone.
+    """
+    try:
+        if as_json or not sys.stdout.isatty():
+            while True:
+                _print_once(read(), as_json=as_json)
+                pause()
+        _redraw(read, pause)
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+def _redraw(read: Callable[[], Status], pause: Callable[[], None]) -> NoReturn:
+    from rich.live import Live
+
+    from decod.cli.status_view import make_console, render_status
+
+    console = make_console()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(render_status(_known(read())), refresh=True)
+            pause()
+
+
+def _print_once(answer: Status, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    from decod.cli.status_view import make_console, render_status
+
+    make_console().print(render_status(_known(answer)))
+
+
+def _known(answer: Status) -> Status:
+    """Returns the answer if this release can draw it."""
+    version = answer.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise NotRunningError(
+            f"the daemon gives status of version {version}, this command draws {SCHEMA_VERSION}",
+            why=f"it is decod {answer.get('decod_version')}, another release",
+            fix="use the release that the daemon was started with, or --json",
+            code="E-RUN-010",
+        )
+    return answer

@@ -1,0 +1,150 @@
+"""What `decod status` draws on a terminal.
+
+Names, messages and addresses come from peers: they are cleaned, and never read as markup.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from decod.obs.text import clean_text
+
+NUM_NODES_SHOWN_MAX = 64
+"""Beyond this a table of nodes is no overview; the stages remain."""
+
+_PLAIN_WIDTH = 120
+"""Columns where the output is no terminal: a log file, a pipe."""
+
+_STATE_STYLES = {
+    "training": "green",
+    "aggregating": "green",
+    "finished": "green",
+    "gathering": "yellow",
+    "paused": "yellow",
+    "draining": "yellow",
+    "isolated": "red",
+    "rejected": "red",
+    "banned": "red",
+    "stopped": "red",
+}
+
+
+def make_console() -> Console:
+    """Returns a console on stdout. Rich itself obeys NO_COLOR."""
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def render_status(status: Mapping[str, Any]) -> RenderableType:
+    """Returns three parts: the run in a line, this node in a line, its stages in a table."""
+    parts: list[RenderableType] = [_run_line(status), _node_line(_mapping(status, "node"))]
+    if status.get("message"):
+        parts.append(Text(clean_text(status["message"]), style="yellow"))
+    parts.append(Text())
+    parts.append(_stage_table(_sequence(status, "stages")))
+    candidates = _sequence(status, "candidates")
+    if candidates:
+        waiting = ", ".join(_who(candidate) for candidate in candidates[:8])
+        more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
+        parts.append(Text(f"waiting to enter: {waiting}{more}"))
+    if status.get("join_string"):
+        join_string = clean_text(status["join_string"], limit=10_000)
+        parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
+    return Group(*parts)
+
+
+def _run_line(status: Mapping[str, Any]) -> Text:
+    leader = _mapping(status, "leader")
+    pieces = [
+        Text(f"run {_text(status, 'run_name')}", style="bold"),
+        _state(status.get("run_state")),
+        Text(f"iteration {_text(status, 'iteration')}"),
+        Text(f"loss {_number(status.get('loss'), '.4f')}"),
+        Text(f"{_number(status.get('tokens_per_s'), ',.0f')} tokens/s"),
+        Text(f"leader {_who(leader)} (term {_text(leader, 'term')})"),
+    ]
+    return Text("   ").join(pieces)
+
+
+def _node_line(node: Mapping[str, Any]) -> Text:
+    pieces = [
+        Text(f"you {_who(node)} ({_text(node, 'id')[:8]})", style="bold"),
+        _state(node.get("state")),
+        Text(_text(node, "role")),
+        Text(f"stage {_text(node, 'stage_index')}"),
+        Text(f"capacity {_text(node, 'capacity')}"),
+        Text(_text(node, "device")),
+        Text(_text(node, "address")),
+    ]
+    return Text("   ").join(pieces)
+
+
+def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("STAGE")
+    table.add_column("NODE", overflow="ellipsis", max_width=32)
+    table.add_column("STATE")
+    for name in ("CAPACITY", "FLOWS", "DONE"):
+        table.add_column(name, justify="right")
+    table.add_column("ADDRESS", overflow="fold")
+    num_nodes = sum(len(_sequence(stage, "nodes")) for stage in stages)
+    for stage in stages:
+        nodes = _sequence(stage, "nodes")
+        index = _text(stage, "index") + (" data" if stage.get("index") == 0 else "")
+        if num_nodes <= NUM_NODES_SHOWN_MAX and nodes:
+            for position, node in enumerate(nodes):
+                table.add_row("" if position else index, *_node_cells(node))
+        else:
+            table.add_row(index, *_summary_cells(nodes))
+    return table
+
+
+def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:
+    counts = [_text(node, name) for name in ("capacity", "flows", "microbatches")]
+    return [Text(_who(node)), _state(node.get("state")), *counts, Text(_text(node, "address"))]
+
+
+def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:
+    if not nodes:
+        return [Text("nobody", style="red"), Text("empty", style="red"), "0", "0", "0", ""]
+    noun = "node" if len(nodes) == 1 else "nodes"
+    counts = [str(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
+    return [f"{len(nodes)} {noun}", "", *counts, ""]
+
+
+def _total(nodes: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(value for node in nodes if isinstance(value := node.get(name), int))
+
+
+def _state(value: object) -> Text:
+    text = clean_text("?" if value is None else value)
+    return Text(text, style=_STATE_STYLES.get(text, ""))
+
+
+def _who(node: Mapping[str, Any]) -> str:
+    return clean_text(node.get("name") or str(node.get("id") or "?")[:8])
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    return "-" if value is None else clean_text(value)
+
+
+def _number(value: object, form: str) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return format(value, form)
+    return "-"
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(values: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    value = values.get(name)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

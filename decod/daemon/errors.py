@@ -1,0 +1,70 @@
+"""How a node's end, and its compute process's errors, become errors of the command."""
+
+from decod.driver.compute import JobError
+from decod.errors import (
+    ConfigError,
+    DataError,
+    DecodError,
+    HardwareError,
+    NetworkError,
+    RejectedError,
+)
+from decod.protocol.effects import Stop, StopReason
+
+EXIT_INTERRUPTED = 130
+
+_KINDS: dict[str, type[DecodError]] = {
+    "CFG": ConfigError,
+    "HW": HardwareError,
+    "DAT": DataError,
+    "CKP": DataError,
+}
+
+
+class TemporaryError(DecodError):
+    """The run went on without this node, or has no leader now; trying again may work."""
+
+    exit_code = 75
+    code = "E-RUN-005"
+
+
+def exit_code_of(stop: Stop) -> int:
+    """Return the exit code for how a node ended; raise where there is an error to explain."""
+    match stop.reason:
+        case StopReason.FINISHED | StopReason.DRAINED:
+            return 0
+        case StopReason.REFUSED:
+            raise RejectedError(
+                "the run does not take this node", why=stop.detail, fix="ask the run's organiser"
+            )
+        case StopReason.REMOVED | StopReason.LEADER_LOST:
+            raise TemporaryError(
+                "this node is no longer part of the run",
+                why=stop.detail,
+                fix="run the same command again",
+            )
+        case StopReason.FAILED:
+            raise DecodError(
+                "the run can't go on",
+                why=stop.detail,
+                fix="read node.log and compute.log in the state folder",
+                code="E-RUN-004",
+            )
+
+
+def error_of(error: JobError) -> DecodError:
+    """Return the compute process's error as one of the class that its code names."""
+    text = error.error
+    parts = text["code"].split("-")
+    kind = _KINDS.get(parts[1], DecodError) if len(parts) == 3 else DecodError
+    return kind(text["what"], why=text["why"], fix=text["fix"], code=text["code"])
+
+
+def no_member(stage: int) -> NetworkError:
+    """Return the error for an operation that needs a member in every stage."""
+    return NetworkError(
+        f"stage {stage} has no member",
+        why="the model has a gap there",
+        fix="wait until a volunteer serves it",
+        code="E-NET-020",
+    )

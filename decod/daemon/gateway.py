@@ -1,0 +1,193 @@
+"""Between the peers and the driver: what arrives goes to the driver, what it sends goes out.
+
+`net` and `driver` do not know each other. This adapter speaks both languages, keeps the address
+book, and checks a tensor's size against what the run expects before it takes memory for it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from decod.driver.driver import NodeDriver, ServedState
+from decod.errors import DecodError
+from decod.ids import NodeId, RunId
+from decod.net.ask import fetch_state
+from decod.net.client import PeerClient
+from decod.net.server import HelloInfo, HelloRequest, StateBlob, StateRequest
+from decod.protocol.events import LinkMeasured, Received
+from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, Message
+from decod.protocol.view import Member
+
+_FORGET_AFTER_S = 30.0
+"""How long a node that left can still be reached, for what there is left to tell it."""
+
+
+class Gateway:
+    """The driver's `Transport`, and the handler of the server's and the client's events.
+
+    Until `attach` is called, messages are dropped: their senders repeat them.
+
+    Args:
+        run_id: Goes with every message.
+        node_id: This node.
+        activation_bytes: Exact size of an activation or its gradient.
+        hello: What strangers may know.
+        status: What members may know, as JSON.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        node_id: NodeId,
+        *,
+        activation_bytes: int,
+        hello: Callable[[HelloRequest], HelloInfo | None],
+        status: Callable[[], str],
+    ) -> None:
+        self.client = PeerClient(node_id, run_id, self)
+        self.initial_state: Callable[[NodeId], Awaitable[ServedState | str]] | None = None
+        """At the leader of a run with given weights: the stage that a candidate prepares."""
+        self._run_id = run_id
+        self._node_id = node_id
+        self._activation_bytes = activation_bytes
+        self._hello = hello
+        self._status = status
+        self._driver: NodeDriver | None = None
+        self._members: frozenset[NodeId] = frozenset()
+
+    def attach(self, driver: NodeDriver) -> None:
+        """Begin to hand messages on."""
+        self._driver = driver
+
+    # --- from the server ----------------------------------------------------------------------
+
+    def deliver(self, sender: NodeId, term: int, message: Message) -> None:  # noqa: ARG002
+        """Take a control message. Terms matter once leaders are elected."""
+        if self._driver is None or self._driver.stopped.done():
+            return
+        if isinstance(message, Join):
+            self.client.set_address(sender, message.address)
+        self._driver.post(Received(sender, message))
+
+    def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:  # noqa: ARG002
+        if self._driver is None or self._driver.stopped.done():
+            return None
+        if isinstance(message, (ForwardActivation, BackwardGradient)):
+            expected = size_bytes == self._activation_bytes
+        else:
+            expected = size_bytes <= self._driver.part_bytes_max
+        return self._driver.allocate(size_bytes) if expected else None
+
+    def tensor_arrived(
+        self,
+        sender: NodeId,
+        message: Message,
+        buffer: memoryview,
+        seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
+    ) -> None:
+        assert self._driver is not None
+        self._driver.tensor_arrived(sender, message, buffer)
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        assert self._driver is not None
+        self._driver.tensor_failed(buffer)
+
+    def hello(self, request: HelloRequest) -> HelloInfo | None:
+        return self._hello(request)
+
+    def status(self) -> str:
+        return self._status()
+
+    async def state(self, request: StateRequest) -> StateBlob | str:
+        """Give a copy of this node's stage, or of the initial weights of the asker's."""
+        if self._driver is None:
+            return "this node is starting"
+        if request.iteration == 0 and self.initial_state is not None:
+            served = await self.initial_state(request.sender)
+        else:
+            served = await self._driver.request_state(
+                request.iteration, with_optimizer=request.with_optimizer
+            )
+        if isinstance(served, str):
+            return served
+        return StateBlob(
+            iteration=served.iteration,
+            manifest=served.manifest,
+            data=served.data,
+            release=served.release,
+        )
+
+    # --- from the client ----------------------------------------------------------------------
+
+    def on_tensor_sent(
+        self,
+        to: NodeId,
+        message: Message,  # noqa: ARG002
+        token: object,
+        *,
+        seconds: float,
+        size_bytes: int,
+    ) -> None:
+        if self._driver is not None:
+            self._driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes)
+
+    def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+        if self._driver is not None and not self._driver.stopped.done():
+            self._driver.send_failed(to, message, token, reason=reason)
+
+    def on_latency(self, to: NodeId, seconds: float) -> None:
+        if self._driver is not None and not self._driver.stopped.done():
+            self._driver.post(LinkMeasured(to, latency_s=seconds / 2))
+
+    # --- from the driver ----------------------------------------------------------------------
+
+    def send(self, to: NodeId, term: int, message: Message) -> None:
+        self.client.send(to, term, message)
+
+    def send_tensor(
+        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+    ) -> None:
+        self.client.send_tensor(to, term, message, data, token)
+
+    def use_members(self, members: tuple[Member, ...]) -> None:
+        """Dial the members of a new view; who left can be reached a little longer."""
+        now = frozenset(member.node_id for member in members)
+        for member in members:
+            if member.node_id != self._node_id:
+                self.client.set_address(member.node_id, member.address)
+        for gone in self._members - now:
+            asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._forget, gone)
+        self._members = now
+
+    def _forget(self, node: NodeId) -> None:
+        if node not in self._members:
+            self.client.forget(node)
+
+    async def fetch_state(
+        self,
+        donor: NodeId,
+        iteration: int,
+        allocate: Callable[[int], memoryview | None],
+        *,
+        with_optimizer: bool = True,
+    ) -> tuple[str, memoryview]:
+        """Return manifest and blob of a donor's state.
+
+        Raises:
+            DecodError: The donor can't be reached or does not have it.
+        """
+        address = self.client.address_of(donor)
+        if address is None:
+            raise DecodError(
+                f"no address of node {donor[:8]}",
+                why="it has left the run",
+                fix="nothing: another donor is asked",
+                code="E-NET-007",
+            )
+        request = StateRequest(
+            run_id=self._run_id,
+            sender=self._node_id,
+            iteration=iteration,
+            with_optimizer=with_optimizer,
+        )
+        fetched = await fetch_state(address, request, lambda _, size_bytes: allocate(size_bytes))
+        return fetched.manifest, fetched.buffer

@@ -1,0 +1,447 @@
+"""One node's life on its host: everything is built here, started in order, and ended in order.
+
+    lock the state folder -> listen (gRPC, DHT, local socket) -> compute process -> join the run
+    ... until the core stops, or a signal asks for it ...
+    say goodbye -> stop listening -> end the compute process -> unlock
+
+`Node` is the composition root that leader and volunteer share. It holds no protocol logic.
+"""
+
+import asyncio
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from decod.config.node import NodeConfig
+from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
+from decod.daemon.control import ControlServer
+from decod.daemon.errors import EXIT_INTERRUPTED, error_of
+from decod.daemon.gateway import Gateway
+from decod.daemon.status import Progress, status_of
+from decod.driver.arena import Arena, Region
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.driver import NodeDriver
+from decod.driver.jobs import Sizes
+from decod.errors import ConfigError, HardwareError
+from decod.ids import NodeId, RunId
+from decod.net.dht import Dht
+from decod.net.identity import Identity as KeyIdentity
+from decod.net.identity import load_or_create_identity
+from decod.net.server import HelloInfo, HelloRequest, PeerServer
+from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
+from decod.protocol.effects import Note, Stop, StopReason
+from decod.protocol.events import DrainRequested
+from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.leader import RunShape
+from decod.protocol.node import NodeMachine
+from decod.protocol.view import Role
+
+_log = logging.getLogger("decod")
+
+Say = Callable[[str], None]
+Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+_CAPACITY_AUTO_MAX = 64
+_MEMORY_SHARE = 0.5
+"""Part of the free memory that microbatches may take when the capacity is chosen by itself."""
+
+_DRAIN_S = 60.0
+"""How long a leaving node waits for the round's end before it goes anyway."""
+
+_FLUSH_S = 3.0
+"""How long last words may take to reach the peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What this node is in the run, as its command decided."""
+
+    role: Role
+    run_id: RunId
+    manifest: Manifest
+    leader: NodeId
+    leader_address: str = ""
+    """Empty at the leader itself."""
+    stage_index: int | None = None
+    data_dir: Path | None = None
+    init_dir: Path | None = None
+
+
+def facts_of(manifest: Manifest) -> RunFacts:
+    """Return what the core must know of a manifest."""
+    run = manifest.run
+    return RunFacts(
+        shape=RunShape(
+            num_relay_stages=run.stages.num_relay_stages,
+            num_data_nodes=run.batch.num_data_nodes,
+            num_iterations=run.num_iterations,
+            manifest_sha256=manifest.sha256,
+        ),
+        num_microbatches=run.batch.num_microbatches,
+        activation_size_bytes=activation_size_bytes(run),
+        initial_from_leader=manifest.initial_weights != "seed",
+    )
+
+
+def _sizes_of(run: RunConfig) -> Sizes:
+    wide = run.model.dtype.num_bytes == 8
+    narrow = run.reduction.wire_dtype.value == "bfloat16"
+    return Sizes(
+        activation_bytes=activation_size_bytes(run),
+        wire_element_bytes=8 if wide else 2 if narrow else 4,
+        sum_element_bytes=8 if wide else 4,
+    )
+
+
+class StateFolder:
+    """The folder of one node, locked while its daemon runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def lock(self) -> None:
+        """Raise `ConfigError` if the folder can't be used, or another daemon uses it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (self.path / "lock").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another decod daemon uses {self.path}",
+                why="a folder holds one node's identity",
+                fix="stop it, or give this one its own --state-dir",
+                code="E-CFG-041",
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"can't use the state folder {self.path}",
+                why=str(error),
+                fix="give a --state-dir that you may write to",
+                code="E-CFG-042",
+            ) from error
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+class Node:
+    """One node, from its first listening socket to its last goodbye. Use as a context manager.
+
+    Args:
+        config: This host's choices.
+        part: What the node is in the run.
+        say: Takes lines for the operator's terminal.
+    """
+
+    def __init__(self, config: NodeConfig, part: Part, identity: KeyIdentity, say: Say) -> None:
+        self.config = config
+        self.part = part
+        self.say = say
+        self.identity = identity
+        self.address = ""
+        self.progress = Progress()
+        self.driver: NodeDriver | None = None
+        self.compute: ComputeProcess | None = None
+        self.arena: Arena | None = None
+        self.dht: Dht | None = None
+        self.join_string: str | None = None
+        self.on_run_complete: Callable[[int], None] = lambda _: None
+        self.commands: dict[str, Command] = {"status": self._status, "drain": self._drain}
+        """What the local socket answers to."""
+        run = part.manifest.run
+        self.gateway = Gateway(
+            part.run_id,
+            identity.node_id,
+            activation_bytes=activation_size_bytes(run),
+            hello=self._hello,
+            status=lambda: json.dumps(self.local_status()),
+        )
+        self.server = PeerServer(identity.node_id, part.run_id, self.gateway)
+        self._stack = AsyncExitStack()
+        self._signals = 0
+        self._draining = asyncio.Event()
+
+    # --- start --------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Node":
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        self.arena = self._make_arena()
+        self._stack.callback(self.arena.close)
+        self.compute = await ComputeProcess.start(
+            self.arena, log_path=config.state_dir / "compute.log"
+        )
+        self._stack.push_async_callback(self.compute.close)
+        port = await self.server.start(config.listen_host, config.listen_port)
+        self._stack.push_async_callback(self.server.stop, 0.5)
+        self._stack.push_async_callback(self.gateway.client.close)
+        self.dht = Dht(
+            self.identity.node_id,
+            self.part.run_id,
+            wall_clock=time.time,
+            counters=self.server.counters,
+        )
+        await self.dht.start(config.listen_host, port)
+        self._stack.push_async_callback(self.dht.close)
+        control = ControlServer(config.state_dir, self._answer)
+        await control.start()
+        self._stack.push_async_callback(control.close)
+        self.address = config.advertise or f"{_reachable(config.listen_host)}:{port}"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        self._stack.callback(_ignore_signals)
+        self.note("node.started", node_id=self.identity.node_id, address=self.address)
+
+    def _make_arena(self) -> Arena:
+        """Return an arena that is large enough for whatever this node may have to hold."""
+        run = self.part.manifest.run
+        sizes = _sizes_of(run)
+        model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
+        capacity = self.config.capacity or _CAPACITY_AUTO_MAX
+        return Arena((64 << 20) + 8 * capacity * sizes.activation_bytes + 8 * model_bytes)
+
+    async def prepare(self) -> None:
+        """Configure the compute process, measure it, and start the core."""
+        run, part, compute = self.part.manifest.run, self.part, self.compute
+        assert compute is not None
+        facts = await self.ask(
+            "configure",
+            {
+                "model": dataclasses.asdict(run.model),
+                "stages": dataclasses.asdict(run.stages),
+                "batch": dataclasses.asdict(run.batch),
+                "optimizer": dataclasses.asdict(run.optimizer),
+                "reduction": dataclasses.asdict(run.reduction),
+                "seed": run.seed,
+                "device": self.config.device,
+                "num_threads": self.config.num_threads,
+                "data_dir": str(part.data_dir) if part.data_dir else None,
+                "init_dir": str(part.init_dir) if part.init_dir else None,
+            },
+        )
+        self.note("worker.started", device=facts["device"])
+        # Any relay stage will do: they differ by one block at most.
+        stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
+        await self.ask("build", {"stage_index": stage})
+        measured = await self.ask("measure", {"num_repeats": 1})
+        capacity = self.config.capacity or self._capacity(facts, measured)
+        self._start_core(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
+
+    def _capacity(self, facts: dict[str, Any], measured: dict[str, Any]) -> int:
+        run = self.part.manifest.run
+        if self.part.role is Role.DATA:
+            return min(run.batch.num_microbatches, _CAPACITY_AUTO_MAX)
+        each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)
+        fits = int(_MEMORY_SHARE * facts["memory_bytes"] / max(1, each_bytes))
+        if fits < 1:
+            raise HardwareError(
+                f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.config.device}",
+                why=f"one microbatch of this run takes {each_bytes / 2**30:.1f} GiB there",
+                fix="free memory, use a larger device, or set --capacity 1 to try anyway",
+                code="E-HW-003",
+            )
+        return min(fits, _CAPACITY_AUTO_MAX)
+
+    def _start_core(self, capacity: int, compute_s: float) -> None:
+        part, run = self.part, self.part.manifest.run
+        assert self.compute is not None
+        assert self.arena is not None
+        identity = Identity(
+            node_id=self.identity.node_id,
+            address=self.address,
+            role=part.role,
+            capacity=capacity,
+            stage_index=part.stage_index,
+            name=self.config.name or self.identity.name,
+        )
+        machine = NodeMachine(
+            identity,
+            run.protocol,
+            facts_of(part.manifest),
+            leader=part.leader,
+            compute_s=compute_s,
+            rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
+        )
+        self.driver = NodeDriver(
+            machine,
+            self.compute,
+            self.arena,
+            _sizes_of(run),
+            on_note=self._noted,
+            on_run_complete=self.on_run_complete,
+        )
+        self._stack.push_async_callback(self.driver.close)
+        if part.leader_address:
+            self.gateway.client.set_address(part.leader, part.leader_address)
+        self.gateway.attach(self.driver)
+        self.driver.start(self.gateway)
+
+    async def ask(
+        self, kind: str, fields: dict[str, Any], *, inputs: tuple[Region, ...] = ()
+    ) -> dict[str, Any]:
+        """Return the result of a job outside the core, with errors an operator can act on."""
+        assert self.compute is not None
+        try:
+            reply: Reply = await self.compute.submit(kind, fields, inputs=inputs)
+        except JobError as error:
+            raise error_of(error) from error
+        except ComputeDiedError as error:
+            raise HardwareError(
+                f"the compute process failed at {kind}",
+                why=str(error),
+                fix=f"read {self.config.state_dir / 'compute.log'}",
+                code="E-HW-002",
+            ) from error
+        return reply.result
+
+    # --- end ----------------------------------------------------------------------------------
+
+    async def wait_stopped(self) -> Stop:
+        """Return how the core ended, after what it said last has left."""
+        assert self.driver is not None
+        stop = await self.driver.stopped
+        await self.gateway.client.flush(timeout_s=_FLUSH_S)
+        self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
+        return stop
+
+    async def wait_drained(self) -> None:
+        """Return when a signal or `decod drain` has asked this node to leave."""
+        await self._draining.wait()
+
+    def drain(self) -> None:
+        """Ask the core to finish what it holds and leave; give up waiting after a while."""
+        self.note("node.draining")
+        assert self.driver is not None
+        self.driver.post(DrainRequested())
+        asyncio.get_running_loop().call_later(_DRAIN_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.driver is not None and not self.driver.stopped.done():
+            stop = Stop(StopReason.DRAINED, f"the round did not end within {_DRAIN_S:.0f} s")
+            self.driver.stopped.set_result(stop)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self.say("stopped at once")
+            if self.compute is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(self.compute.pid, signal.SIGKILL)
+            os._exit(EXIT_INTERRUPTED)
+        self.say("finishing what is in hand; press Ctrl-C again to stop at once")
+        self._draining.set()
+
+    # --- what others see ----------------------------------------------------------------------
+
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
+        leader = self.identity.node_id == self.part.leader
+        return HelloInfo(
+            run_id=self.part.run_id,
+            manifest_json=self.part.manifest.to_json(),
+            node_id=self.identity.node_id,
+            leader=self.part.leader,
+            leader_address=self.address if leader else self.part.leader_address,
+        )
+
+    def local_status(self) -> dict[str, Any]:
+        """Return the status as this node knows it."""
+        return status_of(self)
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        command = request.get("command")
+        handler = self.commands.get(str(command))
+        if handler is None:
+            raise ConfigError(
+                f"unknown request {str(command)[:40]!r}",
+                why="this daemon does not know it, or its node can't answer it",
+                fix="ask the leader's daemon, with the decod command of the same version",
+                code="E-RUN-003",
+            )
+        return await handler(request)
+
+    async def _status(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return self.local_status()
+
+    async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        self._draining.set()
+        return {"draining": True}
+
+    def timing(self) -> dict[str, float]:
+        """Return where this node's time went since its core started, in seconds."""
+        if self.driver is None:
+            return {}
+        return {**self.driver.timing(), "node_cpu_s": time.process_time()}
+
+    # --- notes --------------------------------------------------------------------------------
+
+    def _noted(self, note: Note) -> None:
+        fields = dict(note.fields)
+        self.progress.take(note.event, fields, now_s=time.monotonic())
+        log_note(_log, note.event, fields)
+
+    def note(self, event: str, **fields: object) -> None:
+        """Log an event of the daemon itself."""
+        log_note(_log, event, fields)
+
+
+def _reachable(host: str) -> str:
+    """Return the address that others should dial when listening on `host`."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104
+        return f"[{host}]" if ":" in host else host
+    family = socket.AF_INET6 if host == "::" else socket.AF_INET
+    target = "2001:db8::1" if host == "::" else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Chooses the outgoing interface; nothing is sent.
+            probe.connect((target, 9))
+            found: str = probe.getsockname()[0]
+        except OSError:
+            found = "::1" if host == "::" else "127.0.0.1"
+    return f"[{found}]" if ":" in found else found
+
+
+def _ignore_signals() -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)
+
+
+def prepare_host(config: NodeConfig) -> tuple[StateFolder, KeyIdentity]:
+    """Lock the state folder, open the log, and return who this node is."""
+    folder = StateFolder(config.state_dir)
+    folder.lock()
+    identity = load_or_create_identity(config.state_dir)
+    set_up_logs(
+        file=config.state_dir / "node.log", context=LogContext({"node_id": identity.node_id})
+    )
+    return folder, identity
+
+
+def close_host(folder: StateFolder) -> None:
+    """Undo `prepare_host`."""
+    close_logs()
+    folder.unlock()

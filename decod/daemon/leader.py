@@ -1,0 +1,222 @@
+"""`decod leader`: makes a run, or joins one as a further data node, and keeps its result."""
+
+import asyncio
+import base64
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decod.config.node import NodeConfig
+from decod.config.run_file import RunFile
+from decod.config.schema import Manifest
+from decod.daemon.errors import exit_code_of
+from decod.daemon.export import export_model
+from decod.daemon.host import Node, Part, Say, close_host, prepare_host
+from decod.daemon.volunteer import announce, find_run, full_status, run_until_stopped
+from decod.data.corpus import corpus_folder
+from decod.data.dataset import Dataset
+from decod.driver.driver import ServedState
+from decod.errors import ConfigError, RejectedError
+from decod.ids import NodeId, RunId
+from decod.net.identity import Identity
+from decod.net.join_string import JoinString
+from decod.protocol.effects import Stop
+from decod.protocol.events import DrainRequested
+from decod.protocol.view import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderOptions:
+    """What `decod leader` was asked to do."""
+
+    run_file: RunFile
+    node: NodeConfig
+    init_dir: Path | None = None
+    """Folder of a model to start from."""
+    join: str | None = None
+    """Join string of a run that this host becomes a further data node of."""
+    export_dir: Path | None = None
+    """Where the final model goes; None: under the state folder."""
+    data_dir: Path | None = None
+    """Overrides the run file's data."""
+
+
+def run_leader(options: LeaderOptions, say: Say) -> int:
+    """Run until the run ends or the operator stops it; return the exit code.
+
+    Raises:
+        DecodError: The run can't start or can't go on.
+    """
+    return asyncio.run(_run(options, say))
+
+
+async def _run(options: LeaderOptions, say: Say) -> int:
+    folder, identity = prepare_host(options.node)
+    try:
+        data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
+        # Sizes are checked now, every byte while torch loads.
+        with Dataset.open(data_dir) as dataset:
+            manifest = Manifest(
+                run=options.run_file.run,
+                data_index_sha256=dataset.index_sha256,
+                data_vocab_size=dataset.vocab_size,
+                initial_weights=_weights_hash(options.init_dir),
+            )
+            part = await _part(options, identity, manifest, data_dir)
+            async with Node(options.node, part, identity, say) as node:
+                verify = asyncio.create_task(asyncio.to_thread(dataset.verify))
+                return exit_code_of(await _lead(node, options, verify))
+    finally:
+        close_host(folder)
+
+
+async def _part(
+    options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path
+) -> Part:
+    """Return what this node is: the leader of a new run, or a data node of another's."""
+    if options.join is None:
+        return Part(
+            role=Role.DATA,
+            run_id=_new_run_id(manifest),
+            manifest=manifest,
+            leader=identity.node_id,
+            data_dir=data_dir,
+            init_dir=options.init_dir,
+        )
+    contact = await find_run(options.join)
+    if (difference := manifest.first_difference(contact.manifest)) is not None:
+        raise RejectedError(
+            f"this run file describes another run: {difference}",
+            why="all data nodes of a run must agree on it, to the last number",
+            fix="copy the leader's run file and its prepared data",
+            code="E-REJ-004",
+        )
+    return Part(
+        role=Role.DATA,
+        run_id=contact.run_id,
+        manifest=manifest,
+        leader=contact.leader,
+        leader_address=contact.leader_address,
+        data_dir=data_dir,
+    )
+
+
+def _new_run_id(manifest: Manifest) -> RunId:
+    digest = hashlib.sha256(manifest.sha256.encode() + secrets.token_bytes(16)).digest()
+    return RunId(base64.b32encode(digest).decode().lower()[:26])
+
+
+def _weights_hash(init_dir: Path | None) -> str:
+    """Return what stands in the manifest for the weights that a run starts from."""
+    if init_dir is None:
+        return "seed"
+    path, digest = init_dir, hashlib.sha256()
+    try:
+        for path in sorted([init_dir / "config.json", *init_dir.glob("*.safetensors")]):
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise ConfigError(
+            f"can't read {path}",
+            why=str(error),
+            fix="give --init a folder with config.json and model.safetensors",
+            code="E-CFG-043",
+        ) from error
+    return digest.hexdigest()
+
+
+async def _lead(node: Node, options: LeaderOptions, verify: "asyncio.Task[None]") -> Stop:
+    leads = node.part.leader == node.identity.node_id
+    if leads:
+        address = node.address
+        prefix = node.part.manifest.sha256[:16]
+        join = JoinString(run_id=node.part.run_id, manifest_prefix=prefix, addresses=(address,))
+        node.join_string = str(join)
+        node.say(f"join string: {node.join_string}")
+    else:
+        node.commands["status"] = lambda _: full_status(node)
+    await verify
+    contact = () if leads else (node.part.leader_address,)
+    await announce(node, contact, leads=leads)
+    if not leads:
+        await node.prepare()
+        return await run_until_stopped(node)
+    return await _Leading(node, options).run()
+
+
+class _Leading:
+    """What the leader's daemon does beside its core: shows progress, exports, keeps the result."""
+
+    def __init__(self, node: Node, options: LeaderOptions) -> None:
+        self._node = node
+        self._keep_dir = options.export_dir or (
+            options.node.state_dir / "runs" / node.part.run_id / "model"
+        )
+        self._exporting = asyncio.Lock()
+        self._complete = asyncio.Event()
+        self._shown_s = 0.0
+        if node.part.manifest.initial_weights != "seed":
+            node.gateway.initial_state = self._initial_state
+        node.commands["export"] = self._export
+        node.on_run_complete = lambda _: self._complete.set()
+        node.progress.on_commit = self._show
+
+    async def run(self) -> Stop:
+        node = self._node
+        await node.prepare()
+        assert node.driver is not None
+        complete = asyncio.create_task(self._complete.wait())
+        drained = asyncio.create_task(node.wait_drained())
+        ends: list[asyncio.Future[Any]] = [node.driver.stopped, complete, drained]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        drained.cancel()
+        if not node.driver.stopped.done():
+            await self._keep_result()
+            node.driver.post(DrainRequested())
+        return await node.wait_stopped()
+
+    async def _keep_result(self) -> None:
+        """Write the model before the members go: nobody else keeps it."""
+        node = self._node
+        if node.progress.iteration == 0:
+            return
+        iteration = await self._write(self._keep_dir)
+        node.say(f"model of iteration {iteration}: {self._keep_dir}")
+
+    async def _write(self, folder: Path) -> int:
+        async with self._exporting:
+            return await export_model(self._node, folder)
+
+    async def _export(self, request: dict[str, Any]) -> dict[str, Any]:
+        folder = Path(str(request.get("path", "")))
+        if not folder.is_absolute():
+            raise ConfigError(
+                f"{folder} is not an absolute path",
+                why="the daemon has another working directory",
+                fix="give the whole path",
+                code="E-CFG-044",
+            )
+        return {"iteration": await self._write(folder), "path": str(folder)}
+
+    async def _initial_state(self, sender: NodeId) -> ServedState | str:
+        """Return the given weights of the stage that a candidate prepares."""
+        node = self._node
+        assert node.driver is not None
+        leader = node.driver.machine.leader
+        candidate = leader.candidates.get(sender) if leader is not None else None
+        if candidate is None or candidate.stage_index is None:
+            return "this node has not been assigned a stage"
+        return await node.driver.run_copy("initial", {"stage_index": candidate.stage_index})
+
+    def _show(self) -> None:
+        """Say how training goes, at most once a second."""
+        progress, now_s = self._node.progress, time.monotonic()
+        if now_s - self._shown_s < 1.0 and not self._complete.is_set():
+            return
+        self._shown_s = now_s
+        rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
+        self._node.say(f"iteration {progress.iteration}  loss {progress.loss:.4f}  {rate}")

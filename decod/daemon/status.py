@@ -1,0 +1,146 @@
+"""What `decod status` tells, as one JSON object. Fields are only ever added; see docs/status.md."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from decod import __version__
+from decod.protocol.leader import Leader
+from decod.protocol.node import NodeMachine
+from decod.protocol.view import View
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """What the node's notes say of the run's progress."""
+
+    iteration: int = 0
+    """Last committed."""
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    message: str = ""
+    """The last thing that was not routine."""
+    on_commit: Callable[[], None] = lambda: None
+    """Called after each commit."""
+    _committed_s: float | None = None
+
+    def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
+        """Take in one note."""
+        if event == "round.committed":
+            if self._committed_s is not None:
+                self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
+            self._committed_s = now_s
+            self.loss = fields["loss"]
+            self.iteration = int(str(fields["round"]).partition(".")[0])
+            self.on_commit()
+        elif event in ("round.aborted", "member.lost", "peer.suspected", "state.failed"):
+            self.message = str(fields.get("reason", ""))
+        elif event == "member.leaving":
+            self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
+
+
+def status_of(node: "Node") -> dict[str, Any]:
+    """Return the status as this node knows it; at the leader, of the whole run."""
+    driver, part, progress = node.driver, node.part, node.progress
+    machine = driver.machine if driver is not None else None
+    view = machine.context.view if machine is not None else None
+    leads = node.identity.node_id == part.leader
+    leader_member = view.by_id.get(part.leader) if view is not None else None
+    me = {
+        "id": node.identity.node_id,
+        "name": node.config.name or node.identity.name,
+        "address": node.address,
+        "role": part.role.value,
+        "stage_index": None,
+        "capacity": machine.identity.capacity if machine is not None else None,
+        "device": node.config.device,
+        "state": machine.state.value if machine is not None else "starting",
+    }
+    if view is not None and node.identity.node_id in view:
+        me["stage_index"] = view.by_id[node.identity.node_id].stage_index
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "decod_version": __version__,
+        "run_id": part.run_id,
+        "run_name": part.manifest.run.name,
+        "run_state": _run_state(machine),
+        "state": me["state"],
+        "iteration": progress.iteration,
+        "loss": progress.loss,
+        "tokens_per_s": progress.tokens_per_s,
+        "leader": {
+            "id": part.leader,
+            "name": leader_member.name if leader_member is not None else "",
+            "address": node.address if leads else part.leader_address,
+            "term": view.term if view is not None else 0,
+        },
+        "node": me,
+        "stages": _stages(machine, part.manifest.run.stages.num_relay_stages + 1),
+        "candidates": _candidates(machine.leader if machine is not None else None),
+        "join_string": node.join_string,
+        "counters": node.server.counters.totals(),
+        "timing": node.timing(),
+        "message": _message(machine, progress),
+    }
+
+
+def _run_state(machine: NodeMachine | None) -> str:
+    if machine is None:
+        return "starting"
+    return machine.leader.state.value if machine.leader is not None else machine.state.value
+
+
+def _message(machine: NodeMachine | None, progress: Progress) -> str:
+    leader = machine.leader if machine is not None else None
+    view: View | None = leader.view if leader is not None else None
+    if view is not None and view.empty_stages:
+        missing = ", ".join(str(stage) for stage in view.empty_stages)
+        return f"waiting for members of stage {missing}"
+    return progress.message
+
+
+def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]]:
+    if machine is None:
+        return [{"index": index, "nodes": []} for index in range(num_stages)]
+    view, loads = machine.context.view, {}
+    if machine.leader is not None:
+        loads = dict(machine.leader.loads)
+    own = machine.own_load()
+    loads[own.node_id] = own
+    stages: list[dict[str, Any]] = []
+    for index, roster in enumerate(view.rosters):
+        nodes = []
+        for member in roster:
+            load = loads.get(member.node_id)
+            nodes.append(
+                {
+                    "id": member.node_id,
+                    "name": member.name,
+                    "address": member.address,
+                    "capacity": member.capacity,
+                    "state": load.state if load is not None else None,
+                    "flows": load.num_flows if load is not None else None,
+                    "microbatches": load.num_microbatches if load is not None else None,
+                }
+            )
+        stages.append({"index": index, "nodes": nodes})
+    return stages
+
+
+def _candidates(leader: Leader | None) -> list[dict[str, Any]]:
+    if leader is None:
+        return []
+    return [
+        {
+            "id": node_id,
+            "name": candidate.join.name,
+            "capacity": candidate.join.capacity,
+            "stage_index": candidate.stage_index,
+        }
+        for node_id, candidate in sorted(leader.candidates.items())
+    ]

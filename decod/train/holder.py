@@ -1,0 +1,238 @@
+"""One stage's memory: weights, moments, gradients, and what is held of its microbatches.
+
+All parameters lie in one flat buffer in sorted order of names, and so do gradients and moments: a
+sum, a hash or a snapshot is one pass over memory. The module's parameters are views of it.
+
+Legend: P parameters of the stage.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from decod.data.params import BatchConfig
+from decod.errors import TrainingError
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, StagesConfig
+from decod.model.shape import stage_shapes
+from decod.model.stage import TORCH_DTYPES, Stage, empty_stage
+from decod.train.adamw import StageState
+from decod.train.layout import Layout
+from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.snapshot import Snapshot, TensorEntry, read_state, take_snapshot
+from decod.train.start import initial_weights
+from decod.train.token_source import TokenSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """What a compute process must know about the run and its host."""
+
+    model: ModelConfig
+    stages: StagesConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    reduction: ReductionConfig
+    seed: int
+    device: str = "cpu"
+    """A torch device: `cpu` or `cuda:0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What was built."""
+
+    num_parameters: int
+    parameter_bytes: int
+    """Bytes of the stage's gradient in the dtype in which it is summed."""
+    hash: str
+    """Of the committed weights. See `Layout.hash`."""
+    activation_bytes: int
+    """Bytes of one microbatch's activation between stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is kept of a microbatch between its forward and its backward."""
+
+    edge: GradientEdge
+    """Where backward starts. Unlike the output itself it does not keep the output's memory."""
+    entry: Tensor | None
+    """The input whose gradient the previous stage waits for; None on stage 0."""
+
+
+class StageHolder:
+    """Builds, loads, resets and hands out a stage's state; computes nothing.
+
+    Args:
+        config: The run, and the device.
+        tokens: Needed on stage 0 only.
+        init_dir: Folder of a model to start from; None builds weights from the seed.
+    """
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        *,
+        tokens: TokenSource | None = None,
+        init_dir: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.tokens = tokens
+        self.init_dir = init_dir
+        self.dtype = TORCH_DTYPES[config.model.dtype]
+        self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        """Of sums, moments and master weights."""
+        self.wire_dtype: torch.dtype = (
+            torch.float64
+            if self.dtype == torch.float64
+            else getattr(torch, config.reduction.wire_dtype.value)
+        )
+        batch = config.batch
+        self.activation_shape = (
+            batch.microbatch_size,
+            batch.sequence_length,
+            config.model.hidden_size,
+        )
+        self.iteration = 0
+        """The last committed iteration; 0 before the first."""
+        self._stage: Stage | None = None
+
+    # Building
+
+    def build(self, stage_index: int) -> StageReport:
+        """Build a stage in its initial state; what was built before is forgotten.
+
+        Raises:
+            ConfigError: The model cannot be cut like this.
+            DataError: The folder to start from cannot be read or holds another model.
+            TrainingError: There is no such stage, or it needs tokens and has no source.
+        """
+        config = self.config
+        if not 0 <= stage_index <= config.stages.num_relay_stages:
+            raise TrainingError(
+                f"stage_index is {stage_index}",
+                why=f"stages are counted from 0 to {config.stages.num_relay_stages}",
+                fix="check the run file",
+            )
+        stage = empty_stage(config.model, config.stages, stage_index)
+        layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+        weights_P = initial_weights(
+            config.model, layout, seed=config.seed, dtype=self.wide, folder=self.init_dir
+        ).to(config.device)
+        zeros_P = torch.zeros_like(weights_P)
+        self._install(stage, layout, StageState(weights_P, zeros_P, zeros_P.clone()))
+        return StageReport(
+            num_parameters=layout.num_elements,
+            parameter_bytes=layout.num_elements * weights_P.element_size(),
+            hash=layout.hash(weights_P),
+            activation_bytes=torch.Size(self.activation_shape).numel() * self.dtype.itemsize,
+        )
+
+    def _install(self, stage: Stage, layout: Layout, state: StageState) -> None:
+        self._layout = layout
+        self._segments = layout.segments()
+        self._committed = state
+        self._spare: StageState | None = None
+        """Buffers for the next proposed step."""
+        self._proposed: tuple[int, StageState] | None = None
+        self._gradient_P = torch.zeros_like(state.weights)
+        self._held: dict[MicrobatchId, Held] = {}
+        self._tokens: dict[MicrobatchId, Tensor] = {}
+        self._contributed: set[tuple[str, MicrobatchId]] = set()
+        self._spoiled: str | None = None
+        self._measuring = False
+        self.iteration = 0
+        self._stage = stage
+        self._point_module_at_weights()
+        for name, parameter in stage.parameters_by_name().items():
+            target = self._gradient_P[layout.slices[name]].view(layout.shapes[name])
+            if self.dtype == self.wide:
+                # Autograd adds into an existing gradient in place.
+                parameter.grad = target
+            else:
+                # Many small terms in bfloat16 would be lost: each goes to the float32 sum at once.
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._mover(target)
+                )
+
+    def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
+        def move(parameter: Tensor) -> None:
+            if not self._measuring:
+                assert parameter.grad is not None
+                target.add_(parameter.grad)
+            parameter.grad = None
+
+        return move
+
+    def _point_module_at_weights(self) -> None:
+        stage = self._built()
+        weights_P = self._committed.weights
+        stage.place(dict(self._layout.views(weights_P.to(self.dtype))))
+
+    def _built(self) -> Stage:
+        if self._stage is None:
+            raise TrainingError(
+                "no stage is built", why="there is nothing to compute with", fix="build one first"
+            )
+        return self._stage
+
+    @property
+    def num_elements(self) -> int:
+        """Parameters of the built stage."""
+        self._built()
+        return self._layout.num_elements
+
+    def reset(self) -> None:
+        """Forget held microbatches, gradients and a proposed step: the iteration starts again."""
+        self._built()
+        self._proposed = None
+        self._held.clear()
+        self._tokens.clear()
+        self._contributed.clear()
+        self._gradient_P.zero_()
+        self._spoiled = None
+
+    # State
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the committed weights by name, as views of float32 or wider: do not change."""
+        self._built()
+        return dict(self._layout.views(self._committed.weights))
+
+    def snapshot(self, *, with_optimizer: bool) -> Snapshot:
+        """Return a description of the committed state, also while a step is proposed."""
+        self._built()
+        return take_snapshot(
+            self._committed, self._layout, self.dtype, with_optimizer=with_optimizer
+        )
+
+    def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
+        """Replace the committed state; drops microbatches, gradients and a proposed step.
+
+        Args:
+            blob: uint8 on CPU, not changed.
+            entries: What it must hold.
+            iteration: The iteration after which it was taken.
+
+        Returns:
+            The hash of the weights.
+
+        Raises:
+            CheckpointError: Something does not fit; the state is unchanged.
+        """
+        stage = self._built()
+        state = read_state(blob, entries, self._layout, self.dtype)
+        device = self.config.device
+        self._committed = StageState(
+            state.weights.to(device), state.mean.to(device), state.square.to(device)
+        )
+        assert self._stage is stage
+        self.iteration = iteration
+        self.reset()
+        self._point_module_at_weights()
+        return self._layout.hash(self._committed.weights)

@@ -1,0 +1,1 @@
+"""Helpers of the measurements in `scripts/`: the job, the subjects, their children, the report."""

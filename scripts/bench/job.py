@@ -1,0 +1,128 @@
+"""The job that all subjects do: one run file and one corpus, so the same tokens and weights.
+
+The corpus is source text of Python's library, cut by a byte-level BPE that is trained on it to the
+model's vocabulary; both are made on the spot, in under ten seconds, and are the same on every
+machine with the same Python.
+"""
+
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from decod.config.run_file import DataSource, load_run_file
+from decod.config.schema import RunConfig
+from decod.config.template import render_run_file
+from decod.data.corpus import library_files
+from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
+from decod.data.prepare import PrepareConfig, prepare
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, StagesConfig
+from decod.train.params import OptimizerConfig
+
+Batch = list[npt.NDArray[np.int64]]
+"""The microbatches of an iteration, each (B, T + 1) token ids."""
+
+TEXT_SIZE_MAX_BYTES = 2 << 20
+"""About 600,000 tokens: far more than a measurement reads."""
+
+MODEL = ModelConfig(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=688,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+)
+BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=8)
+NUM_RELAY_STAGES = 2
+"""decod also has stage 0: embedding, norm and head."""
+NUM_PIPELINE_STAGES = 3
+"""Of torch's pipeline, so that both have three processes that compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run file on disk, and what it says."""
+
+    run_file: Path
+    run: RunConfig
+    corpus: Path
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        return self.run.batch.tokens_per_microbatch * self.run.batch.num_microbatches
+
+
+def read_job(run_file: Path) -> Job:
+    """Return the job that a run file of `write_job` describes."""
+    loaded = load_run_file(run_file)
+    return Job(run_file, loaded.run, Path(loaded.data.path))
+
+
+def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> Job:
+    """Prepare corpus and run file in `folder` and return the job.
+
+    Args:
+        folder: Exists.
+        num_iterations: After which a run ends.
+        model: What is trained.
+    """
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        _prepare_corpus(folder, corpus, model.vocab_size)
+    run = RunConfig(
+        name="bench-throughput",
+        num_iterations=num_iterations,
+        model=model,
+        stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
+        batch=BATCH,
+        optimizer=OptimizerConfig(lr=1e-3),
+    )
+    run_file = folder / f"run-{num_iterations}.toml"
+    run_file.write_text(render_run_file(run, DataSource(path=str(corpus))), encoding="utf-8")
+    return read_job(run_file)
+
+
+def read_batches(job: Job) -> Iterator[Batch]:
+    """Yield the microbatches of every iteration: those that the run's data node reads."""
+    with Dataset.open(job.corpus) as dataset:
+        for iteration in range(1, job.run.num_iterations + 1):
+            yield [
+                dataset.microbatch(MicrobatchId(iteration, 0, index), job.run.batch, job.run.seed)
+                for index in range(job.run.batch.num_microbatches)
+            ]
+
+
+def _prepare_corpus(folder: Path, corpus: Path, vocab_size: int) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    library = Path(sysconfig.get_path("stdlib"))
+    files, num_bytes = [], 0
+    for name in library_files(library):
+        try:
+            size_bytes = len((library / name).read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            continue
+        if num_bytes + size_bytes > TEXT_SIZE_MAX_BYTES:
+            break
+        num_bytes += size_bytes
+        files.append(library / name)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((file.read_text(encoding="utf-8") for file in files), trainer)
+    tokenizer_file = folder / "tokenizer.json"
+    tokenizer.save(str(tokenizer_file))
+    prepare(corpus, files, PrepareConfig(tokenizer=str(tokenizer_file)))

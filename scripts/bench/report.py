@@ -1,0 +1,142 @@
+"""From samples to figures: medians, the best setting of threads, ratios, and the text of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from bench.subject import Sample
+
+SCHEMA_VERSION = 1
+
+LOSS_DIFFERENCE_MAX = 1e-4
+"""Between two subjects in the same iteration: the same job in another order of summation."""
+
+TARGETS = {"torch pipeline": 1.0, "one process": 0.95}
+"""What decod's rate must be, as a multiple of the other's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One subject at its best setting."""
+
+    subject: str
+    num_threads: int
+    tokens_per_s: float
+    """Median over rounds."""
+    samples: tuple[Sample, ...]
+    """Of this setting, in the order of the rounds."""
+
+
+def best_results(samples: Sequence[Sample]) -> dict[str, Result]:
+    """Return each subject's result at the thread setting whose median is highest."""
+    groups: dict[tuple[str, int], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.subject, sample.num_threads), []).append(sample)
+    best: dict[str, Result] = {}
+    for (subject, num_threads), members in groups.items():
+        rate = median(sample.tokens_per_s for sample in members)
+        if subject not in best or rate > best[subject].tokens_per_s:
+            best[subject] = Result(subject, num_threads, rate, tuple(members))
+    return best
+
+
+def loss_difference(samples: Sequence[Sample]) -> tuple[float, int]:
+    """Return the largest difference of losses in an iteration, and how many were compared."""
+    shared = set.intersection(*(set(sample.losses) for sample in samples)) if samples else set()
+    differences = [
+        max(sample.losses[iteration] for sample in samples)
+        - min(sample.losses[iteration] for sample in samples)
+        for iteration in shared
+    ]
+    return max(differences, default=0.0), len(differences)
+
+
+def ratios(results: Mapping[str, Result]) -> dict[str, float]:
+    """Return decod's median rate over that of each other subject; empty without decod."""
+    if "decod" not in results:
+        return {}
+    rate = results["decod"].tokens_per_s
+    return {name: rate / result.tokens_per_s for name, result in results.items() if name != "decod"}
+
+
+def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything as one object.
+
+    Args:
+        samples: All launches, in order.
+        facts: What the measurement ran on and how.
+    """
+    results = best_results(samples)
+    difference, num_compared = loss_difference(samples)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "results": {
+            name: {"tokens_per_s": result.tokens_per_s, "num_threads": result.num_threads}
+            for name, result in results.items()
+        },
+        "ratios": {f"decod / {name}": value for name, value in ratios(results).items()},
+        "loss_difference": difference,
+        "num_losses_compared": num_compared,
+        "samples": [asdict(sample) for sample in samples],
+    }
+
+
+def as_text(samples: Sequence[Sample]) -> str:
+    """Return the report for people."""
+    results = best_results(samples)
+    lines = [*_rates(samples, results), *_ratio_lines(results), *_losses(samples)]
+    for result in results.values():
+        lines += _where_time_goes(result)
+    return "\n".join(lines)
+
+
+def _rates(samples: Sequence[Sample], results: Mapping[str, Result]) -> list[str]:
+    lines = ["subject          threads  tokens/s  of rounds"]
+    settings = dict.fromkeys((sample.subject, sample.num_threads) for sample in samples)
+    for subject, num_threads in settings:
+        rates = [
+            sample.tokens_per_s
+            for sample in samples
+            if (sample.subject, sample.num_threads) == (subject, num_threads)
+        ]
+        mark = "  best" if results[subject].num_threads == num_threads else ""
+        every = " ".join(f"{rate:.0f}" for rate in rates)
+        lines.append(f"{subject:16} {num_threads:7}  {median(rates):8.0f}  {every}{mark}")
+    return lines
+
+
+def _ratio_lines(results: Mapping[str, Result]) -> list[str]:
+    lines = []
+    for name, ratio in ratios(results).items():
+        target = TARGETS[name]
+        verdict = "met" if ratio >= target else "MISSED"
+        lines.append(f"decod / {name:16} {ratio:6.3f}  target {target:.2f} {verdict}")
+    return ["", *lines] if lines else []
+
+
+def _losses(samples: Sequence[Sample]) -> list[str]:
+    difference, num_compared = loss_difference(samples)
+    verdict = "the same job" if difference <= LOSS_DIFFERENCE_MAX else "NOT THE SAME JOB"
+    return [
+        "",
+        f"losses differ by at most {difference:.1e} in {num_compared} iterations: {verdict}",
+    ]
+
+
+def _where_time_goes(result: Result) -> list[str]:
+    """Return the median round's processor time and, where told, the nodes' own account."""
+    sample = sorted(result.samples, key=lambda each: each.tokens_per_s)[len(result.samples) // 2]
+    total_s = sum(sample.cpu_s.values())
+    lines = ["", f"{result.subject}: an iteration takes {sample.iteration_s:.2f} s;"]
+    lines[-1] += f" processor time {total_s:.2f} s, of which"
+    lines += [f"  {name:18} {cpu_s:6.2f} s" for name, cpu_s in sample.cpu_s.items()]
+    if sample.timing:
+        columns = list(dict.fromkeys(key for timing in sample.timing.values() for key in timing))
+        lines.append("  seconds per iteration, as the nodes measure them:")
+        lines.append(" " * 20 + " ".join(f"{column.removesuffix('_s'):>10}" for column in columns))
+        for name, timing in sample.timing.items():
+            cells = " ".join(f"{timing.get(column, 0.0):10.3f}" for column in columns)
+            lines.append(f"  {name:18}{cells}")
+    return lines

@@ -1,0 +1,265 @@
+"""The three subjects of the throughput measurement, and how one of them is measured once.
+
+All are measured alike: the subject's processes run the job, one of them prints a line an
+iteration, and this process takes the instants at which the lines arrive. The first iterations
+warm up; the rate is that of the others, from the last warm-up line to the last line.
+"""
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from typing_extensions import override
+
+from bench.child import BenchError, Child
+from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job
+from decod.daemon.control import ask
+from decod.errors import DecodError
+
+_ITERATION = re.compile(r"iteration\s+(\d+)\s+loss\s+([0-9.]+)")
+_JOIN_STRING = re.compile(r"join string:\s*(\S+)")
+
+_START_MAX_S = 60.0
+_ITERATION_MAX_S = 60.0
+_STATUS_MAX_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one launch of a subject gave."""
+
+    subject: str
+    num_threads: int
+    tokens_per_s: float
+    iteration_s: float
+    """Mean duration of a measured iteration."""
+    losses: Mapping[int, float]
+    """Iteration to mean loss."""
+    cpu_s: Mapping[str, float]
+    """Processor time per measured iteration, by process."""
+    timing: Mapping[str, Mapping[str, float]]
+    """Where a node says that its time goes, by process: seconds per iteration. decod only."""
+
+
+@dataclass(slots=True)
+class Running:
+    """The processes of a subject that has been started."""
+
+    announcer: Child
+    """Prints the lines."""
+    children: dict[str, Child] = field(default_factory=dict)
+
+
+class Subject(ABC):
+    """Something that can do the job."""
+
+    name: str
+
+    @abstractmethod
+    def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
+        """Start its processes.
+
+        Args:
+            job: What to train.
+            num_threads: Of each process that computes.
+            folder: Empty; for logs and state.
+            running: Takes each process as soon as it is there, so that it can be ended.
+        """
+
+    def loss(self, iteration: int, printed: float, folder: Path) -> float:  # noqa: ARG002
+        """Return the loss of an iteration that has just been announced."""
+        return printed
+
+    def timing(self, folder: Path) -> dict[str, dict[str, float]]:  # noqa: ARG002
+        """Return where the processes say that their time goes, after the last iteration."""
+        return {}
+
+
+class OneProcess(Subject):
+    """A plain loop."""
+
+    name = "one process"
+
+    @override
+    def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
+        options = ("--run", str(job.run_file), "--threads", str(num_threads))
+        child = Child(
+            ("-m", "bench.one_process", *options), num_threads=num_threads, log=folder / "log"
+        )
+        running.append(child)
+        return Running(child, {"process": child})
+
+
+class Pipeline(Subject):
+    """torch.distributed.pipelining, 1F1B, gloo."""
+
+    name = "torch pipeline"
+
+    @override
+    def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
+        options = ("--run", str(job.run_file), "--threads", str(num_threads))
+        children = {}
+        for rank in range(NUM_PIPELINE_STAGES):
+            place = ("--rank", str(rank), "--rendezvous", str(folder / "rendezvous"))
+            children[f"rank {rank}"] = Child(
+                ("-m", "bench.pipeline", *options, *place),
+                num_threads=num_threads,
+                log=folder / f"log-{rank}",
+                environment={"GLOO_SOCKET_IFNAME": "lo"},
+            )
+            running.append(children[f"rank {rank}"])
+        return Running(children[f"rank {NUM_PIPELINE_STAGES - 1}"], children)
+
+
+class Decod(Subject):
+    """One data node and one relay in each stage, as daemons."""
+
+    name = "decod"
+
+    @override
+    def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
+        deadline_s = time.monotonic() + _START_MAX_S
+        node_options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads))
+
+        def launch(name: str, *arguments: str) -> Child:
+            child = Child(
+                ("-m", "decod", *arguments, *node_options, "--state-dir", str(folder / name)),
+                num_threads=num_threads,
+                log=folder / f"log-{name}",
+            )
+            running.append(child)
+            return child
+
+        leader = launch("data", "leader", str(job.run_file))
+        children = {"data": leader}
+        while (match := _JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
+            pass
+        for stage_index in range(1, NUM_RELAY_STAGES + 1):
+            name = f"relay-{stage_index}"
+            children[name] = launch(name, "join", match[1], "--stage", str(stage_index))
+        return Running(leader, children)
+
+    @override
+    def loss(self, iteration: int, printed: float, folder: Path) -> float:
+        # The line is for people and rounded; the status has all digits.
+        status = _ask_status(folder / "data")
+        if status.get("iteration") == iteration and isinstance(status.get("loss"), float):
+            return float(status["loss"])
+        return printed
+
+    @override
+    def timing(self, folder: Path) -> dict[str, dict[str, float]]:
+        names = ["data", *(f"relay-{index}" for index in range(1, NUM_RELAY_STAGES + 1))]
+        found = {name: find_timing(_ask_status(folder / name)) for name in names}
+        return {name: timing for name, timing in found.items() if timing}
+
+
+def _ask_status(state_dir: Path) -> dict[str, Any]:
+    with suppress(DecodError):
+        return dict(ask(state_dir, {"command": "status"}, timeout_s=_STATUS_MAX_S))
+    return {}
+
+
+def find_timing(status: Mapping[str, Any]) -> dict[str, float]:
+    """Return the `timing` object of the answering node: seconds per iteration by what they went to.
+
+    Empty if the daemon tells none.
+    """
+    node = status.get("node")
+    for holder in (status, node if isinstance(node, dict) else {}):
+        timing = holder.get("timing")
+        if isinstance(timing, dict):
+            return {
+                name: float(value)
+                for name, value in timing.items()
+                if isinstance(value, (int, float)) and name.endswith("_s")
+            }
+    return {}
+
+
+def measure(
+    subject: Subject, job: Job, *, num_threads: int, num_warmup: int, folder: Path
+) -> Sample:
+    """Launch a subject, let it do the job, end it, and return what it did.
+
+    Raises:
+        BenchError: It failed, or was silent for too long.
+    """
+    folder.mkdir(parents=True)
+    started: list[Child] = []
+    try:
+        running = subject.start(job, num_threads, folder, started)
+        return _watch(subject, running, job, num_threads, num_warmup, folder)
+    finally:
+        for child in started:
+            child.terminate()
+        for child in started:
+            child.stop()
+
+
+def _watch(
+    subject: Subject,
+    running: Running,
+    job: Job,
+    num_threads: int,
+    num_warmup: int,
+    folder: Path,
+) -> Sample:
+    num_iterations = job.run.num_iterations
+    losses: dict[int, float] = {}
+    instants_s: dict[int, float] = {}
+    cpu_s: dict[int, dict[str, float]] = {}
+    silence_max_s = _START_MAX_S + _ITERATION_MAX_S
+    while num_iterations not in instants_s:
+        instant_s, line = running.announcer.next_line(time.monotonic() + silence_max_s)
+        match = _ITERATION.search(line)
+        if match is None:
+            continue
+        silence_max_s = _ITERATION_MAX_S
+        iteration = int(match[1])
+        instants_s[iteration] = instant_s
+        losses[iteration] = subject.loss(iteration, float(match[2]), folder)
+        if iteration in (num_warmup, num_iterations):
+            cpu_s[iteration] = processor_times(running.children)
+    if num_warmup not in instants_s:
+        raise BenchError(f"{subject.name}: iteration {num_warmup} was not announced")
+    num_measured = num_iterations - num_warmup
+    iteration_s = (instants_s[num_iterations] - instants_s[num_warmup]) / num_measured
+    before, after = cpu_s[num_warmup], cpu_s[num_iterations]
+    return Sample(
+        subject=subject.name,
+        num_threads=num_threads,
+        tokens_per_s=job.tokens_per_iteration / iteration_s,
+        iteration_s=iteration_s,
+        losses=losses,
+        cpu_s={
+            name: (after[name] - before.get(name, 0.0)) / num_measured
+            for name in after
+            if name in before
+        },
+        timing=subject.timing(folder),
+    )
+
+
+def processor_times(children: Mapping[str, Child]) -> dict[str, float]:
+    """Return user plus system seconds so far, of every child and of what it started."""
+    times = {}
+    for name, child in children.items():
+        with suppress(psutil.Error):
+            process = psutil.Process(child.process.pid)
+            times[name] = _cpu_s(process)
+            computing = process.children(recursive=True)
+            if computing:
+                times[f"{name} compute"] = sum(_cpu_s(each) for each in computing)
+    return times
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,55 @@
+"""What the two baselines share: initial weights, AdamW, and the line after each iteration."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from decod.config.schema import RunConfig
+from decod.model.initial import initial_weight
+from decod.model.stage import Stage
+from decod.train.params import OptimizerConfig
+
+
+def place_initial(stage: Stage, run: RunConfig) -> None:
+    """Give a module that was built empty the weights that decod starts from."""
+    stage.place(
+        {
+            name: initial_weight(run.model, seed=run.seed, name=name, shape=tuple(parameter.shape))
+            for name, parameter in stage.parameters_by_name().items()
+        }
+    )
+
+
+def make_adamw(
+    parameters: Iterable[nn.Parameter], optimizer: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Return torch's fastest AdamW, with decod's rates and the same parameters decayed."""
+    groups: list[dict[str, object]] = [{"params": [], "weight_decay": 0.0}]
+    groups.append({"params": [], "weight_decay": optimizer.weight_decay})
+    for parameter in parameters:
+        members = groups[parameter.ndim >= 2]["params"]
+        assert isinstance(members, list)
+        members.append(parameter)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=optimizer.lr,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+        fused=True,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of both baselines."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--run", type=Path, required=True)
+    result.add_argument("--threads", type=int, required=True)
+    return result
+
+
+def announce(iteration: int, loss: float) -> None:
+    """Tell the measuring process that an iteration is over."""
+    print(f"iteration {iteration}  loss {loss:.7f}", flush=True)

@@ -1,0 +1,167 @@
+"""Measures training throughput side by side: decod, torch's pipeline, one process.
+
+    python scripts/bench_throughput.py
+    python scripts/bench_throughput.py --rounds 1 --subjects decod --json result.json
+
+All train the same model from the same weights on the same tokens: 8 Llama blocks of width 256,
+vocabulary 4096, sequences of 256, 8 microbatches of 4, AdamW, float32. Rounds are interleaved,
+because the speed of a shared machine drifts. Both numbers of threads are tried in the first round;
+one that was clearly slower is not tried again. Exits with 1 if a subject failed or if losses show
+that it was not the same job.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.child import BenchError, stop_all_at_exit
+from bench.job import Job, write_job
+from bench.report import LOSS_DIFFERENCE_MAX, as_json, as_text, best_results, loss_difference
+from bench.subject import Decod, OneProcess, Pipeline, Sample, Subject, measure
+
+SUBJECTS: dict[str, Subject] = {
+    "decod": Decod(),
+    "pipeline": Pipeline(),
+    "one-process": OneProcess(),
+}
+SLOWER = 0.85
+"""A setting below this fraction of its subject's best is not tried again."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """One measurement: what was asked for, and what has been found."""
+
+    job: Job
+    subjects: Sequence[Subject]
+    threads: Sequence[int]
+    num_warmup: int
+    folder: Path
+    end_s: float
+    """Instant after which nothing more is started."""
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    durations_s: dict[str, float] = field(default_factory=dict)
+    """How long a launch of each subject takes, at worst."""
+
+    def run_round(self, round_index: int) -> None:
+        """Measure every subject at every setting that is still in question."""
+        for subject in self.subjects:
+            for num_threads in self.threads:
+                if subject.name in self.failures or not self._worth_trying(subject, num_threads):
+                    continue
+                expected_s = self.durations_s.get(subject.name, 0.0)
+                if time.monotonic() + expected_s > self.end_s:
+                    print(f"round {round_index + 1}: no time left for {subject.name}", flush=True)
+                    continue
+                self._measure(subject, num_threads, round_index)
+
+    def _worth_trying(self, subject: Subject, num_threads: int) -> bool:
+        best = best_results(self.samples).get(subject.name)
+        own = [
+            sample.tokens_per_s
+            for sample in self.samples
+            if (sample.subject, sample.num_threads) == (subject.name, num_threads)
+        ]
+        return best is None or not own or max(own) >= SLOWER * best.tokens_per_s
+
+    def _measure(self, subject: Subject, num_threads: int, round_index: int) -> None:
+        start_s = time.monotonic()
+        folder = self.folder / f"{round_index}-{subject.name.replace(' ', '-')}-{num_threads}"
+        label = f"round {round_index + 1}  {subject.name:16} {num_threads} threads"
+        try:
+            sample = measure(
+                subject,
+                self.job,
+                num_threads=num_threads,
+                num_warmup=self.num_warmup,
+                folder=folder,
+            )
+        except BenchError as error:
+            self.failures.append(subject.name)
+            print(f"{label}  FAILED: {error}", flush=True)
+            return
+        self.samples.append(sample)
+        duration_s = time.monotonic() - start_s
+        self.durations_s[subject.name] = max(duration_s, self.durations_s.get(subject.name, 0.0))
+        print(f"{label}  {sample.tokens_per_s:6.0f} tokens/s  ({duration_s:.0f} s)", flush=True)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--rounds", type=_positive, default=3, help="rounds over all subjects (default: 3)")
+    add("--iterations", type=_positive, default=3, help="measured in each launch (default: 3)")
+    add("--warmup", type=_positive, default=1, help="iterations before these (default: 1)")
+    add("--threads", type=_positive, nargs="+", default=[1, 2], help="settings (default: 1 2)")
+    add("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="(default: all)")
+    add("--time-max-s", type=float, default=420.0, help="start nothing that ends later than this")
+    add("--json", type=Path, metavar="FILE", help="also write everything to FILE; - for stdout")
+    add("--keep", type=Path, metavar="DIR", help="keep logs and state in this new folder")
+    return parser.parse_args(arguments)
+
+
+def run_bench(options: argparse.Namespace, folder: Path) -> int:
+    """Measure in `folder`; returns the exit code."""
+    end_s = time.monotonic() + options.time_max_s
+    job = write_job(folder, options.warmup + options.iterations)
+    bench = Bench(
+        job=job,
+        subjects=[SUBJECTS[name] for name in options.subjects],
+        threads=options.threads,
+        num_warmup=options.warmup,
+        folder=folder,
+        end_s=end_s,
+    )
+    for round_index in range(options.rounds):
+        bench.run_round(round_index)
+    if bench.samples:
+        print("\n" + as_text(bench.samples), flush=True)
+    if options.json is not None:
+        facts = {
+            "num_cores": os.cpu_count(),
+            "platform": platform.platform(),
+            "num_rounds": options.rounds,
+            "num_iterations": options.iterations,
+            "failures": bench.failures,
+        }
+        text = json.dumps(as_json(bench.samples, facts), indent=1)
+        if str(options.json) == "-":
+            print(text)
+        else:
+            options.json.write_text(text + "\n", encoding="utf-8")
+    same = loss_difference(bench.samples)[0] <= LOSS_DIFFERENCE_MAX
+    return int(bool(bench.failures) or not bench.samples or not same)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and report; returns the exit code."""
+    options = parse_options(arguments)
+    stop_all_at_exit()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True)
+        return run_bench(options, options.keep.resolve())
+    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    with tempfile.TemporaryDirectory(prefix="decod-bench-") as folder:
+        return run_bench(options, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

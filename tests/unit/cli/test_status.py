@@ -1,0 +1,262 @@
+"""`decod status` against a socket that answers like a daemon."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from decod.cli.main import main
+from decod.cli.status import DurationType, is_well, watch
+from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_status
+from decod.daemon.control import SOCKET_NAME
+from decod.errors import NotRunningError
+
+
+def node(name: str, **changes: object) -> dict[str, Any]:
+    return {
+        "id": f"{name}-id-0123456789",
+        "name": name,
+        "address": "127.0.0.1:7701",
+        "state": "training",
+        "capacity": 4,
+        "flows": 3,
+        "microbatches": 120,
+    } | changes
+
+
+def status_answer(**changes: object) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "decod_version": "0.1.0",
+        "run_id": "r" * 26,
+        "run_name": "wiki",
+        "run_state": "training",
+        "state": "training",
+        "iteration": 12,
+        "loss": 2.9131,
+        "tokens_per_s": 1830.4,
+        "leader": {"id": "l" * 26, "name": "data-1", "address": "127.0.0.1:7700", "term": 1},
+        "node": node("data-1", role="data", stage_index=0, device="cpu"),
+        "stages": [
+            {"index": 0, "nodes": [node("data-1")]},
+            {"index": 1, "nodes": [node("relay-1"), node("relay-2", state="syncing")]},
+            {"index": 2, "nodes": []},
+        ],
+        "candidates": [{"id": "c" * 26, "name": "relay-9", "capacity": 2, "stage_index": None}],
+        "join_string": "decod1-abc@127.0.0.1:7700",
+        "counters": {"messages_refused": 0},
+        "message": "stage 2 has no member",
+    } | changes
+
+
+class FakeDaemon:
+    """Answers every request on a control socket with one object."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.answer: dict[str, Any] = status_answer()
+        self.requests: list[dict[str, Any]] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(state_dir / SOCKET_NAME))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection, connection.makefile("rb") as stream:
+                line = stream.readline()
+                if not line:
+                    return
+                self.requests.append(json.loads(line))
+                connection.sendall(json.dumps(self.answer).encode() + b"\n")
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self._listener.getsockname())
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    fake.close()
+
+
+def text_of(answer: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    make_console().print(render_status(answer))
+    return capsys.readouterr().out
+
+
+def test_the_table_shows_run_node_and_stages(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--state-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("   ") == [
+        "run wiki",
+        "training",
+        "iteration 12",
+        "loss 2.9131",
+        "1,830 tokens/s",
+        "leader data-1 (term 1)",
+    ]
+    assert lines[1].startswith("you data-1 (data-1-i)")
+    assert "stage 2 has no member" in lines
+    (header,) = [line for line in lines if line.startswith("STAGE")]
+    assert header.split() == ["STAGE", "NODE", "STATE", "CAPACITY", "FLOWS", "DONE", "ADDRESS"]
+    rows = [line.split() for line in lines[lines.index(header) + 1 :]]
+    assert rows[0] == ["0", "data", "data-1", "training", "4", "3", "120", "127.0.0.1:7701"]
+    assert rows[1][:3] == ["1", "relay-1", "training"]
+    assert rows[2][:2] == ["relay-2", "syncing"]
+    assert rows[3][:3] == ["2", "nobody", "empty"]
+    assert "waiting to enter: relay-9" in lines
+    assert daemon.requests == [{"command": "status"}]
+
+
+def test_json_is_the_daemons_object_on_one_line(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--json", "--state-dir", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert json.loads(text) == daemon.answer
+
+
+def test_without_a_daemon_the_exit_code_is_7(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--state-dir", str(tmp_path / "none")]) == 7
+    assert "E-RUN-001" in capsys.readouterr().err
+
+
+def test_another_release_is_named_unless_json_is_asked_for(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer = {"schema_version": 2, "decod_version": "9.0"}
+    assert main(["status", "--state-dir", str(tmp_path)]) == 7
+    assert "decod 9.0" in capsys.readouterr().err
+    assert main(["status", "--json", "--state-dir", str(tmp_path)]) == 0
+
+
+def test_an_error_of_the_daemon_keeps_its_exit_code(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"code": "E-HW-009", "what": "a", "why": "b", "fix": "c", "exit_code": 6}
+    daemon.answer = {"error": error}
+    assert main(["status", "--state-dir", str(tmp_path)]) == 6
+    assert capsys.readouterr().err == "error: E-HW-009 a: b. Try: c\n"
+
+
+@pytest.mark.parametrize(
+    ("run_state", "state", "well"),
+    [
+        ("training", "training", True),
+        ("aggregating", "aggregating", True),
+        ("training", "syncing", True),
+        ("training", "joining", False),
+        ("training", "isolated", False),
+        ("gathering", "training", False),
+        ("paused", "paused", False),
+        ("finished", "paused", False),
+    ],
+)
+def test_check_tells_training_from_merely_running(
+    daemon: FakeDaemon, tmp_path: Path, run_state: str, state: str, well: bool
+) -> None:
+    daemon.answer = status_answer(run_state=run_state, state=state)
+    assert is_well(daemon.answer) is well
+    assert main(["status", "--check", "--state-dir", str(tmp_path)]) == (0 if well else 8)
+
+
+def test_names_of_peers_are_neither_markup_nor_control_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evil = "[red]x[/red]\x1b[2J\nrun forged :smile:"
+    stages = [{"index": 1, "nodes": [node(evil[:30])]}]
+    text = text_of(status_answer(stages=stages, message=evil, run_name=evil), capsys)
+    assert "\x1b" not in text
+    assert "[red]x[/red]?[2J run forged :smile:" in text
+    assert not any(line.startswith("run forged") for line in text.splitlines())
+
+
+def test_a_daemon_that_knows_little_yet_is_drawn_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = status_answer(
+        loss=None, tokens_per_s=None, leader=None, node={}, stages=None, candidates=[], message=""
+    )
+    text = text_of(answer | {"join_string": None}, capsys)
+    assert "loss -" in text
+    assert text_of({"schema_version": 1}, capsys).startswith("run -")
+
+
+def test_a_large_run_is_summed_up_by_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [node(f"n{number}") for number in range(NUM_NODES_SHOWN_MAX)]
+    stages = [{"index": 1, "nodes": nodes}, {"index": 2, "nodes": [node("alone")]}]
+    rows = [line.split() for line in text_of(status_answer(stages=stages), capsys).splitlines()]
+    num = NUM_NODES_SHOWN_MAX
+    assert ["1", str(num), "nodes", str(4 * num), str(3 * num), str(120 * num)] in rows
+    assert ["2", "1", "node", "4", "3", "120"] in rows
+
+
+def test_watching_prints_block_after_block_and_ends_with_ctrl_c(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers = [status_answer(iteration=number) for number in (1, 2)]
+    pauses = iter([None])
+
+    def pause() -> None:
+        if next(pauses, "over") == "over":
+            raise KeyboardInterrupt
+
+    assert watch(lambda: answers.pop(0), as_json=True, pause=pause) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
+
+
+def test_watching_ends_with_the_daemon() -> None:
+    def read() -> dict[str, Any]:
+        raise NotRunningError("gone", why="w", fix="f")
+
+    with pytest.raises(NotRunningError):
+        watch(read, as_json=False, pause=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"), [("2s", 2.0), ("500ms", 0.5), ("1.5m", 90.0), ("24h", 86400.0)]
+)
+def test_a_length_of_time_has_a_unit(text: str, duration_s: float) -> None:
+    assert DurationType().convert(text, None, None) == duration_s
+
+
+@pytest.mark.parametrize("text", ["2", "", "s", "-1s", "1e3s", "nan s", "0s", "25h", "٣s", "1ss"])
+def test_what_is_no_length_of_time_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        DurationType().convert(text, None, None)
+
+
+def test_checking_and_watching_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--check", "--watch"]) == 2
+    assert "leave out --watch" in capsys.readouterr().err
+
+
+def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from decod.cli.main import main; "
+        f"assert main(['status', '--state-dir', {str(tmp_path)!r}]) == 7; "
+        "import decod.cli.status_view; "
+        "heavy = {'torch', 'grpc', 'numpy', 'pydantic', 'pydantic_core', 'google.protobuf'}; "
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr

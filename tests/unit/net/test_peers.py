@@ -1,0 +1,539 @@
+"""Servers and clients on real loopback sockets: what arrives, what fails, what peers may not do."""
+
+import asyncio
+import os
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+import grpc.aio
+import pytest
+
+from decod.errors import MalformedMessageError, NetworkError, RejectedError
+from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.net import channel
+from decod.net.ask import fetch_state, hello
+from decod.net.client import PeerClient
+from decod.net.limits import Limits
+from decod.net.server import (
+    HelloInfo,
+    HelloRequest,
+    PeerServer,
+    StateBlob,
+    StateRequest,
+)
+from decod.protocol import messages as m
+from decod.protocol.view import Member, Opening, Role, View
+from decod.wire import codec
+from decod.wire.frame import data_frame
+from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
+from tests.waiting import wait_until
+
+RUN = RunId("r" * 26)
+ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
+ROUND = Round(1, 1)
+MICROBATCH = MicrobatchId(1, 0, 0)
+FLOW = FlowId(ALICE, 0)
+ACTIVATION = m.ForwardActivation(ROUND, MICROBATCH, FLOW)
+
+
+class Host:
+    """Fakes the driver: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.delivered: list[tuple[NodeId, int, m.Message]] = []
+        self.arrived: list[tuple[NodeId, m.Message, bytes]] = []
+        self.num_allocated = 0
+        self.num_given_back = 0
+        self.refuse_tensors = False
+        self.sent: list[tuple[NodeId, m.Message, object, int]] = []
+        self.failed: list[tuple[NodeId, m.Message, object, str]] = []
+        self.latencies_s: list[float] = []
+        self.hellos: list[HelloRequest] = []
+        self.info: HelloInfo | None = HelloInfo(
+            run_id=RUN, manifest_json="{}", node_id=BOB, leader=ALICE, leader_address="h:1"
+        )
+        self.blob: StateBlob | str = "not here"
+        self.on_deliver: Callable[[m.Message], None] = lambda _message: None
+
+    def deliver(self, sender: NodeId, term: int, message: m.Message) -> None:
+        self.on_deliver(message)
+        self.delivered.append((sender, term, message))
+
+    def allocate(self, sender: NodeId, message: m.Message, size_bytes: int) -> memoryview | None:
+        if self.refuse_tensors:
+            return None
+        self.num_allocated += 1
+        return memoryview(bytearray(size_bytes))
+
+    def tensor_arrived(
+        self, sender: NodeId, message: m.Message, buffer: memoryview, seconds: float
+    ) -> None:
+        self.arrived.append((sender, message, bytes(buffer)))
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        self.num_given_back += 1
+
+    def hello(self, request: HelloRequest) -> HelloInfo | None:
+        self.hellos.append(request)
+        return self.info
+
+    async def state(self, request: StateRequest) -> StateBlob | str:
+        return self.blob
+
+    def on_tensor_sent(
+        self, to: NodeId, message: m.Message, token: object, *, seconds: float, size_bytes: int
+    ) -> None:
+        self.sent.append((to, message, token, size_bytes))
+
+    def on_send_failed(self, to: NodeId, message: m.Message, token: object, *, reason: str) -> None:
+        self.failed.append((to, message, token, reason))
+
+    def on_latency(self, to: NodeId, seconds: float) -> None:
+        self.latencies_s.append(seconds)
+
+
+class Pair:
+    """Alice, who calls, and Bob, who listens."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.alice, self.bob = Host(), Host()
+        self.server = PeerServer(BOB, RUN, self.bob, limits=limits)
+        self.client = PeerClient(ALICE, RUN, self.alice, limits=limits)
+        self.address = ""
+
+    def push(self) -> Any:
+        opened = channel.open_channel(self.address, Limits())
+        return opened, opened.stream_unary(f"/{channel.TENSOR_SERVICE}/Push")
+
+
+@asynccontextmanager
+async def pair(limits: Limits | None = None) -> AsyncIterator[Pair]:
+    both = Pair(limits or Limits())
+    port = await both.server.start("127.0.0.1", 0)
+    both.address = f"127.0.0.1:{port}"
+    both.client.set_address(BOB, both.address)
+    try:
+        yield both
+    finally:
+        await both.client.close()
+        await both.server.stop(None)
+
+
+def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = None) -> None:
+    async def run() -> None:
+        async with pair(limits) as both:
+            await test(both)
+
+    asyncio.run(run())
+
+
+def control_messages() -> list[m.Message]:
+    """One of every kind that has no tensor."""
+    member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
+    view = View.of([member], version=1, leader=ALICE, term=1, num_stages=2)
+    opening = Opening(ROUND, ROUND, view)
+    found: list[m.Message] = [
+        m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
+        m.Assign(1, -1),
+        m.Refuse("full"),
+        m.Prepared(1, "0" * 64),
+        m.Heartbeat(ROUND),
+        m.Suspect(BOB, "silent"),
+        m.Ping(1),
+        m.Pong(1),
+        m.Leave("bye", at_once=True),
+        m.CatchUp(ROUND),
+        m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
+        m.RequestFlow(1, 1, ALICE, 0.5),
+        m.FlowAnswer(1, 1, FLOW, 0.5, 1),
+        m.Withdraw(1, 1),
+        m.Complete(ROUND, MICROBATCH, 0.1),
+        m.Deny(ROUND, MICROBATCH, FLOW, "no"),
+        m.Report(ROUND, 1, 1, 1, 1.0, 1),
+        m.BeginAggregation(ROUND, 1, 1),
+        m.ReducePart(ROUND, 0, 0, 0),
+        m.ReducedPart(ROUND, 0),
+        m.Ready(ROUND, ((1, "0" * 64),)),
+        m.Commit(ROUND, opening, 1.0, 1),
+        m.Abort(ROUND, opening, "lost"),
+        m.CanTake(ROUND),
+        m.UtilisationQuery(1, ROUND),
+        m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+    ]
+    tensor_only = {m.ForwardActivation, m.BackwardGradient}
+    assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
+    return found
+
+
+def test_every_control_message_arrives_in_order() -> None:
+    async def test(both: Pair) -> None:
+        sent = control_messages() * 20
+        for message in sent:
+            both.client.send(BOB, 7, message)
+        await wait_until(lambda: len(both.bob.delivered) == len(sent))
+        assert both.bob.delivered == [(ALICE, 7, message) for message in sent]
+        assert both.alice.latencies_s
+        assert len(both.alice.latencies_s) < len(sent), "messages that wait share a call"
+        assert both.alice.failed == []
+
+    with_pair(test)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20 + 3])
+def test_tensors_arrive_bit_for_bit(size: int) -> None:
+    async def test(both: Pair) -> None:
+        data = os.urandom(size)
+        kinds: list[m.Message] = [
+            ACTIVATION,
+            m.BackwardGradient(ROUND, MICROBATCH, FLOW),
+            m.ReducePart(ROUND, 1, 1, 1),
+            m.ReducedPart(ROUND, 1),
+        ]
+        for token, message in enumerate(kinds):
+            both.client.send_tensor(BOB, 1, message, memoryview(data), token)
+        await wait_until(lambda: len(both.alice.sent) == 4)
+        assert sorted(str(kind) for _, kind, _ in both.bob.arrived) == sorted(map(str, kinds))
+        assert all(got == data and sender == ALICE for sender, _, got in both.bob.arrived)
+        assert {token for *_, token, _ in both.alice.sent} == {0, 1, 2, 3}
+        assert both.bob.num_given_back == 0
+
+    with_pair(test)
+
+
+def test_a_refused_tensor_fails_and_sends_little() -> None:
+    async def test(both: Pair) -> None:
+        both.bob.refuse_tensors = True
+        for size in (10, 8 * 2**20):
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(size)), size)
+        await wait_until(lambda: len(both.alice.failed) == 2)
+        assert all("refused the tensor" in reason for *_, reason in both.alice.failed)
+        # The large one may be cut off while it writes; the second attempt asks before it sends.
+        assert both.server.counters.total("tensor.refused") in (2, 3)
+        assert both.bob.num_allocated == 0
+
+    with_pair(test)
+
+
+def header(**changes: Any) -> bytes:
+    envelope = codec.encode(RUN, ALICE, 1, 1, ACTIVATION)
+    fields: dict[str, Any] = {"envelope": envelope, "size_bytes": 4, "crc32": zlib.crc32(b"good")}
+    header = tensor_pb2.TensorHeader(**{**fields, **changes})
+    return tensor_pb2.PushRequest(header=header).SerializeToString()
+
+
+FOREIGN = codec.encode(RunId("x" * 26), ALICE, 1, 1, ACTIVATION)
+CONTROL = codec.encode(RUN, ALICE, 1, 1, m.Ping(1))
+
+
+@pytest.mark.parametrize(
+    ("stream", "state", "num_allocated"),
+    [
+        ([header(), data_frame(memoryview(b"good"))], tensor_pb2.PUSH_STATE_RECEIVED, 1),
+        ([header(), data_frame(memoryview(b"evil"))], tensor_pb2.PUSH_STATE_CORRUPTED, 1),
+        ([header(), data_frame(memoryview(b"go"))], tensor_pb2.PUSH_STATE_MALFORMED, 1),
+        ([header(size_bytes=-1)], tensor_pb2.PUSH_STATE_REFUSED, 0),
+        ([header(size_bytes=2**62)], tensor_pb2.PUSH_STATE_REFUSED, 0),
+        ([header(crc32=2**32)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
+        ([header(envelope=FOREIGN)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
+        ([header(envelope=CONTROL)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
+        ([data_frame(memoryview(b"good"))], tensor_pb2.PUSH_STATE_MALFORMED, 0),
+    ],
+)
+def test_pushes_that_are_not_whole_are_told_so(
+    stream: list[bytes], state: int, num_allocated: int
+) -> None:
+    async def test(both: Pair) -> None:
+        opened, push = both.push()
+        async with opened:
+            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+        assert answer.state == state
+        assert both.bob.num_allocated == num_allocated
+        assert both.bob.num_given_back + len(both.bob.arrived) == num_allocated
+
+    with_pair(test)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        [],
+        [b"\xff\xff\xff"],
+        [header(), data_frame(memoryview(b"longer"))],
+        [header(), b"rubbish"],
+        [header(), header()],
+    ],
+)
+def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> None:
+    async def test(both: Pair) -> None:
+        opened, push = both.push()
+        async with opened:
+            try:
+                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+                assert answer.state == tensor_pb2.PUSH_STATE_MALFORMED
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
+                assert error.details() == "E-PEER-002"  # noqa: PT017
+        assert both.bob.num_given_back == both.bob.num_allocated
+        assert both.server.counters.total("message.malformed") == 1
+
+    with_pair(test)
+
+
+def test_a_stalled_stream_is_given_up() -> None:
+    """A peer that sends a header and falls silent must not hold memory for ever."""
+
+    async def test(both: Pair) -> None:
+        opened, push = both.push()
+        async with opened:
+            call = push()
+            await call.write(header())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert both.bob.num_given_back == 1
+
+    with_pair(test, Limits(rate_grace_s=0.1, rate_min_bytes_per_s=2**30))
+
+
+def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
+    async def test(both: Pair) -> None:
+        good = codec.encode(RUN, ALICE, 1, 1, m.Ping(1))
+        own = codec.encode(RUN, BOB, 1, 1, m.Ping(2))
+        bad = control_pb2.Envelope(run_id=RUN, sender_id=ALICE, ping=control_pb2.Ping(nonce=-1))
+        bare = codec.encode(RUN, ALICE, 1, 1, ACTIVATION)
+        foreign = codec.encode(RunId("x" * 26), ALICE, 1, 1, m.Ping(3))
+        request = control_pb2.DeliverRequest(envelopes=[bad, foreign, own, bare, good])
+        async with channel.open_channel(both.address, Limits()) as opened:
+            deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
+            answer = await deliver(request.SerializeToString())
+        assert control_pb2.DeliverResponse.FromString(answer).num_dropped == 4
+        assert both.bob.delivered == [(ALICE, 1, m.Ping(1))]
+        assert both.server.counters.by_peer("message.foreign") == {"ipv4:127.0.0.1": 2}
+        assert both.server.counters.by_peer("message.malformed") == {"ipv4:127.0.0.1": 2}
+
+    with_pair(test)
+
+
+def test_a_message_above_the_limit_is_refused_by_the_transport() -> None:
+    async def test(both: Pair) -> None:
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(both.address, options=options) as opened:
+            deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await deliver(bytes(5 * 2**20))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    with_pair(test)
+
+
+def test_random_bytes_on_the_port_do_not_disturb_others() -> None:
+    async def test(both: Pair) -> None:
+        port = int(both.address.rpartition(":")[2])
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(os.urandom(2000))
+            await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        both.client.send(BOB, 1, m.Ping(1))
+        await wait_until(lambda: both.bob.delivered)
+
+    with_pair(test)
+
+
+def test_the_text_of_our_own_errors_stays_here(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(both: Pair) -> None:
+        def fail(_message: m.Message) -> None:
+            raise ValueError("secret path /home/x")
+
+        both.bob.on_deliver = fail
+        both.client.send(BOB, 1, m.Ping(1))
+        await wait_until(lambda: both.alice.failed)
+        assert both.alice.failed[0][3] == "internal: E-INT-001 1"
+        both.bob.on_deliver = lambda _message: None
+        both.client.send(BOB, 1, m.Ping(2))
+        await wait_until(lambda: both.bob.delivered)
+
+    with_pair(test)
+    assert "secret path" in caplog.text
+
+
+def test_sending_to_nobody_fails_soon_and_in_order() -> None:
+    async def test(both: Pair) -> None:
+        await both.server.stop(None)
+        for nonce in range(5):
+            both.client.send(BOB, 1, m.Ping(nonce))
+        both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(b"x"), "token")
+        both.client.send(NodeId("z" * 52), 1, m.Ping(9))
+        await wait_until(lambda: len(both.alice.failed) == 7, timeout_s=3)
+        pings = [msg for to, msg, *_ in both.alice.failed if to == BOB and msg != ACTIVATION]
+        assert pings == [m.Ping(nonce) for nonce in range(5)]
+        assert [token for _, msg, token, _ in both.alice.failed if msg == ACTIVATION] == ["token"]
+        assert any(reason == "its address is unknown" for *_, reason in both.alice.failed)
+
+    with_pair(test)
+
+
+def test_a_server_that_ends_in_the_middle_of_a_tensor_is_noticed() -> None:
+    async def test(both: Pair) -> None:
+        data = memoryview(bytes(256 * 2**20))
+        both.client.send_tensor(BOB, 1, ACTIVATION, data, "big")
+        await wait_until(lambda: both.bob.num_allocated == 1)
+        await both.server.stop(None)
+        await wait_until(lambda: both.alice.failed, timeout_s=5)
+        assert both.alice.failed[0][2] == "big"
+        assert both.bob.num_given_back == both.bob.num_allocated
+        assert both.alice.sent == []
+
+    with_pair(test)
+
+
+def test_a_forgotten_peer_fails_what_waits_and_what_is_on_its_way() -> None:
+    async def test(both: Pair) -> None:
+        for token in range(3):
+            both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(2**26)), token)
+        await wait_until(lambda: both.bob.num_allocated == 2)
+        both.client.forget(BOB)
+        await wait_until(lambda: len(both.alice.failed) == 3)
+        assert sorted(token for _, _, token, _ in both.alice.failed) == [0, 1, 2]
+
+    with_pair(test)
+
+
+def test_a_peer_at_a_new_address_gets_what_comes_then() -> None:
+    async def test(both: Pair) -> None:
+        moved = Host()
+        other = PeerServer(BOB, RUN, moved)
+        port = await other.start("127.0.0.1", 0)
+        both.client.set_address(BOB, f"127.0.0.1:{port}")
+        both.client.send(BOB, 1, m.Ping(1))
+        await wait_until(lambda: moved.delivered)
+        assert both.client.address_of(BOB) == f"127.0.0.1:{port}"
+        await other.stop(None)
+
+    with_pair(test)
+
+
+def test_a_full_queue_fails_the_newest() -> None:
+    async def test(both: Pair) -> None:
+        for nonce in range(5):
+            both.client.send(BOB, 1, m.Ping(nonce))
+        await wait_until(lambda: len(both.alice.failed) + len(both.bob.delivered) == 5)
+        assert [message for _, message, *_ in both.alice.failed] == [m.Ping(3), m.Ping(4)]
+
+    with_pair(test, Limits(queue_length_max=3))
+
+
+def test_a_port_in_use_is_told() -> None:
+    async def test(both: Pair) -> None:
+        port = int(both.address.rpartition(":")[2])
+        with pytest.raises(NetworkError, match="E-NET-002") as caught:
+            await PeerServer(ALICE, RUN, Host()).start("127.0.0.1", port)
+        assert caught.value.exit_code == 4
+
+    with_pair(test)
+
+
+def test_hello_tells_the_run_and_where_the_asker_is() -> None:
+    async def test(both: Pair) -> None:
+        request = HelloRequest(run_id=RUN, sender=ALICE, sender_address="h:1")
+        info = await hello(both.address, request)
+        assert info == HelloInfo(
+            run_id=RUN,
+            manifest_json="{}",
+            node_id=BOB,
+            leader=ALICE,
+            leader_address="h:1",
+            observed_address="127.0.0.1",
+        )
+        assert both.bob.hellos[0].sender == ALICE
+        assert (await hello(both.address, HelloRequest())).run_id == RUN
+
+    with_pair(test)
+
+
+def test_hello_is_refused_for_another_run_version_and_before_its_time() -> None:
+    async def test(both: Pair) -> None:
+        with pytest.raises(RejectedError, match="E-REJ-003"):
+            await hello(both.address, HelloRequest(run_id=RunId("x" * 26)))
+        both.bob.info = None
+        with pytest.raises(NetworkError, match="E-NET-004"):
+            await hello(both.address, HelloRequest())
+        async with channel.open_channel(both.address, Limits()) as opened:
+            call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello")
+            answer = await call(enroll_pb2.HelloRequest(protocol_version=99).SerializeToString())
+        refusal = enroll_pb2.HelloResponse.FromString(answer).refusal
+        assert refusal == enroll_pb2.HELLO_REFUSAL_VERSION_DIFFERS
+
+    with_pair(test)
+
+
+def test_hello_where_nobody_listens_says_so() -> None:
+    async def test(both: Pair) -> None:
+        await both.server.stop(None)
+        with pytest.raises(NetworkError, match="E-NET-003"):
+            await hello(both.address, HelloRequest())
+        with pytest.raises(NetworkError, match="E-NET-011"):
+            await hello("nonsense", HelloRequest())
+
+    with_pair(test)
+
+
+STATE = StateRequest(run_id=RUN, sender=ALICE, iteration=5, with_optimizer=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * 2**20 + 1])
+def test_state_arrives_bit_for_bit_and_is_released(size: int) -> None:
+    async def test(both: Pair) -> None:
+        data = os.urandom(size)
+        released: list[bool] = []
+        both.bob.blob = StateBlob(
+            iteration=5,
+            manifest='{"x":1}',
+            data=memoryview(data),
+            release=lambda: released.append(True),
+        )
+        asked: list[tuple[str, int]] = []
+
+        def allocate(manifest: str, size_bytes: int) -> memoryview:
+            asked.append((manifest, size_bytes))
+            return memoryview(bytearray(size_bytes))
+
+        state = await fetch_state(both.address, STATE, allocate)
+        assert bytes(state.buffer) == data
+        assert (state.iteration, asked) == (5, [('{"x":1}', size)])
+        await wait_until(lambda: released == [True])
+
+    with_pair(test)
+
+
+def test_state_that_is_refused_or_of_another_iteration_is_told() -> None:
+    async def test(both: Pair) -> None:
+        with pytest.raises(NetworkError, match="not here"):
+            await fetch_state(both.address, STATE, lambda *_: None)
+        both.bob.blob = StateBlob(
+            iteration=4, manifest="", data=memoryview(b"x"), release=lambda: None
+        )
+        with pytest.raises(MalformedMessageError, match="iteration"):
+            await fetch_state(both.address, STATE, lambda *_: None)
+        both.bob.blob = StateBlob(
+            iteration=5, manifest="", data=memoryview(b"x"), release=lambda: None
+        )
+        with pytest.raises(NetworkError, match="no room"):
+            await fetch_state(both.address, STATE, lambda *_: None)
+
+    with_pair(test)
+
+
+def test_closing_leaves_no_task_behind() -> None:
+    async def run() -> None:
+        async with pair() as both:
+            for token in range(4):
+                both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(2**26)), token)
+            both.client.send(BOB, 1, m.Ping(1))
+            await wait_until(lambda: both.bob.num_allocated)
+        assert both.bob.num_given_back + len(both.bob.arrived) == both.bob.num_allocated
+        assert both.alice.failed == [], "nobody is told after close"
+
+    asyncio.run(run())

@@ -1,0 +1,170 @@
+"""State that is handed to a newcomer: whole, or refused."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from decod.data.params import BatchConfig
+from decod.errors import CheckpointError
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig
+from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.snapshot import TensorEntry, parse_entries
+
+torch.set_num_threads(1)
+
+
+def make_relay(dtype: ModelDtype = ModelDtype.FLOAT32, seed: int = 3) -> StageExecutor:
+    config = ExecutorConfig(
+        model=ModelConfig(
+            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1
+        ),
+        stages=StagesConfig(num_relay_stages=1),
+        batch=BatchConfig(sequence_length=8, microbatch_size=2),
+        optimizer=OptimizerConfig(lr=1e-2),
+        reduction=ReductionConfig(),
+        seed=seed,
+    )
+    relay = StageExecutor(config)
+    relay.build(1)
+    return relay
+
+
+def train(relay: StageExecutor, iteration: int) -> str:
+    generator = torch.Generator().manual_seed(iteration)
+    mb = MicrobatchId(iteration, 0, 0)
+    relay.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    relay.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    digest, _ = relay.propose(iteration, [], weights_total=1)
+    relay.commit(iteration)
+    return digest
+
+
+def take(
+    relay: StageExecutor, with_optimizer: bool = True
+) -> tuple[torch.Tensor, list[TensorEntry]]:
+    snapshot = relay.snapshot(with_optimizer=with_optimizer)
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    snapshot.write(blob)
+    return blob, list(snapshot.entries)
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype) -> None:
+    donor, newcomer = make_relay(dtype), make_relay(dtype, seed=4)
+    digest = train(donor, 1)
+    blob, entries = take(donor)
+    described = donor.snapshot(with_optimizer=True).describe()
+    assert parse_entries(described) == entries
+    assert newcomer.load(blob, entries, 1) == digest
+    assert newcomer.iteration == 1
+    assert train(newcomer, 2) == train(donor, 2)
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_weights_alone_can_be_loaded(dtype: ModelDtype) -> None:
+    donor, newcomer = make_relay(dtype), make_relay(dtype, seed=4)
+    train(donor, 1)
+    newcomer.load(*take(donor, with_optimizer=False), 1)
+    for name, weight in donor.weights().items():
+        assert torch.equal(newcomer.weights()[name], weight.to(donor.dtype).to(weight.dtype))
+
+
+def alter_byte(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    blob[-70] ^= 1
+
+
+def drop_entry(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    del entries[1]
+
+
+def rename(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    entries[0] = replace(entries[0], name="lm_head.weight")
+
+
+def reshape(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    entries[0] = replace(entries[0], shape=(4, 4))
+
+
+def change_dtype(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    entries[0] = replace(entries[0], dtype="int32")
+
+
+def move_outside(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    entries[0] = replace(entries[0], offset=blob.numel())
+
+
+def shorten(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    blob.resize_(blob.numel() // 2)
+
+
+def spoil_value(blob: torch.Tensor, entries: list[TensorEntry]) -> None:
+    """A donor that diverged describes its NaN correctly."""
+    import hashlib
+
+    entry = entries[0]
+    blob[entry.offset : entry.offset + 4] = torch.tensor([0, 0, 192, 127], dtype=torch.uint8)
+    data = blob[entry.offset : entry.offset + entry.num_bytes].numpy().tobytes()
+    entries[0] = replace(entry, sha256=hashlib.sha256(data).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        alter_byte,
+        drop_entry,
+        rename,
+        reshape,
+        change_dtype,
+        move_outside,
+        shorten,
+        spoil_value,
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: Any) -> None:
+    donor, newcomer = make_relay(seed=8), make_relay()
+    blob, entries = take(donor)
+    before = take(newcomer)
+    damage(blob, entries)
+    with pytest.raises(CheckpointError, match="E-CKP-002"):
+        newcomer.load(blob, entries, 1)
+    after = take(newcomer)
+    assert torch.equal(before[0], after[0])
+    assert before[1] == after[1]
+    assert newcomer.iteration == 0
+
+
+def test_at_most_three_problems_are_named() -> None:
+    relay = make_relay()
+    blob, _ = take(relay)
+    with pytest.raises(CheckpointError, match=r"is missing.*is missing.*is missing and 6 more"):
+        relay.load(blob, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 3),
+        ("dtype", None),
+        ("shape", "16"),
+        ("shape", [True]),
+        ("offset", -1),
+        ("num_bytes", 1.5),
+        ("sha256", "zz"),
+        ("extra", 1),
+    ],
+)
+def test_a_malformed_description_is_refused(field: str, value: Any) -> None:
+    entry = asdict(take(make_relay())[1][0])
+    entry["shape"] = list(entry["shape"])
+    assert parse_entries([entry])
+    with pytest.raises(CheckpointError):
+        parse_entries([entry | {field: value}])
+    with pytest.raises(CheckpointError):
+        parse_entries([entry, entry])
+    with pytest.raises(CheckpointError):
+        parse_entries({"tensors": entry})

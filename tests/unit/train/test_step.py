@@ -1,0 +1,276 @@
+"""Steps: proposed, undone, committed; sums over members; the optimizer's arithmetic."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decod.data.params import BatchConfig
+from decod.errors import NonFiniteError, ShapeError, TrainingError
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.train.adamw import Segment, StageState, adamw_step, learning_rate
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig
+from decod.train.layout import Layout
+from decod.train.measure import measure
+from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
+from decod.train.part import part_sizes
+from decod.train.reduction import reduce_part
+
+torch.set_num_threads(1)
+
+SHAPE = (2, 8, 16)
+MB = MicrobatchId(1, 0, 0)
+
+
+def make_relay(
+    dtype: ModelDtype = ModelDtype.FLOAT32, wire: WireDtype = WireDtype.FLOAT32
+) -> StageExecutor:
+    config = ExecutorConfig(
+        model=ModelConfig(
+            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1
+        ),
+        stages=StagesConfig(num_relay_stages=1),
+        batch=BatchConfig(sequence_length=8, microbatch_size=2),
+        optimizer=OptimizerConfig(lr=1e-2),
+        reduction=ReductionConfig(wire_dtype=wire),
+        seed=3,
+    )
+    relay = StageExecutor(config)
+    relay.build(1)
+    return relay
+
+
+def noise(relay: StageExecutor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SHAPE, generator=generator).to(relay.dtype)
+
+
+def contribute(relay: StageExecutor, mb: MicrobatchId = MB) -> torch.Tensor:
+    relay.forward(mb, noise(relay, mb.index))
+    return relay.backward(mb, noise(relay, mb.index + 100))
+
+
+def blob_of(relay: StageExecutor) -> tuple[Any, torch.Tensor]:
+    snapshot = relay.snapshot(with_optimizer=True)
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    snapshot.write(blob)
+    return snapshot.entries, blob
+
+
+def same(first: Any, second: Any) -> bool:
+    return first[0] == second[0] and torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype) -> None:
+    relay = make_relay(dtype)
+    contribute(relay)
+    relay.propose(1, [], weights_total=1)
+    relay.commit(1)
+    before = blob_of(relay)
+    output_before = relay.forward(MB, noise(relay, 9))
+    contribute(relay)
+    digest, norm = relay.propose(2, [], weights_total=1)
+    assert norm > 0
+    assert same(blob_of(relay), before)
+    relay.reset()
+    assert same(blob_of(relay), before)
+    assert torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
+    contribute(relay)
+    assert relay.propose(2, [], weights_total=1)[0] == digest
+    relay.commit(2)
+    assert not same(blob_of(relay), before)
+    assert not torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
+
+
+def test_a_second_proposal_replaces_the_first_one() -> None:
+    """A member died during the round: the rest agree on a smaller roster."""
+    relay, other = make_relay(), make_relay()
+    contribute(relay)
+    contribute(other)
+    relay.propose(1, relay.gather(2))
+    assert relay.propose(1, [], weights_total=3) == other.propose(1, [], weights_total=3)
+
+
+def test_a_repeated_backward_answers_again_and_adds_nothing() -> None:
+    relay = make_relay()
+    first = contribute(relay)
+    (total,) = relay.gather(1)
+    total = total.clone()
+    assert torch.equal(contribute(relay), first)
+    assert torch.equal(relay.gather(1)[0], total)
+    relay.reset()
+    contribute(relay)
+    assert torch.equal(relay.gather(1)[0], total)
+
+
+def test_nothing_is_computed_with_weights_that_may_be_undone() -> None:
+    relay = make_relay()
+    contribute(relay)
+    relay.forward(MicrobatchId(1, 0, 5), noise(relay, 0))
+    relay.propose(1, [], weights_total=1)
+    with pytest.raises(TrainingError, match="E-TRN-004"):
+        relay.forward(MB, noise(relay, 0))
+    with pytest.raises(TrainingError, match="E-TRN-004"):
+        relay.backward(MicrobatchId(1, 0, 5), noise(relay, 0))
+    with pytest.raises(TrainingError, match="E-TRN-007"):
+        relay.commit(2)
+    relay.commit(1)
+    with pytest.raises(TrainingError, match="after 1 was committed"):
+        relay.propose(1, [], weights_total=1)
+
+
+@pytest.mark.parametrize("wire", list(WireDtype))
+@pytest.mark.parametrize("num_members", [1, 3])
+def test_members_that_reduce_in_parts_take_the_same_step(num_members: int, wire: WireDtype) -> None:
+    members = [make_relay(wire=wire) for _ in range(num_members)]
+    for index, member in enumerate(members):
+        contribute(member, MicrobatchId(1, 0, index))
+    gathered = [[part.clone() for part in member.gather(num_members)] for member in members]
+    reduced = [
+        members[part].reduce_part(
+            [parts[part] for parts in gathered],
+            weights_total=num_members,
+            part=part,
+            num_parts=num_members,
+        )
+        for part in range(num_members)
+    ]
+    assert len({member.propose(1, reduced) for member in members}) == 1
+    plain = sum(torch.cat(parts).float() for parts in gathered) / num_members
+    torch.testing.assert_close(torch.cat(reduced), plain, rtol=1e-6, atol=0)
+
+
+@given(st.integers(0, 200), st.integers(1, 50))
+def test_parts_cover_everything_and_differ_by_one(num_elements: int, num_parts: int) -> None:
+    sizes = part_sizes(num_elements, num_parts)
+    assert len(sizes) == num_parts
+    assert sum(sizes) == num_elements
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+def test_sums_are_wider_than_what_travels() -> None:
+    """In bfloat16 the ones would vanish beside 256."""
+    parts = [torch.full((1,), value, dtype=torch.bfloat16) for value in (256, 1, 1, 1)]
+    total = reduce_part(parts, weights_total=1, dtype=torch.float32, device="cpu")
+    assert total.dtype == torch.float32
+    assert total.item() == 259
+
+
+def test_a_member_with_bad_values_is_named() -> None:
+    parts = [torch.zeros(3), torch.tensor([0.0, math.inf, 0.0]), torch.zeros(3)]
+    with pytest.raises(NonFiniteError, match=r"positions \[1\]"):
+        reduce_part(parts, weights_total=3, dtype=torch.float32, device="cpu")
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    relay = make_relay()
+    contribute(relay)
+    with pytest.raises(ShapeError):
+        relay.propose(1, [torch.zeros(3)])
+    with pytest.raises(ShapeError):
+        relay.reduce_part([torch.zeros(3)], weights_total=1, part=0, num_parts=1)
+    with pytest.raises(ShapeError):
+        relay.reduce_part([], weights_total=1, part=0, num_parts=1)
+    with pytest.raises(ShapeError):
+        relay.forward(MB, torch.zeros(1, 8, 16))
+    with pytest.raises(TrainingError, match="weights_total is 0"):
+        relay.propose(1, [], weights_total=0)
+
+
+def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean() -> None:
+    relay = make_relay()
+    contribute(relay)
+    before = relay.gather(1)[0].clone()
+    bad = noise(relay, 1)
+    bad[0, 0, 0] = math.nan
+    other = MicrobatchId(1, 0, 1)
+    with pytest.raises(NonFiniteError):
+        relay.forward(other, bad)
+    relay.forward(other, noise(relay, 1))
+    with pytest.raises(NonFiniteError):
+        relay.backward(other, bad)
+    assert torch.equal(relay.gather(1)[0], before)
+
+
+def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset() -> None:
+    """As when memory runs out: some parameters have got their share and some have not."""
+    relay = make_relay()
+    relay.forward(MB, noise(relay, 0))
+
+    def stop(gradient: torch.Tensor) -> None:
+        raise RuntimeError("device lost")
+
+    hook = next(iter(relay._stage.parameters())).register_hook(stop)
+    with pytest.raises(RuntimeError, match="device lost"):
+        relay.backward(MB, noise(relay, 1))
+    hook.remove()
+    with pytest.raises(NonFiniteError, match="E-TRN-006"):
+        relay.gather(1)
+    relay.reset()
+    contribute(relay)
+    assert relay.gather(1)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [ModelDtype.FLOAT32, ModelDtype.BFLOAT16])
+def test_measuring_changes_neither_weights_nor_gradients(dtype: ModelDtype) -> None:
+    relay = make_relay(dtype)
+    contribute(relay)
+    before, total = blob_of(relay), relay.gather(1)[0].clone()
+    found = measure(relay, 1)
+    assert found.forward_s > 0
+    assert same(blob_of(relay), before)
+    assert torch.equal(relay.gather(1)[0], total)
+    contribute(relay, MicrobatchId(1, 0, 1))
+    assert not torch.equal(relay.gather(1)[0], total)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 70_000), st.integers(0, 5), st.integers(0, 1000))
+def test_steps_equal_those_of_torch(size: int, warmup: int, seed: int) -> None:
+    """Against the reference implementation, over chunk borders, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = OptimizerConfig(warmup_iterations=warmup)
+    start = torch.randn(size, generator=generator, dtype=torch.float64)
+    middle = size // 2
+    segments = [Segment(0, middle, decayed=True), Segment(middle, size, decayed=False)]
+    expected = [start[:middle].clone().requires_grad_(), start[middle:].clone().requires_grad_()]
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [expected[0]], "weight_decay": optimizer.weight_decay},
+            {"params": [expected[1]], "weight_decay": 0.0},
+        ],
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+    )
+    state = StageState(start, torch.zeros_like(start), torch.zeros_like(start))
+    for iteration in (1, 2, 3):
+        gradient = torch.randn(size, generator=generator, dtype=torch.float64)
+        expected[0].grad, expected[1].grad = gradient[:middle].clone(), gradient[middle:].clone()
+        for group in adamw.param_groups:
+            group["lr"] = learning_rate(optimizer, iteration)
+        adamw.step()
+        new = state.empty_like()
+        adamw_step(
+            state, new, gradient, segments=segments, optimizer=optimizer, iteration=iteration
+        )
+        state = new
+    torch.testing.assert_close(state.weights, torch.cat(expected).detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_the_rate_rises_linearly_to_its_peak() -> None:
+    optimizer = OptimizerConfig(lr=0.4, warmup_iterations=3)
+    assert [learning_rate(optimizer, t) for t in (1, 2, 3, 4, 5)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.4]
+    )
+
+
+def test_only_matrices_are_decayed() -> None:
+    layout = Layout({"a": (2,), "b": (2, 3), "c": (1, 2), "d": (4,)})
+    assert layout.segments() == [Segment(0, 2, False), Segment(2, 10, True), Segment(10, 14, False)]

@@ -1,0 +1,267 @@
+"""Everything that a node can say survives the wire; nothing else gets through it."""
+
+import dataclasses
+import math
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decod.errors import MalformedMessageError
+from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.protocol import messages as m
+from decod.protocol.view import Member, Opening, Role, View
+from decod.wire import codec, validate
+from decod.wire.v1 import control_pb2 as pb
+
+RUN = RunId("r" * 26)
+SENDER = NodeId("s" * 52)
+
+base32 = "abcdefghijklmnopqrstuvwxyz234567"
+node_ids = st.text(base32, min_size=52, max_size=52).map(NodeId)
+hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
+iterations = st.integers(0, 2**48)
+numbers = st.integers(0, 2**63 - 1)
+counts = st.integers(0, 2**31 - 1)
+stages = st.integers(0, 4095)
+flows = st.integers(0, 65536)
+names = st.text("abcxyz0189-", max_size=32)
+durations = st.floats(0, allow_nan=False, allow_infinity=False)
+reasons = st.text(max_size=200).map(validate.clip_reason)
+addresses = st.one_of(
+    st.builds("10.1.2.{}:{}".format, st.integers(0, 255), st.integers(1, 65535)),
+    st.builds("[2001:db8::{:x}]:{}".format, st.integers(1, 65535), st.integers(1, 65535)),
+)
+rounds = st.builds(Round, iterations, counts)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    num_stages = draw(st.integers(1, 5))
+    ids = draw(st.lists(node_ids, min_size=1, max_size=6, unique=True))
+    num_data = draw(st.integers(1, len(ids))) if num_stages > 1 else len(ids)
+    members = [
+        Member(
+            node_id=node_id,
+            address=draw(addresses),
+            role=Role.DATA if i < num_data else Role.RELAY,
+            stage_index=0 if i < num_data else draw(st.integers(1, num_stages - 1)),
+            capacity=draw(st.integers(1, 65536)),
+            data_node_index=i if i < num_data else -1,
+            since_iteration=draw(iterations),
+            name=draw(names),
+        )
+        for i, node_id in enumerate(ids)
+    ]
+    return View.of(
+        members,
+        version=draw(iterations),
+        leader=ids[0],
+        term=draw(iterations),
+        num_stages=num_stages,
+    )
+
+
+openings = st.builds(Opening, rounds, rounds, views(), st.booleans(), st.booleans(), st.booleans())
+loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32))
+
+BY_NAME: dict[str, st.SearchStrategy[Any]] = {
+    "round": rounds,
+    "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
+    "opening": openings,
+    "loads": st.lists(loads, max_size=5).map(tuple),
+    "hashes": st.lists(st.tuples(stages, hashes), max_size=5).map(tuple),
+    "address": addresses,
+    "role": st.sampled_from(Role),
+    "capacity": st.integers(1, 65536),
+    "stage_index": stages,
+    "manifest_sha256": hashes,
+    "parameter_hash": hashes,
+    "incarnation": numbers,
+    "name": names,
+    "data_node_index": st.integers(-1, 65535),
+    "reason": reasons,
+    "failure": reasons,
+    "node_id": node_ids,
+    "data_node": node_ids,
+    "nonce": numbers,
+    "at_once": st.booleans(),
+    "view_version": iterations,
+    "request_id": numbers,
+    "query_id": numbers,
+    "num_unpaired": flows,
+    "compute_s": durations,
+    "num_committed": counts,
+    "num_deferred": counts,
+    "num_microbatches": counts,
+    "num_tokens": numbers,
+    "digest": numbers,
+    "part": st.integers(0, 65535),
+    "loss": st.floats(allow_nan=False, allow_infinity=False),
+    "loss_sum": st.floats(allow_nan=False, allow_infinity=False),
+    "flow_id": st.builds(FlowId, node_ids, st.integers(0, 65535)),
+    "cost_s": durations,
+}
+SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
+    (m.Join, "stage_index"): st.none() | stages,
+    (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
+    (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
+    (m.FlowCost, "cost_s"): durations | st.just(math.inf),
+}
+MESSAGE_TYPES = get_args(m.Message)
+
+
+def messages_of(cls: type) -> st.SearchStrategy[Any]:
+    fields = {
+        f.name: SPECIAL.get((cls, f.name), BY_NAME[f.name]) if f.name in BY_NAME else st.nothing()
+        for f in dataclasses.fields(cls)
+    }
+    return st.builds(cls, **fields)
+
+
+def over_the_wire(message: m.Message) -> codec.Decoded:
+    data = codec.encode(RUN, SENDER, 3, 4, message).SerializeToString()
+    return codec.decode(codec.parse(pb.Envelope, data))
+
+
+@pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None:
+    message = data.draw(messages_of(cls))
+    assert over_the_wire(message) == codec.Decoded(RUN, SENDER, 3, 4, message)
+
+
+@pytest.mark.parametrize(
+    "cls", [*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View]
+)
+def test_proto_and_dataclass_have_the_same_fields(cls: type) -> None:
+    """A field that is added to the core alone would be lost on its way."""
+    descriptor = getattr(pb, cls.__name__).DESCRIPTOR
+    assert [f.name for f in descriptor.fields] == [f.name for f in dataclasses.fields(cls)]
+
+
+def test_every_kind_of_body_is_a_message_of_the_core() -> None:
+    bodies = pb.Envelope.DESCRIPTOR.oneofs_by_name["body"].fields
+    assert {f.message_type.name for f in bodies} == {cls.__name__ for cls in MESSAGE_TYPES}
+
+
+def envelope(**body: Any) -> pb.Envelope:
+    return pb.Envelope(run_id=RUN, sender_id=SENDER, term=1, sequence=1, **body)
+
+
+def member(index: int, **changes: Any) -> pb.Member:
+    fields: dict[str, Any] = {
+        "node_id": base32[index] * 52,
+        "address": "10.0.0.1:7700",
+        "role": pb.ROLE_DATA if index == 0 else pb.ROLE_RELAY,
+        "stage_index": min(index, 1),
+        "capacity": 1,
+        "data_node_index": 0 if index == 0 else -1,
+    }
+    return pb.Member(**{**fields, **changes})
+
+
+def commit(*members: pb.Member, **changes: Any) -> pb.Envelope:
+    fields: dict[str, Any] = {"leader": "a" * 52, "num_stages": 2, "members": members}
+    view = pb.View(**{**fields, **changes})
+    opening = pb.Opening(round=pb.Round(), committed=pb.Round(), view=view)
+    return envelope(commit=pb.Commit(round=pb.Round(), opening=opening))
+
+
+BAD: dict[str, pb.Envelope] = {
+    "no body": envelope(),
+    "run id too short": pb.Envelope(run_id="r", sender_id=SENDER, ping=pb.Ping()),
+    "sender in capitals": pb.Envelope(run_id=RUN, sender_id="S" * 52, ping=pb.Ping()),
+    "negative term": pb.Envelope(run_id=RUN, sender_id=SENDER, term=-1, ping=pb.Ping()),
+    "no round": envelope(heartbeat=pb.Heartbeat()),
+    "iteration too large": envelope(heartbeat=pb.Heartbeat(round=pb.Round(iteration=2**48 + 1))),
+    "negative attempt": envelope(can_take=pb.CanTake(round=pb.Round(attempt=-1))),
+    "negative nonce": envelope(ping=pb.Ping(nonce=-1)),
+    "stage too large": envelope(assign=pb.Assign(stage_index=4096)),
+    "role unknown": envelope(
+        join=pb.Join(address="h:1", role=7, capacity=1, manifest_sha256="0" * 64)
+    ),
+    "capacity 0": envelope(
+        join=pb.Join(address="h:1", role=1, capacity=0, manifest_sha256="0" * 64)
+    ),
+    "no port": envelope(join=pb.Join(address="h", role=1, capacity=1, manifest_sha256="0" * 64)),
+    "port 70000": envelope(
+        join=pb.Join(address="h:70000", role=1, capacity=1, manifest_sha256="0" * 64)
+    ),
+    "hash in capitals": envelope(prepared=pb.Prepared(parameter_hash="A" * 64)),
+    "reason too long": envelope(refuse=pb.Refuse(reason="x" * 201)),
+    "reason of two lines": envelope(refuse=pb.Refuse(reason="x\ny")),
+    "cost NaN": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=math.nan)),
+    "cost negative": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=-1)),
+    "duration infinite": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, compute_s=math.inf)),
+    "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
+    "too many hashes": envelope(
+        ready=pb.Ready(round=pb.Round(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097)
+    ),
+    "view without members": commit(),
+    "member twice": commit(member(0), member(1), member(1)),
+    "leader is no member": commit(member(0), leader="b" * 52),
+    "leader is a relay": commit(member(0), member(1), leader="b" * 52),
+    "members unordered": commit(member(1), member(0)),
+    "data node at stage 1": commit(member(0), member(1, role=1)),
+    "relay with a data index": commit(member(0), member(1, data_node_index=1)),
+    "data index twice": commit(member(0), member(1, role=1, stage_index=0, data_node_index=0)),
+    "stage beyond num_stages": commit(member(0), member(1, stage_index=2)),
+    "num_stages 0": commit(member(0), num_stages=0),
+    "name with a capital": commit(member(0, name="Bob")),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_fields_are_malformed(name: str) -> None:
+    with pytest.raises(MalformedMessageError):
+        codec.decode(BAD[name])
+
+
+def test_the_good_view_that_the_bad_ones_vary_is_accepted() -> None:
+    assert isinstance(codec.decode(commit(member(0), member(1), member(2))).message, m.Commit)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_malformed_or_a_message(data: bytes) -> None:
+    try:
+        codec.decode(codec.parse(pb.Envelope, data))
+    except MalformedMessageError as error:
+        assert len(str(error)) < 500  # noqa: PT017 - Either outcome is right; the text is bounded.
+
+
+def test_own_reasons_are_cut_to_one_printable_line() -> None:
+    sent = m.Refuse("line one\nline two \x1b[31m" + "x" * 300)
+    received = over_the_wire(sent).message
+    assert isinstance(received, m.Refuse)
+    assert received.reason.startswith("line one line two  [31mxxx")
+    assert len(received.reason) == 200
+
+
+def test_own_bad_fields_are_a_bug_of_ours() -> None:
+    with pytest.raises(AssertionError, match="nonce"):
+        codec.encode(RUN, SENDER, 1, 1, m.Ping(-1))
+
+
+def test_an_opening_of_ten_thousand_members_fits_into_a_message() -> None:
+    digits = [base32[i % 32] + base32[i // 32 % 32] + base32[i // 1024] for i in range(10_000)]
+    members = [
+        Member(
+            node_id=NodeId(digits[i] + "a" * 49),
+            address="192.168.100.100:17700",
+            role=Role.RELAY if i else Role.DATA,
+            stage_index=1 + i % 8 if i else 0,
+            capacity=4,
+            data_node_index=-1 if i else 0,
+            since_iteration=2**20,
+            name="brave-otter",
+        )
+        for i in range(10_000)
+    ]
+    view = View.of(members, version=9, leader=members[0].node_id, term=1, num_stages=9)
+    message = m.Commit(Round(1, 1), Opening(Round(2, 1), Round(1, 1), view), 1.0, 1)
+    envelope = codec.encode(RUN, SENDER, 1, 1, message)
+    assert envelope.ByteSize() < 4 * 2**20
+    assert codec.decode(envelope).message == message

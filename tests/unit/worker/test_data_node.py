@@ -1,0 +1,63 @@
+"""A data node's jobs on real token shards, without a second process."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decod.data.prepare import PrepareConfig, prepare
+from decod.worker.arena import Arena
+from decod.worker.jobs import JobRunner
+
+torch.set_num_threads(1)
+
+SIZE = 2 * 8 * 16 * 4
+MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+
+
+def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    prepare(tmp_path / "corpus", [text], PrepareConfig())
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    runner = JobRunner(Arena(descriptor))
+    regions = [{"offset": SIZE * index, "num_bytes": SIZE} for index in range(3)]
+
+    def ask(kind: str, **fields: Any) -> dict[str, Any]:
+        reply = runner.run({"job": 0, "kind": kind, **fields})
+        assert reply["ok"], reply
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    ask(
+        "configure",
+        model={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
+        stages={"num_relay_stages": 1},
+        batch={"sequence_length": 8, "microbatch_size": 2},
+        optimizer={},
+        reduction={},
+        seed=1,
+        data_dir=str(tmp_path / "corpus"),
+    )
+    ask("build", stage_index=0)
+    ask("embed", mb=MB, outputs=regions[:1])
+    # The relay is left out: what it would send is as good as what it got.
+    found = ask("head", mb=MB, inputs=regions[:1], outputs=regions[1:2])
+    assert found["num_tokens"] == 16
+    assert 0 < found["loss"] < 2 * np.log(257)
+    # The arena may grow while it is mapped.
+    os.ftruncate(descriptor, 1 << 20)
+    grown = {"offset": 1 << 18, "num_bytes": SIZE}
+    ask("head", mb=MB, inputs=regions[:1], outputs=[grown])
+    data = os.pread(descriptor, SIZE, 1 << 18)
+    assert data == os.pread(descriptor, SIZE, SIZE)
+    assert any(data)
+    ask("embed_backward", mb=MB, inputs=regions[1:2])
+    ask("measure", num_repeats=1)
+    assert ask("propose", iteration=1, num_parts=0, weights_total=1)["gradient_norm"] > 0
+    ask("commit", iteration=1)
+    os.close(descriptor)

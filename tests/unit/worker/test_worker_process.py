@@ -1,0 +1,228 @@
+"""A real compute process, driven over a socket pair and a memory file."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decod.data.params import BatchConfig
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, StagesConfig
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig, StageReport
+from decod.train.params import OptimizerConfig, ReductionConfig
+
+MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+BATCH = {"sequence_length": 8, "microbatch_size": 2}
+CONFIGURE = {
+    "model": MODEL,
+    "stages": {"num_relay_stages": 1},
+    "batch": BATCH,
+    "optimizer": {"lr": 1},
+    "reduction": {"wire_dtype": "float32"},
+    "seed": 7,
+    "device": "cpu",
+    "num_threads": 1,
+    "data_dir": None,
+    "init_dir": None,
+}
+SIZE = 2 * 8 * 16 * 4
+DEADLINE_S = 60
+
+
+class Node:
+    """The node's end: one request, one reply."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(DEADLINE_S)
+        self.arena_fd = os.memfd_create("arena")
+        os.ftruncate(self.arena_fd, 1 << 20)
+        arguments = ["--socket-fd", str(theirs.fileno()), "--arena-fd", str(self.arena_fd)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "decod.worker", *arguments],
+            pass_fds=(theirs.fileno(), self.arena_fd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        self.lines = self.socket.makefile("rb")
+        self.num_jobs = 0
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        message = {"job": self.num_jobs, "kind": kind, "inputs": [], "outputs": [], **fields}
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        reply = json.loads(self.lines.readline())
+        assert reply["job"] == self.num_jobs
+        self.num_jobs += 1
+        return reply
+
+    def result(self, kind: str, **fields: Any) -> dict[str, Any]:
+        reply = self.ask(kind, **fields)
+        assert reply["ok"], reply
+        assert reply["seconds"] >= 0
+        return reply["result"]
+
+    def write(self, offset: int, array: np.ndarray) -> dict[str, int]:
+        os.pwrite(self.arena_fd, array.tobytes(), offset)
+        return {"offset": offset, "num_bytes": array.nbytes}
+
+    def read(self, region: dict[str, int]) -> np.ndarray:
+        data = os.pread(self.arena_fd, region["num_bytes"], region["offset"])
+        return np.frombuffer(data, dtype=np.float32)
+
+    def close(self) -> tuple[int, bytes]:
+        self.lines.close()
+        self.socket.close()
+        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        os.close(self.arena_fd)
+        return self.process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node()
+    facts = node.result("configure", **CONFIGURE)
+    assert facts["torch"] == torch.__version__
+    assert facts["memory_bytes"] > 0
+    yield node
+    assert node.close() == (0, b"")
+
+
+def local_executor() -> tuple[StageExecutor, StageReport]:
+    config = ExecutorConfig(
+        model=ModelConfig(**MODEL),
+        stages=StagesConfig(num_relay_stages=1),
+        batch=BatchConfig(**BATCH),
+        optimizer=OptimizerConfig(lr=1),
+        reduction=ReductionConfig(),
+        seed=7,
+    )
+    executor = StageExecutor(config)
+    return executor, executor.build(1)
+
+
+MB = {"iteration": 1, "data_node_index": 0, "index": 0}
+
+
+def test_an_iteration_in_the_process_equals_one_here(node: Node) -> None:
+    torch.set_num_threads(1)
+    executor, report = local_executor()
+    built = node.result("build", stage_index=1)
+    assert built["hash"] == report.hash
+    assert built["activation_bytes"] == SIZE
+    hidden = np.random.default_rng(0).standard_normal((2, 8, 16), dtype=np.float32)
+    gradient = np.random.default_rng(1).standard_normal((2, 8, 16), dtype=np.float32)
+    inputs, output = [node.write(0, hidden)], {"offset": 65536, "num_bytes": SIZE}
+    mb = MicrobatchId(**MB)
+
+    node.result("forward", mb=MB, inputs=inputs, outputs=[output])
+    expected = executor.forward(mb, torch.from_numpy(hidden))
+    np.testing.assert_array_equal(node.read(output), expected.numpy().ravel())
+
+    # The input's memory may be used again at once: backward must not depend on it.
+    inputs = [node.write(0, gradient)]
+    node.result("backward", mb=MB, inputs=inputs, outputs=[output])
+    expected = executor.backward(mb, torch.from_numpy(gradient))
+    np.testing.assert_array_equal(node.read(output), expected.numpy().ravel())
+
+    # Two parts of the gradient, each reduced over a roster of one.
+    num_parameters = built["num_parameters"]
+    sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
+    parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
+    node.result("gather", num_parts=2, outputs=parts)
+    for index, part in enumerate(parts):
+        fields = {"weights_total": 2, "part": index, "num_parts": 2}
+        node.result("reduce_part", **fields, inputs=[part], outputs=[part])
+    proposed = node.result("propose", iteration=1, num_parts=2, inputs=parts)
+    digest, norm = executor.propose(1, [], weights_total=2)
+    assert proposed == {"hash": digest, "gradient_norm": pytest.approx(norm)}
+    node.result("commit", iteration=1)
+
+    described = node.result("snapshot", with_optimizer=True)
+    assert described["iteration"] == 1
+    blob = {"offset": 0, "num_bytes": described["num_bytes"]}
+    assert node.result("snapshot", with_optimizer=True, outputs=[blob]) == described
+    node.result("build", stage_index=1)
+    loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
+    assert loaded == {"hash": digest}
+
+
+def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
+    """Mistakes of any kind are replies with a code, never the end of the process."""
+    node.result("build", stage_index=1)
+    here = {"offset": 0, "num_bytes": SIZE}
+    nan = node.write(0, np.full(SIZE // 4, np.nan, dtype=np.float32))
+    codes = [
+        node.ask(kind, **fields)["error"]["code"]
+        for kind, fields in (
+            ("dance", {}),
+            ("forward", {"mb": MB, "inputs": [nan], "outputs": [here]}),
+            ("forward", {"mb": MB, "inputs": [here], "outputs": []}),
+            ("forward", {"mb": {}, "inputs": [here], "outputs": [here]}),
+            ("backward", {"mb": MB | {"index": 5}, "inputs": [here], "outputs": [here]}),
+            (
+                "forward",
+                {"mb": MB, "inputs": [{"offset": 1 << 30, "num_bytes": SIZE}], "outputs": [here]},
+            ),
+            (
+                "forward",
+                {"mb": MB, "inputs": [{"offset": -1, "num_bytes": SIZE}], "outputs": [here]},
+            ),
+            ("commit", {"iteration": 1}),
+            ("embed", {"mb": MB, "outputs": [here]}),
+            ("build", {"stage_index": 9}),
+            ("load", {"tensors": [{}], "iteration": 1, "inputs": [here]}),
+            ("configure", {"model": {"hidden_sise": 3}, "seed": 1}),
+            ("configure", {**CONFIGURE, "device": "cuda:99"}),
+        )
+    ]
+    assert codes == [
+        "E-INT-003", "E-TRN-003", "E-INT-003", "E-INT-003", "E-TRN-005", "E-TRN-008", "E-TRN-008",
+        "E-TRN-007", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
+    ]  # fmt: skip
+    assert node.result("ping") == {}
+
+
+def test_measuring_leaves_no_trace(node: Node) -> None:
+    before = node.result("build", stage_index=1)
+    found = node.result("measure", num_repeats=2)
+    assert found["forward_s"] > 0
+    assert found["backward_s"] > 0
+    assert found["microbatch_memory_bytes"] >= SIZE
+    parts = [{"offset": 0, "num_bytes": 4 * before["num_parameters"]}]
+    node.result("gather", num_parts=1, outputs=parts)
+    assert not node.read(parts[0]).any()
+
+
+def test_ctrl_c_is_left_to_the_node(node: Node) -> None:
+    node.process.send_signal(signal.SIGINT)
+    assert node.result("ping") == {}
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"x" * (1 << 20) + b"\n"])
+def test_a_broken_line_is_answered_and_ends_the_loop(line: bytes) -> None:
+    """What follows a broken line cannot be trusted to begin a message."""
+    from decod.worker.__main__ import serve
+    from decod.worker.arena import Arena
+    from decod.worker.jobs import JobRunner
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/zero", "rb") as nothing:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        sent = 0
+        ours.setblocking(False)
+        while sent < len(line) and select.select([], [ours], [], 0)[1]:
+            sent += ours.send(line[sent:])
+        ours.shutdown(socket.SHUT_WR)
+        assert serve(theirs, JobRunner(Arena(nothing.fileno()))) == 1
+        assert json.loads(ours.recv(1 << 16))["error"]["code"] == "E-INT-003"
