@@ -174,10 +174,15 @@ class _Leading:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         complete.cancel()
         drained.cancel()
-        if not node.driver.stopped.done():
+        if node.driver.stopped.done():
+            return await node.wait_stopped()
+        try:
             await self._keep_result()
+        finally:
+            # Members are let go even if the model could not be kept: they can't help with that.
             node.driver.post(DrainRequested())
-        return await node.wait_stopped()
+            stop = await node.wait_stopped()
+        return stop
 
     async def _keep_result(self) -> None:
         """Write the model before the members go: nobody else keeps it."""

@@ -27,7 +27,7 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     Raises:
         NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
             (E-NET-004), or `address` can't be read.
-        RejectedError: The node speaks another version (E-REJ-002) or belongs to another run
+        RejectedError: The node speaks another version (E-REJ-004) or belongs to another run
             (E-REJ-003).
         MalformedMessageError: The answer makes no sense.
     """
@@ -56,7 +56,7 @@ def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: Run
             f"this node speaks {channel.PROTOCOL_VERSION}",
             why="they would misread each other",
             fix="install the same version of decod on both",
-            code="E-REJ-002",
+            code="E-REJ-004",
         )
     if response.refusal == enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS:
         raise RejectedError(

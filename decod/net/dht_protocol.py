@@ -153,12 +153,13 @@ class DhtProtocol(asyncio.DatagramProtocol):
             self._counters.add("dht.flood", source[0])
             return
         body: object = None
-        whole = _HEAD_SIZE_BYTES < len(data) <= DATAGRAM_SIZE_MAX_BYTES
+        whole = _HEAD_SIZE_BYTES <= len(data) <= DATAGRAM_SIZE_MAX_BYTES
         if whole:
             try:
                 body = umsgpack.unpackb(data[_HEAD_SIZE_BYTES:])
             except _UNPACK_ERRORS:
-                whole = False
+                # No reply has this form: its caller need not wait any longer.
+                body = ()
         message_id = data[1:_HEAD_SIZE_BYTES]
         if whole and data[:1] == _REPLY:
             self._settle(message_id, body, source)

@@ -24,6 +24,8 @@ class Membership:
         self._watchers: tuple[NodeId, ...] = ()
         self._heard_s: dict[NodeId, float] = {}
         self._suspected_s: dict[NodeId, float] = {}
+        self._noted: set[NodeId] = set()
+        """Suspects that were noted and not heard since."""
         self._beat_s: float | None = None
         self._leader_heard_s = 0.0
         self._asked_s = float("-inf")
@@ -43,6 +45,7 @@ class Membership:
         self._leader_heard_s = now_s
 
     def heard(self, now_s: float, sender: NodeId) -> None:
+        self._noted.discard(sender)
         if sender in self._heard_s:
             self._heard_s[sender] = now_s
 
@@ -77,10 +80,13 @@ class Membership:
         if now_s - last_s < context.config.heartbeat_interval_s or node not in context.view:
             return []
         self._suspected_s[node] = now_s
-        note = Note("peer.suspected", (("peer", node), ("reason", reason)))
-        if node == context.view.leader:
-            return [note]
-        return [note, Send(context.view.leader, Suspect(node, reason))]
+        effects: list[Effect] = []
+        if node not in self._noted:
+            self._noted.add(node)
+            effects.append(Note("peer.suspected", (("peer", node), ("reason", reason))))
+        if node != context.view.leader:
+            effects.append(Send(context.view.leader, Suspect(node, reason)))
+        return effects
 
     def catch_up(self, now_s: float) -> list[Effect]:
         """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""

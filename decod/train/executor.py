@@ -21,9 +21,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
+from decod.planner.partition import part_sizes
 from decod.train.adamw import adamw_step
 from decod.train.holder import Held, StageHolder
-from decod.train.part import part_sizes
 from decod.train.reduction import check_weights_total, cut, reduce_part, require_finite
 from decod.train.token_source import read_tokens
 
@@ -181,6 +181,11 @@ class StageExecutor(StageHolder):
         self._spoiled = None
         self._contributed.add(part)
         return result_BTD
+
+    def drop(self, mb: MicrobatchId) -> None:
+        """Forget what is held for a microbatch, if anything; nothing of it is in the sum."""
+        self._held.pop(mb, None)
+        self._tokens.pop(mb, None)
 
     # Iterations
 

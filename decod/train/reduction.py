@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decod.errors import NonFiniteError, ShapeError, TrainingError
-from decod.train.part import part_sizes
+from decod.planner.partition import part_sizes
 
 
 def is_finite(tensor: Tensor) -> bool:

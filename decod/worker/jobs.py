@@ -5,6 +5,7 @@ sender is our own node process, but a slip there must end in a message and not i
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
+from decod.model.folder import write_folder
+from decod.model.shape import stage_shapes
+from decod.planner.partition import part_sizes
 from decod.train.executor import StageExecutor
+from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
-from decod.train.part import part_sizes
-from decod.train.snapshot import parse_entries
+from decod.train.snapshot import parse_entries, read_state
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor
 
@@ -97,6 +101,7 @@ class JobRunner:
             "head": self._head,
             "backward": self._backward,
             "embed_backward": self._embed_backward,
+            "drop": self._drop,
             "reset": self._reset,
             "gather": self._gather,
             "reduce_part": self._reduce_part,
@@ -104,6 +109,8 @@ class JobRunner:
             "commit": self._commit,
             "snapshot": self._snapshot,
             "load": self._load,
+            "initial": self._initial,
+            "export": self._export,
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -197,6 +204,11 @@ class JobRunner:
 
     # Iterations
 
+    def _drop(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.drop(job.microbatch())
+        return {}
+
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)
         self._ready.reset()
@@ -258,15 +270,43 @@ class JobRunner:
     # State
 
     def _snapshot(self, job: Job) -> Result:
-        snapshot = self._ready.snapshot(with_optimizer=job.flag("with_optimizer"))
+        return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))
+
+    def _initial(self, job: Job) -> Result:
+        """Copy another stage's initial weights: this host has them, that stage's members not."""
+        own = self._ready
+        other = StageExecutor(own.config, init_dir=own.init_dir)
+        other.build(job.number("stage_index"))
+        return self._copy(other, job, with_optimizer=False)
+
+    def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
+        """Describe a state; write it too, where a region for it was given."""
+        snapshot = executor.snapshot(with_optimizer=with_optimizer)
         if job.outputs:
             job.expect(0, 1)
             snapshot.write(self._arena.tensor(job.outputs[0], torch.uint8, (snapshot.num_bytes,)))
         return {
             "num_bytes": snapshot.num_bytes,
             "tensors": snapshot.describe(),
-            "iteration": self._ready.iteration,
+            "iteration": executor.iteration,
         }
+
+    def _export(self, job: Job) -> Result:
+        """Write a model folder from the states of all stages, one blob each."""
+        config, stages = self._ready.config, job.message.get("stages")
+        path = job.message.get("path")
+        if not isinstance(stages, list) or not isinstance(path, str):
+            raise malformed("export names no stages or no path")
+        job.expect(len(stages), 0)
+        weights: dict[str, Tensor] = {}
+        for stage, region in zip(stages, job.inputs, strict=True):
+            blob = self._arena.tensor(region, torch.uint8, (region.num_bytes,))
+            layout = Layout(stage_shapes(config.model, config.stages, stage["stage_index"]))
+            dtype: torch.dtype = getattr(torch, config.model.dtype.value)
+            state = read_state(blob, parse_entries(stage["tensors"]), layout, dtype)
+            weights.update(layout.views(state.weights))
+        write_folder(Path(path), config.model, weights)
+        return {"num_tensors": len(weights)}
 
     def _load(self, job: Job) -> Result:
         job.expect(1, 0)

@@ -377,7 +377,7 @@ def test_sending_to_nobody_fails_soon_and_in_order() -> None:
 
 def test_a_server_that_ends_in_the_middle_of_a_tensor_is_noticed() -> None:
     async def test(both: Pair) -> None:
-        data = memoryview(bytes(256 * 2**20))
+        data = memoryview(bytes(128 * 2**20))
         both.client.send_tensor(BOB, 1, ACTIVATION, data, "big")
         await wait_until(lambda: both.bob.num_allocated == 1)
         await both.server.stop(None)

@@ -18,7 +18,7 @@ from decod.train.holder import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
-from decod.train.part import part_sizes
+from decod.planner.partition import part_sizes
 from decod.train.reduction import reduce_part
 
 torch.set_num_threads(1)
