@@ -24,7 +24,7 @@ from pathlib import Path
 from bench.child import BenchError, stop_all_at_exit
 from bench.job import Job, write_job
 from bench.report import LOSS_DIFFERENCE_MAX, as_json, as_text, best_results, loss_difference
-from bench.subject import Decod, OneProcess, Pipeline, Sample, Subject, measure
+from bench.subject import Decod, OneProcess, Pipeline, Plan, Sample, Subject, measure
 
 SUBJECTS: dict[str, Subject] = {
     "decod": Decod(),
@@ -33,6 +33,10 @@ SUBJECTS: dict[str, Subject] = {
 }
 SLOWER = 0.85
 """A setting below this fraction of its subject's best is not tried again."""
+GIVE_UP = 0.5
+"""A launch below this fraction of its subject's best is cut short: it decides nothing."""
+OVERTIME_MAX_S = 40.0
+"""How long after the end a launch that has begun may go on."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Bench:
     subjects: Sequence[Subject]
     threads: Sequence[int]
     num_warmup: int
+    num_measured: int
     folder: Path
     end_s: float
     """Instant after which nothing more is started."""
@@ -76,14 +81,17 @@ class Bench:
         start_s = time.monotonic()
         folder = self.folder / f"{round_index}-{subject.name.replace(' ', '-')}-{num_threads}"
         label = f"round {round_index + 1}  {subject.name:16} {num_threads} threads"
+        best = best_results(self.samples).get(subject.name)
+        plan = Plan(
+            num_threads=num_threads,
+            num_warmup=self.num_warmup,
+            num_measured=self.num_measured,
+            folder=folder,
+            end_s=self.end_s + OVERTIME_MAX_S,
+            give_up_tokens_per_s=0.0 if best is None else GIVE_UP * best.tokens_per_s,
+        )
         try:
-            sample = measure(
-                subject,
-                self.job,
-                num_threads=num_threads,
-                num_warmup=self.num_warmup,
-                folder=folder,
-            )
+            sample = measure(subject, self.job, plan)
         except BenchError as error:
             self.failures.append(subject.name)
             print(f"{label}  FAILED: {error}", flush=True)
@@ -121,12 +129,13 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def run_bench(options: argparse.Namespace, folder: Path) -> int:
     """Measure in `folder`; returns the exit code."""
     end_s = time.monotonic() + options.time_max_s
-    job = write_job(folder, options.warmup + options.iterations)
+    job = write_job(folder, options.warmup + options.iterations + 1)
     bench = Bench(
         job=job,
         subjects=[SUBJECTS[name] for name in options.subjects],
         threads=options.threads,
         num_warmup=options.warmup,
+        num_measured=options.iterations,
         folder=folder,
         end_s=end_s,
     )

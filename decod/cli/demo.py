@@ -35,6 +35,8 @@ LOSS_FALL_MIN = 0.4
 """Share of the first iteration's loss that must be gone at the end."""
 
 _JOIN_PREFIX = "join string: "
+_MODEL_PREFIX = "model of iteration "
+"""With this line the leader says that the run is complete and its result on disk."""
 _START_TIMEOUT_S = 120.0
 """Until the leader says its join string; the first start of torch may be slow."""
 _SILENCE_MAX_S = 180.0
@@ -75,7 +77,7 @@ class Story:
 @click.option(
     "--iterations",
     type=click.IntRange(min=4, max=100_000),
-    default=60,
+    default=80,
     show_default=True,
     help="Iterations to train.",
 )
@@ -139,7 +141,7 @@ def run_config(num_iterations: int) -> "RunConfig":
             max_position_embeddings=256,
         ),
         stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
-        batch=BatchConfig(sequence_length=128, microbatch_size=8, num_microbatches=8),
+        batch=BatchConfig(sequence_length=128, microbatch_size=4, num_microbatches=8),
         optimizer=OptimizerConfig(lr=3e-3, warmup_iterations=5),
         # All on one host: what takes long here is a node that is gone. Both relays of each stage
         # are awaited, so that one can be killed.
@@ -177,19 +179,33 @@ def play(plan: Plan, display: Display, *, ask: Ask) -> Story:
         for name in _relay_names():
             fleet.start(name, ["join", join_string, "--stage", "auto"])
         display.note(f"started {NUM_RELAYS} relays with `decod join JOINSTRING --stage auto`")
-        last_s = time.monotonic()
-        while story.num_done < plan.num_iterations:
-            progress = _next_progress(fleet, leader)
-            if progress is not None:
-                last_s = time.monotonic()
-                _follow(story, progress, display)
-                if story.killed is None and story.num_done >= plan.num_iterations // 2:
-                    _kill_a_relay(story, fleet, display, ask)
-            elif time.monotonic() - last_s > _SILENCE_MAX_S:
-                raise blame(leader, f"no iteration for {_SILENCE_MAX_S:.0f} s", why=_STUCK)
-        display.note("all iterations are done; the leader writes the model")
+        _train(story, plan, fleet, display, ask)
+        display.note("all iterations are done and the model is written; the nodes leave")
         _wait_for_the_end(fleet, leader)
     return story
+
+
+def _train(story: Story, plan: Plan, fleet: Fleet, display: Display, ask: Ask) -> None:
+    """Follows the leader until it has written the model."""
+    leader = fleet.children[0]
+    last_s = time.monotonic()
+    while True:
+        line = fleet.next_line(timeout_s=0.2)
+        if line is None:
+            fleet.refuse_deaths()
+            _refuse_end(leader)
+            if time.monotonic() - last_s > _SILENCE_MAX_S:
+                raise blame(leader, f"no iteration for {_SILENCE_MAX_S:.0f} s", why=_STUCK)
+            continue
+        if line.startswith(_MODEL_PREFIX):
+            story.num_done = plan.num_iterations
+            return
+        progress = parse_progress(line)
+        if progress is not None:
+            last_s = time.monotonic()
+            _follow(story, progress, display)
+            if story.killed is None and story.num_done >= plan.num_iterations // 2:
+                _kill_a_relay(story, fleet, display, ask)
 
 
 def _relay_names() -> list[str]:
@@ -214,16 +230,6 @@ def _wait_for_join_string(fleet: Fleet, leader: Child) -> str:
         if line is None:
             _refuse_end(leader)
     raise blame(leader, f"no join string within {_START_TIMEOUT_S:.0f} s", why=_STUCK)
-
-
-def _next_progress(fleet: Fleet, leader: Child) -> Progress | None:
-    """Returns the next iteration that the leader tells of, or None if it is silent for a moment."""
-    line = fleet.next_line(timeout_s=0.2)
-    if line is not None:
-        return parse_progress(line)
-    fleet.refuse_deaths()
-    _refuse_end(leader)
-    return None
 
 
 def _refuse_end(leader: Child) -> None:

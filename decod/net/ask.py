@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from decod.errors import NetworkError, RejectedError
-from decod.ids import RunId
+from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import split_address
 from decod.net.limits import LIMITS, Limits
@@ -27,7 +27,7 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     Raises:
         NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
             (E-NET-004), or `address` can't be read.
-        RejectedError: The node speaks another version (E-REJ-004) or belongs to another run
+        RejectedError: The node speaks another version (E-REJ-002) or belongs to another run
             (E-REJ-003).
         MalformedMessageError: The answer makes no sense.
     """
@@ -56,7 +56,7 @@ def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: Run
             f"this node speaks {channel.PROTOCOL_VERSION}",
             why="they would misread each other",
             fix="install the same version of decod on both",
-            code="E-REJ-004",
+            code="E-REJ-002",
         )
     if response.refusal == enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS:
         raise RejectedError(
@@ -106,6 +106,40 @@ def _unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
         fix="check the address, that the node there runs, and that its TCP port is open",
         code="E-NET-003",
     )
+
+
+async def ask_status(
+    address: str, run_id: RunId, sender: NodeId, *, timeout_s: float, limits: Limits = LIMITS
+) -> str:
+    """Returns what the node at `address` knows of the run: text that should be JSON, unchecked.
+
+    Raises:
+        NetworkError: Nobody answers in time (E-NET-003), or `address` can't be read.
+        RejectedError: The node belongs to another run (E-REJ-003).
+        MalformedMessageError: The answer is too long or makes no sense.
+    """
+    split_address(address)
+    request = state_pb2.ReadStatusRequest(run_id=run_id, sender_id=sender)
+    async with channel.open_channel(address, limits) as opened:
+        call = opened.unary_unary(
+            f"/{channel.STATE_SERVICE}/ReadStatus", channel.as_is, channel.as_is
+        )
+        try:
+            data = await call(request.SerializeToString(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(address, error) from error
+    text = codec.parse(state_pb2.ReadStatusResponse, data).status_json
+    if not text:
+        raise RejectedError(
+            f"{address} belongs to another run",
+            why=f"this node asked about {run_id}",
+            fix="ask a node of this run",
+            code="E-REJ-003",
+        )
+    if len(text) > limits.state_manifest_size_max_bytes:
+        allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
+        raise validate.malformed("status_json", f"{len(text)} characters", allowed=allowed)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

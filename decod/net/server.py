@@ -116,6 +116,9 @@ class PeerHandler(Protocol):
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Returns what a stranger may know, or None if this node knows too little itself."""
 
+    def status(self) -> str:
+        """Returns what this node knows of the run, as JSON."""
+
     async def state(self, request: StateRequest) -> StateBlob | str:
         """Returns the state, or why there is none, in at most 200 printable characters."""
 
@@ -193,6 +196,7 @@ class PeerServer:
             (channel.TENSOR_SERVICE, "Push", fill(self._guard(self._push))),
             (channel.ENROLL_SERVICE, "Hello", unary(self._guard(self._hello))),
             (channel.STATE_SERVICE, "Fetch", pour(self._guard(self._fetch))),
+            (channel.STATE_SERVICE, "ReadStatus", unary(self._guard(self._read_status))),
         )
         return tuple(
             grpc.method_handlers_generic_handler(service, {name: method})
@@ -357,6 +361,16 @@ class PeerServer:
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
         return response.SerializeToString()
+
+    async def _read_status(self, data: bytes, context: Context) -> bytes:
+        request = codec.parse(state_pb2.ReadStatusRequest, data)
+        run_id = validate.run_id("run_id", request.run_id)
+        validate.node_id("sender_id", request.sender_id)
+        if run_id != self._run_id:
+            self._count("message.foreign", _host_of(context), f"run {run_id}")
+            return state_pb2.ReadStatusResponse().SerializeToString()
+        status = self._handler.status()
+        return state_pb2.ReadStatusResponse(status_json=status).SerializeToString()
 
     async def _fetch(self, data: bytes, context: Context) -> None:
         request = codec.parse(state_pb2.FetchRequest, data)

@@ -18,8 +18,8 @@ Three rules make this end, and end the same on every replay:
 Lost messages: an unanswered request is withdrawn and made anew; an announcement that nobody took
 up is repeated, less and less often.
 
-Changing flows that stand (Request Change, Request Redirect, annealing) is not here yet: its place is
-a third machine beside `Outflows` and `Inflows`, called from `RelayFlows`.
+Changing flows that stand (Request Change, Request Redirect, annealing) is not here yet: its place
+is a third machine beside `Outflows` and `Inflows`, called from `RelayFlows`.
 """
 
 import math
@@ -37,6 +37,9 @@ from decod.protocol.view import flow_quota
 _REPEAT_MAX_S = 60.0
 """Longest pause between two repeats of an announcement that nobody took up."""
 
+_ANNOUNCE_INTERVAL_S = 0.05
+"""Least time between two announcements: a burst of changes is told once, at its end (I8)."""
+
 
 class Outflows:
     """A node's outflows, offered to the previous stage: pairs each with at most one asker."""
@@ -52,35 +55,42 @@ class Outflows:
         self._answers: dict[tuple[NodeId, int], FlowAnswer] = {}
         self._withdrawn: set[tuple[NodeId, int]] = set()
         self._announced: dict[NodeId, tuple[float, int]] = {}
+        self._announced_s = -math.inf
+        self._announce_s: float | None = None
 
     @property
     def deadline_s(self) -> float | None:
-        return self._repeat_s if self.unpaired else None
+        waits = (self._announce_s, self._repeat_s if self.unpaired else None)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        """Repeat the announcement of what nobody took up."""
-        if not self.unpaired or now_s < self._repeat_s:
-            return []
-        self._repeat_interval_s = min(2 * self._repeat_interval_s, _REPEAT_MAX_S)
-        self._repeat_s = now_s + self._repeat_interval_s
-        return self.announce(again=True)
+        """Announce what has changed; repeat the announcement of what nobody took up."""
+        effects: list[Effect] = []
+        if self._announce_s is not None and self._announce_s <= now_s:
+            effects += self._announce_now(now_s)
+        if self.unpaired and self._repeat_s <= now_s:
+            self._repeat_interval_s = min(2 * self._repeat_interval_s, _REPEAT_MAX_S)
+            self._repeat_s = now_s + self._repeat_interval_s
+            self._announced.clear()
+            effects += self._announce_now(now_s)
+        return effects
 
-    def add(self, flow_id: FlowId, *, cost_s: float) -> list[Effect]:
-        """Offer an outflow; says so to the previous stage."""
-        self.unpaired[flow_id] = cost_s
-        return self.announce()
+    def add(self, now_s: float, costs_s: Mapping[FlowId, float]) -> list[Effect]:
+        """Offer outflows; says so to the previous stage."""
+        self.unpaired.update(costs_s)
+        return self._announce(now_s)
 
-    def remove(self, flow_id: FlowId) -> list[Effect]:
+    def remove(self, now_s: float, flow_id: FlowId) -> list[Effect]:
         self.paired.pop(flow_id, None)
         if self.unpaired.pop(flow_id, None) is None:
             return []
-        return self.announce()
+        return self._announce(now_s)
 
-    def requested(self, sender: NodeId, request: RequestFlow) -> tuple[FlowId | None, list[Effect]]:
-        """Answer a request; returns the flow that it paired, if it is granted for the first time."""
+    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> list[Effect]:
+        """Answer a request: pair an outflow with the sender, or refuse."""
         key = (sender, request.request_id)
         if (answer := self._answers.get(key)) is not None:
-            return None, [Send(sender, answer)]
+            return [Send(sender, answer)]
         flow_id = None
         if key not in self._withdrawn and sender in self._context.previous:
             flow_id = self._cheapest(request.data_node, limit_s=request.cost_s)
@@ -99,7 +109,7 @@ class Outflows:
         )
         if flow_id is not None:
             self._answers[key] = answer
-        return flow_id, [Send(sender, answer), *self.announce()]
+        return [Send(sender, answer), *self._announce(now_s)]
 
     def withdrawn(self, sender: NodeId, request_id: int) -> FlowId | None:
         """Take back what a request was granted; returns the flow, which the owner offers again."""
@@ -112,15 +122,24 @@ class Outflows:
             return None
         return answer.flow_id
 
-    def announce(self, *, again: bool = False) -> list[Effect]:
-        """Tell the previous stage the cheapest cost to each sink, if that changed (or again)."""
+    def _announce(self, now_s: float) -> list[Effect]:
+        """Tell the previous stage of a change, or soon if it has just been told of another."""
+        if now_s - self._announced_s >= _ANNOUNCE_INTERVAL_S:
+            return self._announce_now(now_s)
+        if self._announce_s is None:
+            self._announce_s = self._announced_s + _ANNOUNCE_INTERVAL_S
+        return []
+
+    def _announce_now(self, now_s: float) -> list[Effect]:
+        """Tell the previous stage the cheapest cost to each sink, where that has changed."""
+        self._announce_s = None
         effects: list[Effect] = []
         for data_node in sorted({f.data_node for f in self.unpaired} | self._announced.keys()):
             offer = self._offer(data_node)
-            repeat = again and offer[1] > 0
-            if not repeat and self._announced.get(data_node, (math.inf, 0)) == offer:
+            if self._announced.get(data_node, (math.inf, 0)) == offer:
                 continue
             self._announced[data_node] = offer
+            self._announced_s = now_s
             cost = FlowCost(
                 view_version=self._context.view.version,
                 data_node=data_node,
@@ -295,15 +314,25 @@ class _Flows:
         self._inflows.announced(sender, message)
         return self._seek(now_s)
 
-    def requested(self, sender: NodeId, request: RequestFlow) -> tuple[FlowId | None, list[Effect]]:
-        """Answer a Request Flow; returns the flow that was paired by it, if any."""
-        return self.outflows.requested(sender, request)
+    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> list[Effect]:
+        """Answer a Request Flow."""
+        return self.outflows.requested(now_s, sender, request)
+
+    def withdrawn(self, now_s: float, sender: NodeId, message: Withdraw) -> list[Effect]:
+        """Offer again what a request was granted that its sender has given up."""
+        flow_id = self.outflows.withdrawn(sender, message.request_id)
+        return [] if flow_id is None else self.outflows.add(now_s, {flow_id: self._cost_s(flow_id)})
 
     def overdue(self, now_s: float) -> list[Effect]:
         withdrawals = self._inflows.overdue(now_s)
         return withdrawals + self.outflows.overdue(now_s) + self._seek(now_s)
 
     def _seek(self, now_s: float) -> list[Effect]:
+        """Ask for what there is room for."""
+        raise NotImplementedError
+
+    def _cost_s(self, flow_id: FlowId) -> float:
+        """Return what an outflow of this node costs to the sink."""
         raise NotImplementedError
 
 
@@ -325,20 +354,18 @@ class RelayFlows(_Flows):
         if granted is not None:
             entry = RelayFlow(granted.flow_id, granted.peer, granted.cost_s)
             self.entries[granted.flow_id] = entry
-            effects += self.outflows.add(granted.flow_id, cost_s=granted.cost_s)
+            effects += self.outflows.add(now_s, {granted.flow_id: granted.cost_s})
         return effects + self._seek(now_s)
 
-    def withdrawn(self, sender: NodeId, message: Withdraw) -> list[Effect]:
-        flow_id = self.outflows.withdrawn(sender, message.request_id)
-        if flow_id is None:
-            return []
-        return self.outflows.add(flow_id, cost_s=self.entries[flow_id].cost_s)
+    @override
+    def _cost_s(self, flow_id: FlowId) -> float:
+        return self.entries[flow_id].cost_s
 
     def drop(self, now_s: float, flow_id: FlowId) -> list[Effect]:
         """Forget a flow that proved broken; its slot becomes free."""
         if self.entries.pop(flow_id, None) is None:
             return []
-        return self.outflows.remove(flow_id) + self._seek(now_s)
+        return self.outflows.remove(now_s, flow_id) + self._seek(now_s)
 
     @override
     def _seek(self, now_s: float) -> list[Effect]:
@@ -369,9 +396,9 @@ class DataFlows(_Flows):
     @override
     def activate(self, now_s: float) -> list[Effect]:
         """Offer all slots to the last relay stage, and begin to ask the first."""
-        for slot in range(self._context.member.capacity):
-            self.outflows.unpaired[FlowId(self._context.node_id, slot)] = 0.0
-        return self.outflows.announce() + super().activate(now_s)
+        node_id, num_slots = self._context.node_id, self._context.member.capacity
+        slots = {FlowId(node_id, slot): 0.0 for slot in range(num_slots)}
+        return self.outflows.add(now_s, slots) + super().activate(now_s)
 
     @override
     def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> list[Effect]:
@@ -392,9 +419,9 @@ class DataFlows(_Flows):
             effects.append(Note("flow.completed", fields))
         return effects + self._seek(now_s)
 
-    def withdrawn(self, sender: NodeId, message: Withdraw) -> list[Effect]:
-        flow_id = self.outflows.withdrawn(sender, message.request_id)
-        return [] if flow_id is None else self.outflows.add(flow_id, cost_s=0.0)
+    @override
+    def _cost_s(self, flow_id: FlowId) -> float:
+        return 0.0
 
     def drop(self, flow_id: FlowId) -> None:
         """Forget a flow that proved broken. Its slot stays taken until the next view."""

@@ -8,7 +8,7 @@ alike. A run that starts from given weights adds a step: the stage's part is fet
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.effects import Effect, FetchState, Note, Send
+from decod.protocol.effects import Effect, FetchState, Note, Send, Stop, StopReason
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.messages import Assign, Join, Prepared
@@ -30,13 +30,24 @@ class Joining:
         self._fetching = False
         self._assigned: Assign | None = None
         self._built: Built | None = None
+        self._heard_s: float | None = None
+        """When the leader was last heard; the first knock counts too."""
         self.deadline_s: float | None = None
+
+    def heard(self, now_s: float, sender: NodeId) -> None:
+        if sender == self._context.view.leader:
+            self._heard_s = now_s
 
     def knock(self, now_s: float) -> list[Effect]:
         """Offer this node, or say that it is prepared."""
         if self._identity.node_id in self._context.view:
             self.deadline_s = None
             return []
+        self._heard_s = now_s if self._heard_s is None else self._heard_s
+        silent_s = now_s - self._heard_s
+        if silent_s > self._context.config.leader_timeout_s:
+            detail = f"the leader has not answered for {silent_s:.0f} s"
+            return [Stop(StopReason.LEADER_LOST, detail)]
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
         leader: NodeId = self._context.view.leader
         if self._assigned is None:

@@ -85,6 +85,8 @@ class _Probe:
     nonce: int
     deadline_s: float
     reason: str
+    failed: bool = False
+    """The first ping did not reach it."""
 
 
 class Leader:
@@ -219,7 +221,10 @@ class Leader:
                 c.join.capacity for c in self.candidates.values() if c.stage_index == stage
             )
             flows = sum(self.loads[m.node_id].num_flows for m in members if m.node_id in self.loads)
-            result.append(StageLoad(stage, flows, capacity))
+            num = len(members)
+            num += sum(c.stage_index == stage for c in self.candidates.values())
+            missing = max(0, self.config.min_nodes_per_stage - num)
+            result.append(StageLoad(stage, flows, capacity, missing))
         return result
 
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
@@ -266,10 +271,15 @@ class Leader:
             del self._probes[sender]
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
-        """A message to `node` could not be delivered; if it was the probe, that is the answer."""
-        if ping and node in self._probes:
+        """A message to `node` could not be delivered; if it was the second probe, it is gone."""
+        probe = self._probes.get(node)
+        if probe is None or not ping:
+            return self.suspect(now_s, node, reason)
+        if probe.failed:
             return self._remove(now_s, {node: reason})
-        return self.suspect(now_s, node, reason)
+        # One lost packet must not cost a member, least of all its stage's last.
+        probe.failed = True
+        return [Send(node, Ping(probe.nonce))]
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.candidates.pop(sender, None) is not None or sender not in self.view:
@@ -503,7 +513,7 @@ class Leader:
             return self._assign_waiting()
         return [Send(self.node_id, UtilisationQuery(next(self._query_ids), self.round))]
 
-    def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+    def utilisation(self, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
         self.loads.update({load.node_id: load for load in loads})
         return self._assign_waiting()

@@ -1,7 +1,7 @@
 """The door to the core: one node's whole protocol as a single machine. Start reading here.
 
-`NodeMachine.step` takes what happened and returns what to do. It owns the other machines and decides
-only what concerns them all: which round and view they are in.
+`NodeMachine.step` takes what happened and returns what to do. It owns the other machines and
+decides only what concerns them all: which round and view they are in.
 
     JOINING    -> offers itself to the leader, gets a stage, builds it
     SYNCING    -> is in the view; loads the stage's state from a member
@@ -206,6 +206,7 @@ class NodeMachine:
         match event:
             case Received():
                 self._membership.heard(now_s, event.sender)
+                self._joining.heard(now_s, event.sender)
                 return self._receive(now_s, event)
             case DeadlinePassed():
                 return self._overdue(now_s)
@@ -353,15 +354,14 @@ class NodeMachine:
             case messages.FlowCost():
                 return flows.announced(now_s, sender, message)
             case messages.RequestFlow():
-                _, effects = flows.requested(sender, message)
-                return effects + self._tell_ready()
+                return flows.requested(now_s, sender, message) + self._tell_ready()
             case messages.FlowAnswer():
                 effects = flows.answered(now_s, sender, message)
                 if isinstance(self.microbatches, DataMicrobatches):
                     effects += self.microbatches.inject()
                 return effects + self._tell_ready()
             case messages.Withdraw():
-                return flows.withdrawn(sender, message)
+                return flows.withdrawn(now_s, sender, message)
         return []
 
     def _round_message(self, now_s: float, received: Received) -> list[Effect]:
@@ -390,9 +390,9 @@ class NodeMachine:
                 return self._peer_ready(sender)
             case messages.UtilisationQuery():
                 self._membership.announced(now_s)
-                return self._utilisation.queried(message, self.own_load()) + self._counted(now_s)
+                return self._utilisation.queried(message, self.own_load()) + self._counted()
             case messages.UtilisationAnswer():
-                return self._utilisation.answered(sender, message) + self._counted(now_s)
+                return self._utilisation.answered(sender, message) + self._counted()
         return []
 
     def own_load(self) -> messages.NodeLoad:
@@ -404,11 +404,11 @@ class NodeMachine:
             state=self.state.value,
         )
 
-    def _counted(self, now_s: float) -> list[Effect]:
+    def _counted(self) -> list[Effect]:
         loads = self._utilisation.complete() if self.leader is not None else None
         if loads is None or self.leader is None:
             return []
-        return self.leader.utilisation(now_s, loads)
+        return self.leader.utilisation(loads)
 
     def _count_vote(self, now_s: float) -> list[Effect]:
         vote = self.aggregation.vote if self.aggregation is not None else None
@@ -433,7 +433,8 @@ class NodeMachine:
             detail = message.reason if isinstance(message, messages.Abort) else "the run is over"
             return [*effects, Stop(reason, detail)]
         if node_id not in opening.view:
-            return [*effects, self._dismissed()]
+            # A goodbye to who had this id before a restart is not for a candidate.
+            return [self._dismissed()] if self.in_view else []
         if not self._in_step(opening):
             detail = f"the run has committed iteration {opening.committed.iteration} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]

@@ -78,6 +78,20 @@ class _QueuedJob:
 
 
 @dataclass(slots=True)
+class _Spins:
+    """Counts deadlines that pass at one and the same instant."""
+
+    instant_s: float = -1.0
+    num: int = 0
+
+    def stuck(self, now_s: float) -> bool:
+        """Count one more; whether there were too many."""
+        self.num = self.num + 1 if now_s == self.instant_s else 1
+        self.instant_s = now_s
+        return self.num > _SPIN_LIMIT
+
+
+@dataclass(slots=True)
 class _Fetch:
     """A host's wish for a stage's state: it ends once, with the state or without."""
 
@@ -91,7 +105,14 @@ class _Fetch:
         first, self.ended = not self.ended, True
         return first
 
+    def succeed(self, effect: fx.ServeState, content: Content) -> None:
+        """The state has arrived in whole."""
+        if self.take():
+            tensor = self.asker.tensors.add(content)
+            self.asker.deliver(ev.StateFetched(effect.iteration, effect.manifest, tensor))
+
     def fail(self, reason: str) -> None:
+        """It will not come from this donor."""
         if self.take():
             self.asker.deliver(ev.StateFetchFailed(self.donor, self.iteration, reason))
 
@@ -141,7 +162,7 @@ class Host:
         self._asked: dict[int, _Fetch] = {}
         self._jobs: deque[_QueuedJob] = deque()
         self._timer_s: float | None = None
-        self._spins = (0.0, 0)
+        self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
         self._contacts: dict[str, None] = {}
         self._on_event: dict[int, Callable[[], None]] = {}
@@ -289,18 +310,12 @@ class Host:
             return  # Thawing arms it again.
         deadline_s = self.machine.deadline_s
         if deadline_s is not None and deadline_s <= self._world.kernel.now_s:
-            self._check_spin()
+            if self._spins.stuck(self._world.kernel.now_s):
+                text = f"{_SPIN_LIMIT} deadlines in a row at one instant: the machine is stuck"
+                self._world.observer.misused(self, text, None)
             self._act(ev.DeadlinePassed())
         else:
             self._arm()
-
-    def _check_spin(self) -> None:
-        instant_s, num = self._spins
-        now_s = self._world.kernel.now_s
-        self._spins = (now_s, num + 1 if instant_s == now_s else 1)
-        if self._spins[1] > _SPIN_LIMIT:
-            text = f"{_SPIN_LIMIT} deadlines in a row at one instant: the machine is stuck"
-            self._world.observer.misused(self, text, None)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -445,21 +460,11 @@ class Host:
                     sender=self,
                     receiver=fetch.asker,
                     size_bytes=stored.size_bytes,
-                    delivered=partial(fetch.asker.take_state, fetch, effect, stored.content),
+                    delivered=partial(fetch.succeed, effect, stored.content),
                     sent=ended,
-                    failed=partial(self._serve_failed, fetch, ended),
+                    failed=partial(_in_turn, ended, fetch.fail),
                 )
             )
-
-    def take_state(self, fetch: "_Fetch", effect: fx.ServeState, content: Content) -> None:
-        """A state that this host has asked for has arrived in whole."""
-        if fetch.take():
-            tensor = self.tensors.add(content)
-            self.deliver(ev.StateFetched(effect.iteration, effect.manifest, tensor))
-
-    def _serve_failed(self, fetch: "_Fetch", ended: Callable[[object], None], reason: str) -> None:
-        ended(reason)
-        fetch.fail(reason)
 
     def _end_serve(self, life: int, request_id: int, tensor: TensorId, _how: object) -> None:
         if life == self._life:
@@ -509,6 +514,11 @@ class Host:
 
     def _trace(self, event: str, **fields: object) -> None:
         self._world.observer.noted(self, event, tuple(fields.items()))
+
+
+def _in_turn(first: Callable[[str], None], second: Callable[[str], None], reason: str) -> None:
+    first(reason)
+    second(reason)
 
 
 def _nothing(*_: object) -> None:

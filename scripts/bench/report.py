@@ -60,6 +60,14 @@ def ratios(results: Mapping[str, Result]) -> dict[str, float]:
     return {name: rate / result.tokens_per_s for name, result in results.items() if name != "decod"}
 
 
+def tokens_per_cpu_s(sample: Sample) -> float:
+    """Return the tokens that a second of processor time trains.
+
+    Other work on the machine disturbs it less than the rate; waiting does not count, spinning does.
+    """
+    return sample.tokens_per_s * sample.iteration_s / max(1e-9, sum(sample.cpu_s.values()))
+
+
 def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything as one object.
 
@@ -93,17 +101,21 @@ def as_text(samples: Sequence[Sample]) -> str:
 
 
 def _rates(samples: Sequence[Sample], results: Mapping[str, Result]) -> list[str]:
-    lines = ["subject          threads  tokens/s  of rounds"]
+    lines = ["subject          threads  tokens/s  per cpu second  of rounds"]
     settings = dict.fromkeys((sample.subject, sample.num_threads) for sample in samples)
     for subject, num_threads in settings:
-        rates = [
-            sample.tokens_per_s
+        members = [
+            sample
             for sample in samples
             if (sample.subject, sample.num_threads) == (subject, num_threads)
         ]
+        rates = [sample.tokens_per_s for sample in members]
+        thrift = median(tokens_per_cpu_s(sample) for sample in members)
         mark = "  best" if results[subject].num_threads == num_threads else ""
         every = " ".join(f"{rate:.0f}" for rate in rates)
-        lines.append(f"{subject:16} {num_threads:7}  {median(rates):8.0f}  {every}{mark}")
+        lines.append(
+            f"{subject:16} {num_threads:7}  {median(rates):8.0f}{thrift:16.0f}  {every}{mark}"
+        )
     return lines
 
 
@@ -133,10 +145,15 @@ def _where_time_goes(result: Result) -> list[str]:
     lines[-1] += f" processor time {total_s:.2f} s, of which"
     lines += [f"  {name:18} {cpu_s:6.2f} s" for name, cpu_s in sample.cpu_s.items()]
     if sample.timing:
-        columns = list(dict.fromkeys(key for timing in sample.timing.values() for key in timing))
-        lines.append("  seconds per iteration, as the nodes measure them:")
-        lines.append(" " * 20 + " ".join(f"{column.removesuffix('_s'):>10}" for column in columns))
-        for name, timing in sample.timing.items():
-            cells = " ".join(f"{timing.get(column, 0.0):10.3f}" for column in columns)
-            lines.append(f"  {name:18}{cells}")
+        lines += _timing_table(sample.timing)
+    return lines
+
+
+def _timing_table(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
+    columns = list(dict.fromkeys(key for timing in timings.values() for key in timing))
+    heads = "".join(f"{column.removesuffix('_s'):>11}" for column in columns)
+    lines = ["  seconds per iteration, as the nodes measure them:", f"{'':20}{heads}"]
+    for name, timing in timings.items():
+        cells = "".join(f"{timing.get(column, 0.0):11.3f}" for column in columns)
+        lines.append(f"  {name:18}{cells}")
     return lines

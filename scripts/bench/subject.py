@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from typing_extensions import override
 
-from bench.child import BenchError, Child
+from bench.child import Child
 from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job
 from decod.daemon.control import ask
 from decod.errors import DecodError
@@ -77,7 +77,7 @@ class Subject(ABC):
         return printed
 
     def timing(self, folder: Path) -> dict[str, dict[str, float]]:  # noqa: ARG002
-        """Return where the processes say that their time goes, after the last iteration."""
+        """Return where the processes say that their time went so far: name to seconds, each."""
         return {}
 
 
@@ -167,7 +167,7 @@ def _ask_status(state_dir: Path) -> dict[str, Any]:
 
 
 def find_timing(status: Mapping[str, Any]) -> dict[str, float]:
-    """Return the `timing` object of the answering node: seconds per iteration by what they went to.
+    """Return the `timing` object of the answering node: seconds since its start, by purpose.
 
     Empty if the daemon tells none.
     """
@@ -183,19 +183,35 @@ def find_timing(status: Mapping[str, Any]) -> dict[str, float]:
     return {}
 
 
-def measure(
-    subject: Subject, job: Job, *, num_threads: int, num_warmup: int, folder: Path
-) -> Sample:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one launch is measured."""
+
+    num_threads: int
+    """Of each process that computes."""
+    num_warmup: int
+    num_measured: int
+    """The job has at least one iteration more, so that nothing has left when the last is over."""
+    folder: Path
+    """Made; for logs and state."""
+    end_s: float
+    """Instant by which it must be over."""
+    give_up_tokens_per_s: float = 0.0
+    """A launch that is slower than this after one measured iteration is cut short."""
+
+
+def measure(subject: Subject, job: Job, plan: Plan) -> Sample:
     """Launch a subject, let it do the job, end it, and return what it did.
 
     Raises:
         BenchError: It failed, or was silent for too long.
     """
-    folder.mkdir(parents=True)
+    assert job.run.num_iterations > plan.num_warmup + plan.num_measured, job.run.num_iterations
+    plan.folder.mkdir(parents=True)
     started: list[Child] = []
     try:
-        running = subject.start(job, num_threads, folder, started)
-        return _watch(subject, running, job, num_threads, num_warmup, folder)
+        running = subject.start(job, plan.num_threads, plan.folder, started)
+        return _watch(subject, running, job, plan)
     finally:
         for child in started:
             child.terminate()
@@ -203,48 +219,63 @@ def measure(
             child.stop()
 
 
-def _watch(
-    subject: Subject,
-    running: Running,
-    job: Job,
-    num_threads: int,
-    num_warmup: int,
-    folder: Path,
-) -> Sample:
-    num_iterations = job.run.num_iterations
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The state of things when an iteration was over. Seconds since the processes' start."""
+
+    instant_s: float
+    cpu_s: Mapping[str, float]
+    timing: Mapping[str, Mapping[str, float]]
+
+
+def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
     losses: dict[int, float] = {}
-    instants_s: dict[int, float] = {}
-    cpu_s: dict[int, dict[str, float]] = {}
+    first: _Mark | None = None
     silence_max_s = _START_MAX_S + _ITERATION_MAX_S
-    while num_iterations not in instants_s:
-        instant_s, line = running.announcer.next_line(time.monotonic() + silence_max_s)
+    while True:
+        deadline_s = min(time.monotonic() + silence_max_s, plan.end_s)
+        instant_s, line = running.announcer.next_line(deadline_s)
         match = _ITERATION.search(line)
         if match is None:
             continue
         silence_max_s = _ITERATION_MAX_S
         iteration = int(match[1])
-        instants_s[iteration] = instant_s
-        losses[iteration] = subject.loss(iteration, float(match[2]), folder)
-        if iteration in (num_warmup, num_iterations):
-            cpu_s[iteration] = processor_times(running.children)
-    if num_warmup not in instants_s:
-        raise BenchError(f"{subject.name}: iteration {num_warmup} was not announced")
-    num_measured = num_iterations - num_warmup
-    iteration_s = (instants_s[num_iterations] - instants_s[num_warmup]) / num_measured
-    before, after = cpu_s[num_warmup], cpu_s[num_iterations]
-    return Sample(
-        subject=subject.name,
-        num_threads=num_threads,
-        tokens_per_s=job.tokens_per_iteration / iteration_s,
-        iteration_s=iteration_s,
-        losses=losses,
-        cpu_s={
-            name: (after[name] - before.get(name, 0.0)) / num_measured
-            for name in after
-            if name in before
-        },
-        timing=subject.timing(folder),
-    )
+        losses[iteration] = subject.loss(iteration, float(match[2]), plan.folder)
+        num_measured = iteration - plan.num_warmup
+        if num_measured == 0:
+            first = _mark(subject, running, instant_s, plan.folder)
+        if num_measured <= 0 or first is None:
+            continue
+        rate = job.tokens_per_iteration * num_measured / (instant_s - first.instant_s)
+        if num_measured == plan.num_measured or rate < plan.give_up_tokens_per_s:
+            last = _mark(subject, running, instant_s, plan.folder)
+            return Sample(
+                subject=subject.name,
+                num_threads=plan.num_threads,
+                tokens_per_s=rate,
+                iteration_s=(instant_s - first.instant_s) / num_measured,
+                losses=losses,
+                cpu_s=_per_iteration(first.cpu_s, last.cpu_s, num_measured),
+                timing={
+                    name: _per_iteration(first.timing[name], timing, num_measured)
+                    for name, timing in last.timing.items()
+                    if name in first.timing
+                },
+            )
+
+
+def _mark(subject: Subject, running: Running, instant_s: float, folder: Path) -> _Mark:
+    return _Mark(instant_s, processor_times(running.children), subject.timing(folder))
+
+
+def _per_iteration(
+    before: Mapping[str, float], after: Mapping[str, float], num_iterations: int
+) -> dict[str, float]:
+    return {
+        name: (total_s - before[name]) / num_iterations
+        for name, total_s in after.items()
+        if name in before
+    }
 
 
 def processor_times(children: Mapping[str, Child]) -> dict[str, float]:

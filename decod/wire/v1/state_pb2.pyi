@@ -38,3 +38,17 @@ class StateHeader(_message.Message):
     crc32: int
     refusal: str
     def __init__(self, iteration: _Optional[int] = ..., manifest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class ReadStatusRequest(_message.Message):
+    __slots__ = ("run_id", "sender_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ...) -> None: ...
+
+class ReadStatusResponse(_message.Message):
+    __slots__ = ("status_json",)
+    STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
+    status_json: str
+    def __init__(self, status_json: _Optional[str] = ...) -> None: ...

@@ -13,7 +13,7 @@ import pytest
 from decod.errors import MalformedMessageError, NetworkError, RejectedError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net import channel
-from decod.net.ask import fetch_state, hello
+from decod.net.ask import ask_status, fetch_state, hello
 from decod.net.client import PeerClient
 from decod.net.limits import Limits
 from decod.net.server import (
@@ -78,6 +78,9 @@ class Host:
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         self.hellos.append(request)
         return self.info
+
+    def status(self) -> str:
+        return '{"members":2}'
 
     async def state(self, request: StateRequest) -> StateBlob | str:
         return self.blob
@@ -522,6 +525,18 @@ def test_state_that_is_refused_or_of_another_iteration_is_told() -> None:
         )
         with pytest.raises(NetworkError, match="no room"):
             await fetch_state(both.address, STATE, lambda *_: None)
+
+    with_pair(test)
+
+
+def test_members_of_the_run_may_read_its_status() -> None:
+    async def test(both: Pair) -> None:
+        assert await ask_status(both.address, RUN, ALICE, timeout_s=5) == '{"members":2}'
+        with pytest.raises(RejectedError, match="E-REJ-003"):
+            await ask_status(both.address, RunId("x" * 26), ALICE, timeout_s=5)
+        await both.server.stop(None)
+        with pytest.raises(NetworkError, match="E-NET-003"):
+            await ask_status(both.address, RUN, ALICE, timeout_s=5)
 
     with_pair(test)
 
