@@ -299,6 +299,13 @@ def check_learnt(story: Story, folder: Path) -> None:
     Raises:
         DemoError: The loss fell too little, or no relay was killed.
     """
+    if not story.losses:
+        raise DemoError(
+            "the leader told of no loss",
+            why="at least the first and the last iteration's are needed",
+            fix=f"read the logs in {folder / 'logs'}",
+            code="E-RUN-023",
+        )
     first, last = story.losses[0], story.losses[-1]
     # Written so that NaN fails.
     if not last <= (1 - LOSS_FALL_MIN) * first:

@@ -112,7 +112,7 @@ def _summary_cells(nodes: Sequence[Mapping[str, Any]]) -> list[str | Text]:
     if not nodes:
         return [Text("nobody", style="red"), Text("empty", style="red"), "0", "0", "0", ""]
     noun = "node" if len(nodes) == 1 else "nodes"
-    counts = [str(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
+    counts = [clean_text(_total(nodes, name)) for name in ("capacity", "flows", "microbatches")]
     return [f"{len(nodes)} {noun}", "", *counts, ""]
 
 
@@ -135,9 +135,13 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def _number(value: object, form: str) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "-"
+    try:
         return format(value, form)
-    return "-"
+    except OverflowError:
+        # An integer that no float can hold: whoever sent it means no good.
+        return "?"
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Node, Part, Say, close_host, prepare_host
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
-from decod.net.ask import hello
+from decod.net.ask import ask_status, hello
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.effects import Stop
@@ -163,8 +163,6 @@ async def run_until_stopped(node: Node) -> Stop:
 
 async def full_status(node: Node) -> dict[str, Any]:
     """Return the leader's status with this node's own part, or what this node knows itself."""
-    from decod.net.ask import ask_status
-
     own = node.local_status()
     try:
         text = await ask_status(

@@ -69,14 +69,11 @@ class Joining:
         note = Note("stage.assigned", (("stage", message.stage_index),))
         return [note, *self._context.compute.submit(Build(message.stage_index))]
 
-    def built(self, now_s: float, result: Built) -> list[Effect]:
-        """The stage stands, with weights from the seed."""
+    def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
+        """The stage stands: with weights from the seed or, `initial`, with its given ones."""
         self._built = result
-        return self.knock(now_s)
-
-    def loaded(self, now_s: float, result: Built) -> list[Effect]:
-        """The stage has its given weights."""
-        self._built, self._fetches_initial = result, False
+        if initial:
+            self._fetches_initial = False
         return self.knock(now_s)
 
     def fetch_failed(self) -> None:

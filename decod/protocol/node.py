@@ -21,7 +21,6 @@ from random import Random
 
 from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
-from decod.protocol.aggregation import Aggregation, AggregationState
 from decod.protocol.context import Context
 from decod.protocol.effects import (
     Effect,
@@ -47,21 +46,17 @@ from decod.protocol.events import (
     StateRequested,
     TensorSent,
 )
-from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.identity import Identity, NodeState, RunFacts
-from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.joining import Joining
 from decod.protocol.leader import Leader
 from decod.protocol.links import LinkTable
 from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
-from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.readiness import Readiness
-from decod.protocol.state import StageState
 from decod.protocol.utilisation import Utilisation
-from decod.protocol.view import Opening, Role, View, tree_place
+from decod.protocol.view import Opening, View, tree_place
+from decod.protocol.work import Work
 
 _STASH_MAX = 4096
 """Early messages kept; beyond that the oldest are dropped, as if lost on the way."""
@@ -90,8 +85,6 @@ class NodeMachine:
         rng: Random,
     ) -> None:
         self.identity = identity
-        self.num_microbatches = 0
-        """Microbatches of committed iterations that this node has worked on."""
         offer = messages.Join(
             address=identity.address,
             role=identity.role,
@@ -112,23 +105,12 @@ class NodeMachine:
         self.leader: Leader | None = None
         if leader == identity.node_id:
             self.leader = Leader(leader, config, facts.shape)
-        self.stage = StageState(self.context)
-        self.flows: RelayFlows | DataFlows | None = None
-        self.aggregation: Aggregation | None = None
-        self.microbatches: RelayMicrobatches | DataMicrobatches
-        if identity.role is Role.DATA:
-            self.microbatches = DataMicrobatches(
-                self.context, self._data_flows, num_microbatches=facts.num_microbatches
-            )
-        else:
-            self.microbatches = RelayMicrobatches(self.context, self._relay_flows)
+        self.work = Work(self.context, identity.role, num_microbatches=facts.num_microbatches)
         self._membership = Membership(self.context)
         self._utilisation = Utilisation(self.context)
         fetches = facts.initial_from_leader and leader != identity.node_id
         self._joining = Joining(self.context, identity, offer, fetches_initial=fetches)
-        self._readiness = Readiness(self.context)
         self._outbox = Outbox(self.context)
-        self._paused = False
         self._draining = False
         self._stopped = False
         self._stash: deque[Received] = deque()
@@ -147,17 +129,21 @@ class NodeMachine:
             return NodeState.JOINING
         if self._draining:
             return NodeState.DRAINING
-        if not self.stage.loaded:
+        if not self.work.stage.loaded:
             return NodeState.SYNCING
-        if self._paused:
+        if self.work.paused:
             return NodeState.PAUSED
-        aggregation = self.aggregation
-        begun = aggregation is not None and aggregation.state is not AggregationState.WAITING
-        return NodeState.AGGREGATING if begun else NodeState.TRAINING
+        return NodeState.AGGREGATING if self.work.aggregating else NodeState.TRAINING
 
-    @property
-    def num_flows(self) -> int:
-        return self.flows.num_complete if self.flows is not None else 0
+    def own_load(self) -> messages.NodeLoad:
+        """Return how busy this node is."""
+        return messages.NodeLoad(
+            node_id=self.identity.node_id,
+            num_flows=self.work.num_flows,
+            capacity=self.identity.capacity,
+            num_microbatches=self.work.num_committed,
+            state=self.state.value,
+        )
 
     @property
     def deadline_s(self) -> float | None:
@@ -166,8 +152,7 @@ class NodeMachine:
         waits = [
             self._joining.deadline_s,
             self._membership.deadline_s,
-            self.microbatches.deadline_s,
-            self.flows.deadline_s if self.flows is not None else None,
+            self.work.deadline_s,
             self.leader.deadline_s if self.leader is not None else None,
             self._outbox.deadline_s,
         ]
@@ -202,7 +187,7 @@ class NodeMachine:
                 self._stopped = True
         return settled
 
-    def _handle(self, now_s: float, event: Event) -> list[Effect]:
+    def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
         match event:
             case Received():
                 self._membership.heard(now_s, event.sender)
@@ -227,14 +212,14 @@ class NodeMachine:
                 )
                 return []
             case StateRequested():
-                return self.stage.requested(event)
+                return self.work.stage.requested(event)
             case StateFetched():
-                return self.stage.fetched(event)
+                return self.work.stage.fetched(event)
             case StateFetchFailed() if not self.in_view:
                 self._joining.fetch_failed()
                 return [Note("state.failed", (("peer", event.donor), ("reason", event.reason)))]
             case StateFetchFailed():
-                return self.stage.fetch_failed(event)
+                return self.work.stage.fetch_failed(event)
             case DrainRequested():
                 return self._drain()
             case CommitsHeld(held):
@@ -249,9 +234,7 @@ class NodeMachine:
             effects += self.leader.overdue(now_s)
         if self.in_view:
             effects += self._membership.overdue(now_s)
-            effects += self.microbatches.overdue(now_s)
-        if self.flows is not None:
-            effects += self.flows.overdue(now_s)
+            effects += self.work.overdue(now_s)
         return effects
 
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
@@ -327,9 +310,9 @@ class NodeMachine:
     def _of_view(self, now_s: float, received: Received, version: int) -> list[Effect]:
         if version > self.context.view.version:
             return self._keep(received)
-        if version < self.context.view.version or self.flows is None:
+        if version < self.context.view.version:
             return []
-        return self._flow_message(now_s, received.sender, received.message)
+        return self.work.flow_message(now_s, received.sender, received.message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
         current = self.context.round
@@ -347,62 +330,17 @@ class NodeMachine:
         dropped = self._stash.popleft()
         return [FreeTensor(dropped.tensor.id)] if dropped.tensor is not None else []
 
-    def _flow_message(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
-        flows = self.flows
-        assert flows is not None
-        match message:
-            case messages.FlowCost():
-                return flows.announced(now_s, sender, message)
-            case messages.RequestFlow():
-                return flows.requested(now_s, sender, message) + self._tell_ready()
-            case messages.FlowAnswer():
-                effects = flows.answered(now_s, sender, message)
-                if isinstance(self.microbatches, DataMicrobatches):
-                    effects += self.microbatches.inject()
-                return effects + self._tell_ready()
-            case messages.Withdraw():
-                return flows.withdrawn(now_s, sender, message)
-        return []
-
     def _round_message(self, now_s: float, received: Received) -> list[Effect]:
-        message, sender, tensor = received.message, received.sender, received.tensor
-        aggregation, microbatches = self.aggregation, self.microbatches
-        assert aggregation is not None
+        message = received.message
         match message:
-            case messages.ForwardActivation() if tensor is not None:
-                return microbatches.activation(sender, message, tensor)
-            case messages.BackwardGradient() if tensor is not None:
-                return microbatches.gradient(sender, message, tensor)
-            case messages.Complete():
-                return microbatches.complete(now_s, sender, message)
-            case messages.Deny():
-                return microbatches.denied(now_s, sender, message)
-            case messages.BeginAggregation():
+            case messages.BeginAggregation() | messages.UtilisationQuery():
                 self._membership.announced(now_s)
-                return aggregation.begin(message, microbatches.folded)
-            case messages.ReducePart():
-                return aggregation.part(sender, message, tensor)
-            case messages.ReducedPart() if tensor is not None:
-                return aggregation.reduced_part(sender, message, tensor)
-            case messages.Ready():
-                return aggregation.voted(sender, message) + self._count_vote(now_s)
-            case messages.CanTake():
-                return self._peer_ready(sender)
+        match message:
             case messages.UtilisationQuery():
-                self._membership.announced(now_s)
                 return self._utilisation.queried(message, self.own_load()) + self._counted()
             case messages.UtilisationAnswer():
-                return self._utilisation.answered(sender, message) + self._counted()
-        return []
-
-    def own_load(self) -> messages.NodeLoad:
-        return messages.NodeLoad(
-            node_id=self.identity.node_id,
-            num_flows=self.num_flows,
-            capacity=self.identity.capacity,
-            num_microbatches=self.num_microbatches,
-            state=self.state.value,
-        )
+                return self._utilisation.answered(received.sender, message) + self._counted()
+        return self.work.round_message(now_s, received) + self._count_vote(now_s)
 
     def _counted(self) -> list[Effect]:
         loads = self._utilisation.complete() if self.leader is not None else None
@@ -411,8 +349,7 @@ class NodeMachine:
         return self.leader.utilisation(loads)
 
     def _count_vote(self, now_s: float) -> list[Effect]:
-        vote = self.aggregation.vote if self.aggregation is not None else None
-        if vote is None or self.leader is None:
+        if self.leader is None or (vote := self.work.vote) is None:
             return []
         return self.leader.voted(now_s, vote)
 
@@ -456,28 +393,13 @@ class NodeMachine:
         """Whether this node can follow: it is new, or holds what was committed, or voted for it."""
         return (
             not self.in_view
-            or opening.committed.iteration == self.stage.iteration
-            or self._voted_for(opening.committed)
+            or opening.committed.iteration == self.work.stage.iteration
+            or self.work.voted_for(opening.committed)
         )
 
-    def _voted_for(self, round_: Round) -> bool:
-        voted = self.aggregation is not None and self.aggregation.state is AggregationState.READY
-        return voted and round_ == self.context.round
-
     def _open(self, now_s: float, opening: Opening) -> list[Effect]:
-        context, entering = self.context, not self.in_view
-        committed = self._voted_for(opening.committed)
-        effects: list[Effect] = []
-        if self.aggregation is not None:
-            effects += self.aggregation.abandon()
-        if committed:
-            self.num_microbatches += len(self.microbatches.folded)
-            if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.committed()
-            effects += context.compute.submit(jobs.Commit(opening.committed.iteration))
-        elif not entering:
-            effects += context.compute.reset()
-        self.microbatches.reset()
+        context, work, entering = self.context, self.work, not self.in_view
+        committed, effects = work.close(opening)
         renewed = opening.view.version != context.view.version
         context.round = opening.round
         if renewed:
@@ -485,19 +407,14 @@ class NodeMachine:
             effects.append(UseMembers(opening.view.members))
             self._membership.adopt(now_s)
         self._membership.announced(now_s)
-        if entering:
-            effects += self.stage.enter(opening.committed.iteration)
-        elif committed:
-            effects += self.stage.committed(opening.committed.iteration)
-        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
         self._joining.entered()
-        self._readiness.reset()
-        self._paused = opening.paused
+        if entering:
+            effects += work.stage.enter(opening.committed.iteration)
+        elif committed:
+            effects += work.stage.committed(opening.committed.iteration)
         effects.append(self._note_opening())
-        if renewed:
-            data = self.identity.role is Role.DATA
-            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
-        return effects + self._take_up(now_s, activate=renewed) + self._replay(now_s)
+        effects += work.open(now_s, renewed=renewed, paused=opening.paused)
+        return effects + self._replay(now_s)
 
     def _note_opening(self) -> Note:
         context = self.context
@@ -508,99 +425,34 @@ class NodeMachine:
         )
         return Note("round.opened", fields)
 
-    def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
-        """Work on the round, if this node holds the parameters that it needs."""
-        if not self.stage.loaded or self.flows is None:
-            return []
-        effects = self.flows.activate(now_s) if activate else []
-        if isinstance(self.microbatches, DataMicrobatches) and not self._paused:
-            effects += self.microbatches.open()
-        return effects + self._tell_ready()
-
     def _replay(self, now_s: float) -> list[Effect]:
         """Take up the early messages, in the order in which they came."""
         early, self._stash = self._stash, deque()
         return [effect for received in early for effect in self._receive(now_s, received)]
 
-    def _peer_ready(self, peer: NodeId) -> list[Effect]:
-        self._readiness.peer_ready(peer)
-        if isinstance(self.microbatches, DataMicrobatches):
-            return self.microbatches.can_take(peer)
-        return self._tell_ready()
-
-    def _tell_ready(self) -> list[Effect]:
-        if self.flows is None or not self.stage.loaded:
-            return []
-        return self._readiness.tell(self.flows)
-
     # --- jobs ---------------------------------------------------------------------------------
 
     def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
-        if isinstance(job, MICROBATCH_JOBS):
-            return effects + self._microbatch_computed(now_s, job, event)
-        outputs, aggregation = [tensor.id for tensor in event.outputs], self.aggregation
-        match job, event.result:
-            case jobs.Build(), jobs.Built() as built:
-                return effects + self._joining.built(now_s, built)
-            case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
-                return effects + self.stage.copied(taken, event.outputs[0])
-            case jobs.Load(), jobs.Built() as built if not self.in_view:
-                return effects + self._joining.loaded(now_s, built)
-            case jobs.Load(), _:
-                return effects + self._loaded(now_s)
-            case jobs.Gather(), _ if aggregation is not None:
-                return effects + aggregation.gathered(event.outputs, self.microbatches.folded)
-            case jobs.Reduce(), _ if aggregation is not None:
-                return effects + aggregation.reduced_here(outputs[0])
-            case jobs.Propose(), jobs.Proposed(parameter_hash) if aggregation is not None:
-                effects += aggregation.proposed(parameter_hash)
-                return effects + self._count_vote(now_s)
-        return effects
-
-    def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
-        output = next((tensor.id for tensor in event.outputs), None)
-        microbatches, duration_s = self.microbatches, event.duration_s
-        if isinstance(job, (jobs.Forward, jobs.Backward)):
-            self.context.links.computed(duration_s)
-        match job, microbatches, event.result:
-            case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
-                return microbatches.embedded(now_s, m, output)
-            case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
-                return microbatches.headed(m, loss, output, duration_s)
-            case jobs.EmbedBackward(m), DataMicrobatches(), _:
-                return microbatches.returned(m)
-            case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
-                return microbatches.forwarded(now_s, m, output, duration_s)
-            case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:
-                return microbatches.returned(m, output)
-        raise AssertionError(f"{job} ended with {event.result} and {len(event.outputs)} outputs")
-
-    def _loaded(self, now_s: float) -> list[Effect]:
-        self.stage.loaded = True
-        note = Note("state.loaded", (("iteration", self.stage.iteration),))
-        effects: list[Effect] = [note, *self._take_up(now_s, activate=True)]
-        if self.aggregation is not None:
-            effects += self.aggregation.state_loaded()
-        return effects
+        if job is None:
+            return effects
+        if isinstance(event.result, jobs.Built) and not self.in_view:
+            initial = isinstance(job, jobs.Load)
+            return effects + self._joining.built(now_s, event.result, initial=initial)
+        return effects + self.work.job_finished(now_s, job, event) + self._count_vote(now_s)
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
-        if event.fatal:
-            return effects + self._crippled(event.reason)
-        if job is None:
+        if job is None and not event.fatal:
             return effects
-        effects.append(Note("job.failed", (("job", type(job).__name__), ("reason", event.reason))))
-        if isinstance(job, MICROBATCH_JOBS):
-            return effects + self.microbatches.failed(now_s, job.microbatch, event.reason)
-        match job:
-            case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
-                return effects + self.aggregation.failed(event.reason) + self._count_vote(now_s)
-            case jobs.Load() if self.in_view:
-                return effects + self.stage.load_failed(event.reason)
-            case jobs.Snapshot():
-                return effects + self.stage.copy_failed(event.reason)
-        return effects + self._crippled(event.reason)
+        kind = type(job).__name__
+        effects.append(Note("job.failed", (("job", kind), ("reason", event.reason))))
+        handled = None
+        if job is not None and self.in_view and not event.fatal:
+            handled = self.work.job_failed(now_s, job, event.reason)
+        if handled is None:
+            return effects + self._crippled(event.reason)
+        return effects + handled + self._count_vote(now_s)
 
     def _crippled(self, reason: str) -> list[Effect]:
         """Without its compute process this node can't keep its word: say so and stop."""
@@ -608,11 +460,3 @@ class NodeMachine:
             return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
         leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
         return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
-
-    def _data_flows(self) -> DataFlows:
-        assert isinstance(self.flows, DataFlows)
-        return self.flows
-
-    def _relay_flows(self) -> RelayFlows:
-        assert isinstance(self.flows, RelayFlows)
-        return self.flows

@@ -105,9 +105,9 @@ def flow_table(machine: object) -> FlowTable | None:
     """Return a node's flows; None if it has none yet, or is no real core."""
     # A wrapper that a test has put around the core shows it under the same name.
     core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine) or core.flows is None:
+    if not isinstance(core, NodeMachine) or core.work.flows is None:
         return None
-    flows, context = core.flows, core.context
+    flows, context = core.work.flows, core.context
     relay = isinstance(flows, RelayFlows)
     return FlowTable(
         relay=relay,

@@ -1,0 +1,246 @@
+"""What a member does in the rounds: its flows, its microbatches, its stage's reduction.
+
+`Work` belongs to one node for as long as that is in the run. A round is opened in it by
+`NodeMachine`, which alone knows what was decided; between two openings everything that concerns
+microbatches and gradients happens here.
+"""
+
+from decod.ids import NodeId, Round
+from decod.protocol import jobs, messages
+from decod.protocol.aggregation import Aggregation, AggregationState
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Note
+from decod.protocol.events import JobFinished, Received
+from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.jobs import MICROBATCH_JOBS
+from decod.protocol.messages import Message
+from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
+from decod.protocol.readiness import Readiness
+from decod.protocol.state import StageState
+from decod.protocol.view import Opening, Role
+
+
+class Work:
+    """Flows, microbatches and reduction of one member.
+
+    Args:
+        context: The node's.
+        role: Decides which half of each machine is used.
+        num_microbatches: Of each data node, per iteration.
+    """
+
+    def __init__(self, context: Context, role: Role, *, num_microbatches: int) -> None:
+        self._context = context
+        self._role = role
+        self.stage = StageState(context)
+        self.flows: RelayFlows | DataFlows | None = None
+        self.aggregation: Aggregation | None = None
+        self.microbatches: RelayMicrobatches | DataMicrobatches
+        if role is Role.DATA:
+            self.microbatches = DataMicrobatches(
+                context, self._data_flows, num_microbatches=num_microbatches
+            )
+        else:
+            self.microbatches = RelayMicrobatches(context, self._relay_flows)
+        self.num_committed = 0
+        """Microbatches of committed iterations that this node has worked on."""
+        self.paused = False
+        self._readiness = Readiness(context)
+
+    @property
+    def deadline_s(self) -> float | None:
+        waits = (self.microbatches.deadline_s, self.flows.deadline_s if self.flows else None)
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    @property
+    def num_flows(self) -> int:
+        return self.flows.num_complete if self.flows is not None else 0
+
+    @property
+    def aggregating(self) -> bool:
+        aggregation = self.aggregation
+        return aggregation is not None and aggregation.state is not AggregationState.WAITING
+
+    @property
+    def vote(self) -> messages.Ready | None:
+        """The vote of this node's subtree, once it is cast."""
+        return self.aggregation.vote if self.aggregation is not None else None
+
+    def voted_for(self, round_: Round) -> bool:
+        """Whether this node holds a proposed step of `round_`."""
+        voted = self.aggregation is not None and self.aggregation.state is AggregationState.READY
+        return voted and round_ == self._context.round
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects = self.microbatches.overdue(now_s)
+        return effects + self.flows.overdue(now_s) if self.flows is not None else effects
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
+        """End the context's round as the opening of the next says: keep its step, or undo it."""
+        committed = self.voted_for(opening.committed)
+        effects: list[Effect] = []
+        if self.aggregation is not None:
+            effects += self.aggregation.abandon()
+        if committed:
+            self.num_committed += len(self.microbatches.folded)
+            if isinstance(self.microbatches, DataMicrobatches):
+                self.microbatches.committed()
+            effects += self._context.compute.submit(jobs.Commit(opening.committed.iteration))
+        elif self.aggregation is not None:
+            effects += self._context.compute.reset()
+        self.microbatches.reset()
+        return committed, effects
+
+    def open(self, now_s: float, *, renewed: bool, paused: bool) -> list[Effect]:
+        """Begin the context's round; `renewed` if its view is a new one."""
+        context = self._context
+        self.paused = paused
+        self._readiness.reset()
+        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
+        if renewed:
+            data = self._role is Role.DATA
+            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+        return self._take_up(now_s, activate=renewed)
+
+    def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
+        """Work on the round, if this node holds the parameters that it needs."""
+        if not self.stage.loaded or self.flows is None:
+            return []
+        effects = self.flows.activate(now_s) if activate else []
+        if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
+            effects += self.microbatches.open()
+        return effects + self._tell_ready()
+
+    def _loaded(self, now_s: float) -> list[Effect]:
+        """The stage's committed state is there."""
+        self.stage.loaded = True
+        note = Note("state.loaded", (("iteration", self.stage.iteration),))
+        effects: list[Effect] = [note, *self._take_up(now_s, activate=True)]
+        if self.aggregation is not None:
+            effects += self.aggregation.state_loaded()
+        return effects
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def flow_message(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        """Take in a message of the context's view."""
+        flows = self.flows
+        if flows is None:
+            return []
+        match message:
+            case messages.FlowCost():
+                return flows.announced(now_s, sender, message)
+            case messages.RequestFlow():
+                return flows.requested(now_s, sender, message) + self._tell_ready()
+            case messages.FlowAnswer():
+                effects = flows.answered(now_s, sender, message)
+                if isinstance(self.microbatches, DataMicrobatches):
+                    effects += self.microbatches.inject()
+                return effects + self._tell_ready()
+            case messages.Withdraw():
+                return flows.withdrawn(now_s, sender, message)
+        return []
+
+    def round_message(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message of the context's round."""
+        message, sender, tensor = received.message, received.sender, received.tensor
+        microbatches = self.microbatches
+        match message:
+            case messages.ForwardActivation() if tensor is not None:
+                return microbatches.activation(sender, message, tensor)
+            case messages.BackwardGradient() if tensor is not None:
+                return microbatches.gradient(sender, message, tensor)
+            case messages.Complete():
+                return microbatches.complete(now_s, sender, message)
+            case messages.Deny():
+                return microbatches.denied(now_s, sender, message)
+            case messages.CanTake():
+                return self._peer_ready(sender)
+        return self._aggregation_message(received)
+
+    def _aggregation_message(self, received: Received) -> list[Effect]:
+        message, sender, tensor = received.message, received.sender, received.tensor
+        aggregation = self.aggregation
+        assert aggregation is not None
+        match message:
+            case messages.BeginAggregation():
+                return aggregation.begin(message, self.microbatches.folded)
+            case messages.ReducePart():
+                return aggregation.part(sender, message, tensor)
+            case messages.ReducedPart() if tensor is not None:
+                return aggregation.reduced_part(sender, message, tensor)
+            case messages.Ready():
+                return aggregation.voted(sender, message)
+        return []
+
+    def _peer_ready(self, peer: NodeId) -> list[Effect]:
+        self._readiness.peer_ready(peer)
+        if isinstance(self.microbatches, DataMicrobatches):
+            return self.microbatches.can_take(peer)
+        return self._tell_ready()
+
+    def _tell_ready(self) -> list[Effect]:
+        if self.flows is None or not self.stage.loaded:
+            return []
+        return self._readiness.tell(self.flows)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def job_finished(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        """Take in the result of any job but `Build` and what comes before this node's entry."""
+        if isinstance(job, MICROBATCH_JOBS):
+            return self._microbatch_computed(now_s, job, event)
+        aggregation = self.aggregation
+        match job, event.result:
+            case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
+                return self.stage.copied(taken, event.outputs[0])
+            case jobs.Load(), _:
+                return self._loaded(now_s)
+            case jobs.Gather(), _ if aggregation is not None:
+                return aggregation.gathered(event.outputs, self.microbatches.folded)
+            case jobs.Reduce(), _ if aggregation is not None:
+                return aggregation.reduced_here(event.outputs[0].id)
+            case jobs.Propose(), jobs.Proposed(parameter_hash) if aggregation is not None:
+                return aggregation.proposed(parameter_hash)
+        return []
+
+    def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        output = next((tensor.id for tensor in event.outputs), None)
+        microbatches, duration_s = self.microbatches, event.duration_s
+        if isinstance(job, (jobs.Forward, jobs.Backward)):
+            self._context.links.computed(duration_s)
+        match job, microbatches, event.result:
+            case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
+                return microbatches.embedded(now_s, m, output)
+            case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
+                return microbatches.headed(m, loss, output, duration_s)
+            case jobs.EmbedBackward(m), DataMicrobatches(), _:
+                return microbatches.returned(m)
+            case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.forwarded(now_s, m, output, duration_s)
+            case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.returned(m, output)
+        raise AssertionError(f"{job} ended with {event.result} and {len(event.outputs)} outputs")
+
+    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> list[Effect] | None:
+        """Take in that a job was refused; None if this node can't go on without its result."""
+        if isinstance(job, MICROBATCH_JOBS):
+            return self.microbatches.failed(now_s, job.microbatch, reason)
+        match job:
+            case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
+                return self.aggregation.failed(reason)
+            case jobs.Load():
+                return self.stage.load_failed(reason)
+            case jobs.Snapshot():
+                return self.stage.copy_failed(reason)
+        return None
+
+    def _data_flows(self) -> DataFlows:
+        assert isinstance(self.flows, DataFlows)
+        return self.flows
+
+    def _relay_flows(self) -> RelayFlows:
+        assert isinstance(self.flows, RelayFlows)
+        return self.flows

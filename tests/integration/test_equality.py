@@ -1,0 +1,73 @@
+"""What daemons learn together over sockets equals what one process learns alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from decod.model.config import ModelDtype
+from tests.support.cluster import Cluster
+from tests.support.runs import (
+    exported_dtype,
+    loss_errors,
+    make_run,
+    reference,
+    weight_error,
+)
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+NUM_ITERATIONS = 30
+
+LOSS_ERROR_MAX = {ModelDtype.FLOAT64: 1e-8, ModelDtype.FLOAT32: 1e-4}
+"""Sums are taken in another order than in one process: rounding differs, nothing else may."""
+
+
+@pytest.mark.parametrize("dtype", [ModelDtype.FLOAT64, ModelDtype.FLOAT32])
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_five_daemons_learn_what_one_process_learns(
+    tmp_path: Path, corpus: Path, model: str, dtype: ModelDtype
+) -> None:
+    run = make_run(model, dtype, num_iterations=NUM_ITERATIONS)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_relays(2)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses, weights = reference(run, corpus, NUM_ITERATIONS)
+        errors = loss_errors(leader.losses(), losses)
+        assert errors.max() < LOSS_ERROR_MAX[dtype]
+        # All of them took part: a stage's second node was not only looking on.
+        assert all(daemon.losses() == leader.losses() for daemon in cluster.daemons)
+        assert losses[-1] < 0.8 * losses[0]
+    error = weight_error(tmp_path / "model", weights)
+    print(f"{model} {dtype}: losses {errors.max():.1e}, weights {error:.1e}")
+    assert exported_dtype(tmp_path / "model") == dtype
+    assert error < (1e-8 if dtype is ModelDtype.FLOAT64 else 1e-3)
+
+
+def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
+    """Both inject their own microbatches; the reference takes them all as one batch."""
+    run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_data_node("data-1")
+        cluster.start_relays(2)
+        codes = cluster.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses, weights = reference(run, corpus, NUM_ITERATIONS)
+        assert loss_errors(leader.losses(), losses).max() < 1e-8
+    assert weight_error(tmp_path / "model", weights) < 1e-8
+
+
+def test_no_process_is_left_behind(tmp_path: Path, corpus: Path) -> None:
+    """A compute process that outlives its node would hold a volunteer's memory for ever."""
+    with Cluster(tmp_path, make_run(num_iterations=1, min_nodes_per_stage=1), corpus) as cluster:
+        cluster.start_leader()
+        cluster.start_relays(1)
+        workers = [
+            cluster.wait_for(daemon.compute_pid, f"compute process of {daemon.name}")
+            for daemon in cluster.daemons
+        ]
+        assert set(cluster.wait_for_end().values()) == {0}
+        assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]

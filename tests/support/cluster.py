@@ -1,0 +1,354 @@
+"""Real daemons for tests: `decod` processes on loopback, with folders of their own.
+
+Everything that a test looks at is what an operator could look at: exit codes, output, node.log and
+the control socket. A cluster ends all its processes by their ids, whatever happened, and finds
+tracebacks in anything that they wrote.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from decod.config.run_file import DataSource
+from decod.config.schema import RunConfig
+from decod.config.template import render_run_file
+from decod.daemon.control import ask
+from decod.errors import DecodError
+from tests.support.polling import wait_for
+
+START_TIMEOUT_S = 60.0
+"""For a node to load torch and enter a run while the machine is busy with others."""
+
+_END_TIMEOUT_S = 15.0
+_TAIL_LINES = 15
+
+DECOD = (sys.executable, "-u", "-m", "decod")
+
+living: list["Cluster"] = []
+"""Clusters that exist: their logs are shown beside a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed round as a node logged it."""
+
+    iteration: int
+    attempt: int
+    loss: float
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One `decod leader` or `decod join`, running or ended."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    """Holds `state/`, `stdout` and `stderr`."""
+    start_s: float
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def stdout(self) -> str:
+        return _read(self.folder / "stdout")
+
+    @property
+    def stderr(self) -> str:
+        return _read(self.folder / "stderr")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Returns the records of node.log with this event, oldest first."""
+        # A record that is still being written has no end of line yet.
+        lines = _read(self.state_dir / "node.log").splitlines(keepends=True)
+        mark = f'"event": "{name}"'
+        return [json.loads(line) for line in lines if mark in line and line.endswith("\n")]
+
+    def commits(self) -> list[Commit]:
+        commits = []
+        for record in self.events("round.committed"):
+            iteration, _, attempt = str(record["round"]).partition(".")
+            commits.append(Commit(int(iteration), int(attempt or 0), record["loss"]))
+        return commits
+
+    def losses(self) -> dict[int, float]:
+        """Returns the loss of every iteration that this node committed."""
+        return {commit.iteration: commit.loss for commit in self.commits()}
+
+    @property
+    def iteration(self) -> int:
+        """The last committed iteration."""
+        commits = self.commits()
+        return commits[-1].iteration if commits else 0
+
+    def status(self) -> dict[str, Any]:
+        return ask(self.state_dir, {"command": "status"}, timeout_s=5.0)
+
+    def try_status(self) -> dict[str, Any] | None:
+        """Returns the status, or None while nobody answers."""
+        try:
+            return self.status()
+        except DecodError:
+            return None
+
+    def is_ready(self) -> bool | None:
+        """Returns whether it takes part in the run."""
+        self.refuse_death()
+        status = self.try_status()
+        return status is not None and status["node"]["state"] in ("training", "aggregating")
+
+    def compute_pid(self) -> int | None:
+        """Returns the process id of the compute process, if there is one."""
+        pid = self.process.pid
+        children = _read(Path(f"/proc/{pid}/task/{pid}/children")).split()
+        workers = [int(child) for child in children if _is_worker(int(child))]
+        return workers[0] if workers else None
+
+    def refuse_death(self) -> None:
+        """Raises AssertionError if the daemon has ended."""
+        code = self.process.poll()
+        assert code is None, f"{self.name} ended with {code}\n{self.tail()}"
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, *, timeout_s: float = 60.0) -> int:
+        """Returns the exit code, once there is one."""
+        return wait_for(
+            lambda: _some(self.process.poll()),
+            f"the end of {self.name}",
+            timeout_s=timeout_s,
+            describe=self.tail,
+        )[0]
+
+    def tail(self) -> str:
+        """Returns the last lines of everything it wrote."""
+        parts = [f"== {self.name} (pid {self.process.pid}, exit code {self.process.poll()})"]
+        for path in (
+            self.folder / "stdout",
+            self.folder / "stderr",
+            self.state_dir / "node.log",
+            self.state_dir / "compute.log",
+        ):
+            lines = _read(path).splitlines()[-_TAIL_LINES:]
+            parts += [f"-- {path.name}", *(line[:400] for line in lines)]
+        return "\n".join(parts)
+
+    def tracebacks(self) -> list[str]:
+        """Returns the files in which a traceback stands."""
+        paths = [self.folder / "stdout", self.folder / "stderr", self.state_dir / "compute.log"]
+        paths.append(self.state_dir / "node.log")
+        marks = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
+        return [str(path) for path in paths if any(mark in _read(path) for mark in marks)]
+
+
+class Cluster:
+    """The daemons of one run. Leaving the `with` block ends every one.
+
+    Args:
+        folder: Empty; gets the run file and a folder for each daemon.
+        run: What is trained.
+        corpus: Folder of prepared data.
+    """
+
+    def __init__(self, folder: Path, run: RunConfig, corpus: Path) -> None:
+        self.folder = folder
+        self.run = run
+        self.daemons: list[Daemon] = []
+        self.run_file = folder / "run.toml"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = render_run_file(run, DataSource(path=str(corpus)))
+        self.run_file.write_text(text, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        living.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        living.remove(self)
+        if error is None:
+            assert not self.tracebacks(), f"tracebacks in {self.tracebacks()}\n{self.tails()}"
+
+    # --- starting -----------------------------------------------------------------------------
+
+    def start(self, name: str, *arguments: str | Path) -> Daemon:
+        """Starts `decod ARGUMENTS` as a node with one thread on a free port of the loopback."""
+        folder = self.folder / name
+        folder.mkdir()
+        command = [*DECOD, *map(str, arguments), "--name", name, "--threads", "1"]
+        command += ["--state-dir", str(folder / "state")]
+        if "--listen" not in command:
+            command += ["--listen", "127.0.0.1:0"]
+        start_s = time.monotonic()
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        daemon = Daemon(name, process, folder, start_s)
+        self.daemons.append(daemon)
+        return daemon
+
+    def start_leader(self, *arguments: str | Path, name: str = "leader") -> Daemon:
+        """Starts the run's leader and waits for its join string."""
+        leader = self.start(name, "leader", self.run_file, *arguments)
+        wait_for(lambda: self.join_string(leader), "the join string", timeout_s=START_TIMEOUT_S)
+        return leader
+
+    def start_relay(self, name: str, *arguments: str | Path) -> Daemon:
+        return self.start(name, "join", self.join_string(self.leader) or "", *arguments)
+
+    def start_data_node(self, name: str, *arguments: str | Path) -> Daemon:
+        join_string = self.join_string(self.leader) or ""
+        return self.start(name, "leader", self.run_file, "--join", join_string, *arguments)
+
+    def start_relays(self, num_per_stage: int) -> list[Daemon]:
+        """Starts relays named by stage and number, such as `relay-1-0`."""
+        return [
+            self.start_relay(f"relay-{stage}-{index}", "--stage", str(stage))
+            for stage in range(1, self.run.stages.num_relay_stages + 1)
+            for index in range(num_per_stage)
+        ]
+
+    @property
+    def leader(self) -> Daemon:
+        return self.daemons[0]
+
+    def join_string(self, leader: Daemon) -> str | None:
+        """Returns what the leader printed to be handed out, or None if it has not yet."""
+        for line in leader.stdout.splitlines(keepends=True):
+            if line.startswith("join string: ") and line.endswith("\n"):
+                return line.removeprefix("join string: ").strip()
+        leader.refuse_death()
+        return None
+
+    # --- waiting ------------------------------------------------------------------------------
+
+    def wait_for(
+        self, look: Callable[[], Any], what: str, *, timeout_s: float = START_TIMEOUT_S
+    ) -> Any:
+        """Waits as `polling.wait_for` does, and shows all logs if that fails."""
+        return wait_for(look, what, timeout_s=timeout_s, describe=self.tails)
+
+    def wait_for_iteration(
+        self, iteration: int, *, node: Daemon | None = None, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """Waits until a node (the leader, if none is named) has committed an iteration."""
+        node = node or self.leader
+
+        def reached() -> bool:
+            if node.iteration >= iteration:
+                return True
+            node.refuse_death()
+            return False
+
+        self.wait_for(reached, f"iteration {iteration} at {node.name}", timeout_s=timeout_s)
+
+    def wait_for_end(self, *, timeout_s: float = 90.0) -> dict[str, int]:
+        """Returns the exit codes of all daemons, once all have ended by themselves."""
+        deadline_s = time.monotonic() + timeout_s
+        return {
+            daemon.name: daemon.wait(timeout_s=max(0.0, deadline_s - time.monotonic()))
+            for daemon in self.daemons
+        }
+
+    # --- ending -------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Asks all to end, volunteers first, then makes them."""
+        running = [d for d in reversed(self.daemons) if d.process.poll() is None]
+        workers = [pid for d in running if (pid := d.compute_pid()) is not None]
+        for daemon in running:
+            # The second signal means: at once.
+            daemon.send(signal.SIGTERM)
+        for daemon in running:
+            with suppress(subprocess.TimeoutExpired):
+                daemon.process.wait(_END_TIMEOUT_S)
+        for daemon in running:
+            if daemon.process.poll() is None:
+                daemon.process.kill()
+                daemon.process.wait()
+        for pid in workers:
+            # Its node is gone, so it should be too; a number that was reused is not touched.
+            if _is_worker(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def tracebacks(self) -> list[str]:
+        return [found for daemon in self.daemons for found in daemon.tracebacks()]
+
+    def tails(self) -> str:
+        return "\n".join(daemon.tail() for daemon in self.daemons)
+
+
+def run_decod(*arguments: str | Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Returns what a `decod` command that ends by itself came to."""
+    return subprocess.run(
+        [*DECOD, *map(str, arguments)],
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        env=child_environment(),
+        timeout=timeout_s,
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """Returns the environment with this source tree first, and one thread for every library."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+def stage_nodes(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields every node of every stage of a status."""
+    for stage in status["stages"]:
+        yield from stage["nodes"]
+
+
+def assert_refused(
+    result: subprocess.CompletedProcess[str], *, exit_code: int, holds: Sequence[str] = ()
+) -> None:
+    """Checks that a command ended with one line that says why, and with the right code."""
+    assert result.returncode == exit_code, result
+    assert "Traceback" not in result.stderr, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    for text in holds:
+        assert text in lines[0], (text, lines[0])
+
+
+def _some(value: int | None) -> tuple[int] | None:
+    """Returns a value that is true even for 0."""
+    return None if value is None else (value,)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _is_worker(pid: int) -> bool:
+    return "decod.worker" in _read(Path(f"/proc/{pid}/cmdline"))

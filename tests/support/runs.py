@@ -1,0 +1,135 @@
+"""Small runs for tests, and what one process would have learnt from the same tokens."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from decod.config.schema import RunConfig
+from decod.data.dataset import Dataset
+from decod.data.params import BatchConfig
+from decod.data.prepare import PrepareConfig, prepare
+from decod.ids import MicrobatchId
+from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.protocol.params import ProtocolConfig
+from decod.train.params import OptimizerConfig
+from decod.train.reference import train_reference
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+
+MODELS = {
+    "llama": ModelConfig(**SIZES, num_key_value_heads=2, attention_bias=True),
+    "gpt2": ModelConfig(**SIZES, model_type=Architecture.GPT2, tie_word_embeddings=True),
+}
+
+# Detection must be quick, for tests wait for it; but a busy machine must not look dead.
+PROTOCOL = ProtocolConfig(
+    heartbeat_interval_s=0.5,
+    heartbeat_timeout_s=4.0,
+    admission_interval_s=0.2,
+    utilisation_interval_s=0.5,
+    min_nodes_per_stage=2,
+)
+
+
+def make_run(
+    model: str = "llama",
+    dtype: ModelDtype = ModelDtype.FLOAT64,
+    *,
+    num_iterations: int = 0,
+    num_data_nodes: int = 1,
+    min_nodes_per_stage: int = 2,
+) -> RunConfig:
+    """Returns a run of 8 microbatches an iteration over two relay stages; 0 iterations: no end."""
+    return RunConfig(
+        name="test",
+        seed=7,
+        num_iterations=num_iterations,
+        model=replace(MODELS[model], dtype=dtype),
+        stages=StagesConfig(num_relay_stages=2),
+        batch=BatchConfig(
+            sequence_length=32,
+            microbatch_size=2,
+            num_microbatches=8,
+            num_data_nodes=num_data_nodes,
+        ),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_iterations=3),
+        protocol=replace(
+            PROTOCOL, min_nodes_per_stage=min_nodes_per_stage, min_data_nodes=num_data_nodes
+        ),
+    )
+
+
+def prepare_corpus(folder: Path) -> Path:
+    """Returns a folder of token shards, made from text that a tiny model can learn something of."""
+    generator = np.random.default_rng(3)
+    words = ["alpha", "beta", "gamma", "delta", "run", "stage", "flow", "node", "of", "the"]
+    text = " ".join(words[index] for index in generator.integers(0, len(words), 30_000))
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    corpus = folder / "corpus"
+    prepare(corpus, [folder / "text.txt"], PrepareConfig(shard_tokens=50_000))
+    return corpus
+
+
+def batches(
+    run: RunConfig, corpus: Path, num_iterations: int
+) -> Iterator[list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]:
+    """Yields what every iteration trains on: the microbatches of all data nodes."""
+    batch = run.batch
+    with Dataset.open(corpus) as dataset:
+        for iteration in range(1, num_iterations + 1):
+            yield [
+                dataset.microbatch(MicrobatchId(iteration, data_node, index), batch, run.seed)
+                for data_node in range(batch.num_data_nodes)
+                for index in range(batch.num_microbatches)
+            ]
+
+
+@cache
+def reference(
+    run: RunConfig, corpus: Path, num_iterations: int
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Returns the losses and the last weights of the same training in one process."""
+    torch.set_num_threads(1)
+    tokens = batches(run, corpus, num_iterations)
+    return train_reference(run.model, run.optimizer, run.seed, tokens)
+
+
+def loss_errors(found: dict[int, float], expected: list[float]) -> np.ndarray[Any, Any]:
+    """Returns every iteration's relative error of the loss; found must hold them without a gap."""
+    assert sorted(found) == list(range(1, len(expected) + 1)), sorted(found)
+    losses = np.array([found[iteration] for iteration in sorted(found)])
+    return np.abs(losses / np.array(expected) - 1)
+
+
+def weight_error(folder: Path, expected: dict[str, Tensor]) -> float:
+    """Returns the norm of the difference of all weights over their norm."""
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    dtypes = {tensor.dtype for tensor in found.values()}
+    assert dtypes == {tensor.dtype for tensor in expected.values()}, dtypes
+    difference = sum(
+        float((found[name].double() - expected[name].double()).square().sum()) for name in found
+    )
+    norm = sum(float(tensor.double().square().sum()) for tensor in expected.values())
+    return float((difference / norm) ** 0.5)
+
+
+def exported_dtype(folder: Path) -> str:
+    """Returns the dtype that an exported model says it has."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("dtype") or config.get("torch_dtype"))
