@@ -142,7 +142,7 @@ def run_config(num_iterations: int) -> "RunConfig":
         ),
         stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
         batch=BatchConfig(sequence_length=128, microbatch_size=4, num_microbatches=8),
-        optimizer=OptimizerConfig(lr=3e-3, warmup_iterations=5),
+        optimizer=OptimizerConfig(lr=1e-2, warmup_iterations=5),
         # All on one host: what takes long here is a node that is gone. Both relays of each stage
         # are awaited, so that one can be killed.
         protocol=ProtocolConfig(
@@ -335,9 +335,13 @@ def summary(story: Story) -> str:
 
 def sample(model_dir: Path) -> str:
     """Returns text that the trained model writes, control characters replaced."""
+    import torch
+
     from decod.data.tokenizer import BytesTokenizer
     from decod.model.generate import generate
 
+    # Single tokens are too little work to share: on a busy host threads mostly wait for each other.
+    torch.set_num_threads(1)
     prompt = list(_PROMPT.encode())
     ids = generate(model_dir, prompt, num_tokens=_NUM_SAMPLE_TOKENS, seed=0, temperature=0.7)
     text = BytesTokenizer().decode([*prompt, *ids])

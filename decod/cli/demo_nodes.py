@@ -72,6 +72,7 @@ class Fleet:
     def __init__(self, folder: Path, *, program: Sequence[str] = PROGRAM) -> None:
         self._folder = folder
         self._program = tuple(program)
+        self._readers: list[threading.Thread] = []
         self.children: list[Child] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         """What the listened child prints, line by line."""
@@ -118,6 +119,7 @@ class Fleet:
                 target=_copy_lines, args=(process.stdout, self.lines, log_path), daemon=True
             )
             reader.start()
+            self._readers.append(reader)
         return child
 
     def next_line(self, *, timeout_s: float) -> str | None:
@@ -162,6 +164,9 @@ class Fleet:
             for child in self.children:
                 _signal_group(child, signal.SIGKILL)
                 child.process.wait()
+            # Nobody holds the other end of their pipes any more.
+            for reader in self._readers:
+                reader.join(timeout=_END_TIMEOUT_S)
 
 
 def death_of(child: Child, code: int) -> DemoError:
@@ -178,7 +183,7 @@ def blame(child: Child, what: str, *, why: str) -> DemoError:
 
 
 def _copy_lines(stream: IO[str], lines: "queue.SimpleQueue[str]", log_path: Path) -> None:
-    with log_path.open("a", encoding="utf-8") as log:
+    with stream, log_path.open("a", encoding="utf-8") as log:
         for line in stream:
             log.write(line)
             log.flush()

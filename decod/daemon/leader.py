@@ -212,7 +212,7 @@ class _Leading:
         node = self._node
         assert node.driver is not None
         leader = node.driver.machine.leader
-        candidate = leader.candidates.get(sender) if leader is not None else None
+        candidate = leader.admission.candidates.get(sender) if leader is not None else None
         if candidate is None or candidate.stage_index is None:
             return "this node has not been assigned a stage"
         return await node.driver.run_copy("initial", {"stage_index": candidate.stage_index})

@@ -142,5 +142,5 @@ def _candidates(leader: Leader | None) -> list[dict[str, Any]]:
             "capacity": candidate.join.capacity,
             "stage_index": candidate.stage_index,
         }
-        for node_id, candidate in sorted(leader.candidates.items())
+        for node_id, candidate in sorted(leader.admission.candidates.items())
     ]

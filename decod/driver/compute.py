@@ -1,7 +1,7 @@
 """The node's end of its compute process: starts it, gives it jobs, hears of its end.
 
-Requests and replies are JSON, one a line, over a socket pair; tensors stay in the arena. Jobs run one
-after another, so replies come in the order of the requests.
+Requests and replies are JSON, one a line, over a socket pair; tensors stay in the arena. Jobs run
+one after another, so replies come in the order of the requests.
 """
 
 import asyncio

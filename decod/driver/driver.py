@@ -318,8 +318,7 @@ class NodeDriver:
 
         try:
             manifest, buffer = await transport.fetch_state(effect.donor, effect.iteration, allocate)
-            if not _is_manifest(manifest):
-                raise StateUnreadableError
+            _check_manifest(manifest)
         except Exception as error:  # noqa: BLE001 - whatever a donor did, another is tried.
             for buffer in buffers:
                 self.tensor_failed(buffer)
@@ -387,13 +386,11 @@ class NodeDriver:
 class StateUnreadableError(Exception):
     """A donor's description of its state is not what such a description looks like."""
 
-    def __init__(self) -> None:
-        super().__init__("the donor's description of its state is unreadable")
 
-
-def _is_manifest(text: str) -> bool:
+def _check_manifest(text: str) -> None:
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(manifest, dict) and isinstance(manifest.get("tensors"), list)
+        manifest = None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("tensors"), list):
+        raise StateUnreadableError("the donor's description of its state is unreadable")

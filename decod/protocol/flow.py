@@ -30,6 +30,7 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.view import flow_quota
@@ -60,8 +61,7 @@ class Outflows:
 
     @property
     def deadline_s(self) -> float | None:
-        waits = (self._announce_s, self._repeat_s if self.unpaired else None)
-        return min((wait for wait in waits if wait is not None), default=None)
+        return earliest(self._announce_s, self._repeat_s if self.unpaired else None)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Announce what has changed; repeat the announcement of what nobody took up."""
@@ -197,7 +197,9 @@ class Inflows:
 
     @property
     def deadline_s(self) -> float | None:
-        return min((r.deadline_s for r in self._requests.values()), default=None)
+        # All requests wait equally long, so the oldest is due first.
+        oldest = next(iter(self._requests.values()), None)
+        return oldest.deadline_s if oldest is not None else None
 
     def num_requested(self, data_node: NodeId | None = None) -> int:
         return sum(data_node in (None, r.data_node) for r in self._requests.values())
@@ -302,8 +304,7 @@ class _Flows:
 
     @property
     def deadline_s(self) -> float | None:
-        waits = (self._inflows.deadline_s, self.outflows.deadline_s)
-        return min((w for w in waits if w is not None), default=None)
+        return earliest(self._inflows.deadline_s, self.outflows.deadline_s)
 
     @property
     def num_pending(self) -> int:

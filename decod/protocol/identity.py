@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decod.ids import NodeId
-from decod.protocol.leader import RunShape
+from decod.protocol.admission import RunShape
 from decod.protocol.view import Role
 
 

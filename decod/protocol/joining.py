@@ -3,7 +3,7 @@
     OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
-alike. A run that starts from given weights adds a step: the stage's part is fetched from the leader.
+alike. A run that starts from given weights adds a step: the stage's part comes from the leader.
 """
 
 from decod.ids import NodeId

@@ -22,13 +22,12 @@ from enum import Enum
 from itertools import count
 
 from decod.ids import NodeId, Round
-from decod.planner.assignment import Candidate as Applicant
-from decod.planner.assignment import StageLoad, assign_stages
+from decod.protocol.admission import Admission, RunShape
+from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
 from decod.protocol.effects import CompleteRun, Effect, Note, Send
 from decod.protocol.messages import (
     Abort,
-    Assign,
     BeginAggregation,
     CatchUp,
     Commit,
@@ -43,7 +42,7 @@ from decod.protocol.messages import (
     UtilisationQuery,
 )
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.view import Opening, Role, View
 
 _FAILURES_MAX = 5
 """Rounds of one iteration that may fail with all stages present before the run is stopped."""
@@ -57,27 +56,6 @@ class LeaderState(Enum):
     PAUSED = "paused"
     """All iterations are done."""
     FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunShape:
-    """What the leader must know of the run's manifest."""
-
-    num_relay_stages: int
-    num_data_nodes: int
-    num_iterations: int
-    """0: until stopped."""
-    manifest_sha256: str
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A node that has asked to join and is not in the view."""
-
-    join: Join
-    stage_index: int | None = None
-    data_node_index: int = -1
-    prepared: bool = False
 
 
 @dataclass(slots=True)
@@ -101,34 +79,30 @@ class Leader:
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
         self.round = Round(1, 0)
         self.committed = Round(0, 0)
-        self.candidates: dict[NodeId, Candidate] = {}
+        self.admission = Admission(config, shape)
         self.leaving: dict[NodeId, str] = {}
         self.loads: dict[NodeId, NodeLoad] = {}
         """The newest answers to the utilisation query."""
         self.loss: float | None = None
         self.held = False
-        self._incarnations: dict[NodeId, int] = {}
         self._probes: dict[NodeId, _Probe] = {}
         self._nonces = count(1)
         self._reports: dict[NodeId, Report] = {}
         self._vote: Ready | None = None
         self._last: Commit | Abort | None = None
-        self._hashes: dict[int, str] = {}
         self._num_failures = 0
         self._round_start_s = 0.0
         self._round_by_s: float | None = None
         self._round_usual_s = 0.0
         self._query_s: float | None = None
         self._query_ids = count(1)
-        self._answered_s = float("-inf")
 
     # --- time ---------------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:
-        waits = [probe.deadline_s for probe in self._probes.values()]
-        waits += [wait for wait in (self._round_by_s, self._query_s) if wait is not None]
-        return min(waits, default=None)
+        probes = (probe.deadline_s for probe in self._probes.values())
+        return earliest(self._round_by_s, self._query_s, *probes)
 
     def start(self, now_s: float) -> list[Effect]:
         self._query_s = now_s + self.config.admission_interval_s
@@ -149,109 +123,22 @@ class Leader:
 
     def join(self, now_s: float, sender: NodeId, join: Join) -> list[Effect]:
         """A candidate offers itself, or repeats its offer."""
-        known = self._incarnations.get(sender)
-        if (refusal := self._refusal(join)) is not None:
-            return [Send(sender, Refuse(refusal))]
         effects: list[Effect] = []
-        if sender in self.view:
-            if known == join.incarnation:
+        if sender in self.view and not self.admission.refusal(join):
+            if self.admission.repeated(sender, join):
                 return [Send(sender, self._last)] if self._last is not None else []
             effects += self._remove(now_s, {sender: "restarted"})
-        candidate = self.candidates.get(sender)
-        if candidate is None or known != join.incarnation:
-            candidate = self.candidates[sender] = Candidate(join)
-            self._incarnations[sender] = join.incarnation
-            effects.append(_note("candidate.joined", peer=sender, capacity=join.capacity))
-        if candidate.stage_index is None:
-            effects += self._assign_fixed(sender, candidate)
-        if candidate.stage_index is not None:
-            effects.append(self._assignment(sender, candidate))
-        return effects
-
-    def _refusal(self, join: Join) -> str | None:
-        if join.manifest_sha256 != self.shape.manifest_sha256:
-            return (
-                f"its manifest is {join.manifest_sha256[:16]}, this run's is "
-                f"{self.shape.manifest_sha256[:16]}: the two describe different training jobs"
-            )
-        last = self.shape.num_relay_stages
-        if join.role is Role.RELAY and join.stage_index not in (None, *range(1, last + 1)):
-            return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
-        return None
-
-    def _assign_fixed(self, sender: NodeId, candidate: Candidate) -> list[Effect]:
-        """Place candidates whose stage is no question: data nodes and those that insist."""
-        if candidate.join.role is Role.RELAY:
-            candidate.stage_index = candidate.join.stage_index
-            return []
-        taken = {m.data_node_index for m in self.view.data_nodes}
-        taken |= {c.data_node_index for c in self.candidates.values()}
-        free = sorted(set(range(self.shape.num_data_nodes)) - taken)
-        if not free:
-            del self.candidates[sender]
-            reason = f"the run takes {self.shape.num_data_nodes} data nodes and has them all"
-            return [Send(sender, Refuse(reason))]
-        candidate.stage_index, candidate.data_node_index = 0, free[0]
-        return []
-
-    def _assignment(self, sender: NodeId, candidate: Candidate) -> Effect:
-        assert candidate.stage_index is not None
-        return Send(sender, Assign(candidate.stage_index, candidate.data_node_index))
-
-    def _assign_waiting(self) -> list[Effect]:
-        """Give the largest candidates to the most utilised stages (GWTF V-B)."""
-        waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
-        if not waiting:
-            return []
-        applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
-        effects: list[Effect] = []
-        for node, stage in sorted(assign_stages(applicants, self.stage_loads()).items()):
-            waiting[node].stage_index = stage
-            effects.append(_note("candidate.assigned", peer=node, stage=stage))
-            effects.append(self._assignment(node, waiting[node]))
-        return effects
-
-    def stage_loads(self) -> list[StageLoad]:
-        """Return each relay stage's flows and capacity, candidates on their way included."""
-        result = []
-        for stage in range(1, self.shape.num_relay_stages + 1):
-            members = self.view.roster(stage)
-            capacity = sum(m.capacity for m in members)
-            capacity += sum(
-                c.join.capacity for c in self.candidates.values() if c.stage_index == stage
-            )
-            flows = sum(self.loads[m.node_id].num_flows for m in members if m.node_id in self.loads)
-            num = len(members)
-            num += sum(c.stage_index == stage for c in self.candidates.values())
-            missing = max(0, self.config.min_nodes_per_stage - num)
-            result.append(StageLoad(stage, flows, capacity, missing))
-        return result
+        return effects + self.admission.join(self.view, sender, join)
 
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
-        candidate = self.candidates.get(sender)
-        if candidate is None or candidate.stage_index != message.stage_index:
-            return []
-        expected = self._hashes.setdefault(message.stage_index, message.parameter_hash)
-        if expected != message.parameter_hash:
-            del self.candidates[sender]
-            reason = "it builds other initial weights than the rest of its stage"
-            return [Send(sender, Refuse(reason))]
-        candidate.prepared = True
-        if self.state is LeaderState.GATHERING and self._enough():
-            return self._open(now_s, self._next_view(), reason="every stage has its members")
-        return []
-
-    def _enough(self) -> bool:
-        """Whether members and prepared candidates together fill every stage."""
+        effects = self.admission.prepared(sender, message)
+        gathering = self.state is LeaderState.GATHERING
         started = self.committed.iteration > 0
-        for stage in range(self.shape.num_relay_stages + 1):
-            num = len(self.view.roster(stage))
-            num += sum(c.prepared and c.stage_index == stage for c in self.candidates.values())
-            need = self.config.min_nodes_per_stage if stage else self.config.min_data_nodes
-            if num < (1 if started else need):
-                return False
-        return True
+        if gathering and self.admission.enough(self.view, started=started):
+            view = self._next_view()
+            effects += self._open(now_s, view, reason="every stage has its members")
+        return effects
 
     # --- doubts and leaving -------------------------------------------------------------------
 
@@ -259,7 +146,7 @@ class Leader:
         """Ask a suspect whether it lives."""
         if node == self.node_id or node in self._probes:
             return []
-        if node not in self.view and node not in self.candidates:
+        if node not in self.view and node not in self.admission.candidates:
             return []
         nonce = next(self._nonces)
         self._probes[node] = _Probe(nonce, now_s + self.config.probe_timeout_s, reason)
@@ -282,7 +169,7 @@ class Leader:
         return [Send(node, Ping(probe.nonce))]
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
-        if self.candidates.pop(sender, None) is not None or sender not in self.view:
+        if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
             return []
         if message.at_once:
             return self._remove(now_s, {sender: message.reason})
@@ -307,7 +194,7 @@ class Leader:
         effects: list[Effect] = []
         for node, reason in nodes.items():
             self._probes.pop(node, None)
-            self.candidates.pop(node, None)
+            self.admission.candidates.pop(node, None)
             self.leaving.pop(node, None)
             self.loads.pop(node, None)
             if node in self.view:
@@ -392,7 +279,7 @@ class Leader:
         done = total > 0 and self.round.iteration >= total
         stay = self._stay()
         gone = [node for node in self.leaving if node not in stay]
-        comes = not done and any(c.prepared for c in self.candidates.values())
+        comes = not done and self.admission.any_prepared
         changed = gone or comes
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         opening = Opening(Round(self.round.iteration + 1, 1), self.committed, view, paused=done)
@@ -432,7 +319,9 @@ class Leader:
             finished=True,
             failed=failed,
         )
-        waiting = [Send(node, Refuse(reason)) for node in self.candidates if node != self.node_id]
+        waiting = [
+            Send(node, Refuse(reason)) for node in self.admission.candidates if node != self.node_id
+        ]
         self._last = Abort(self.round, opening, reason[:200])
         return [*waiting, Send(self.node_id, self._last)]
 
@@ -455,7 +344,7 @@ class Leader:
         self._reports.clear()
         self.view, self.round = message.opening.view, message.opening.round
         for node in self.view.by_id:
-            self.candidates.pop(node, None)
+            self.admission.candidates.pop(node, None)
         for node in goodbye:
             self.leaving.pop(node, None)
         paused = message.opening.paused
@@ -476,30 +365,13 @@ class Leader:
         """Return a view of the next version, without some and with all that stand prepared."""
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
-            members += [
-                self._admitted(node, candidate)
-                for node, candidate in self.candidates.items()
-                if candidate.prepared
-            ]
+            members += self.admission.members(since_iteration=self.committed.iteration)
         return View.of(
             members,
             version=self.view.version + 1,
             leader=self.node_id,
             term=self.view.term,
             num_stages=self.view.num_stages,
-        )
-
-    def _admitted(self, node: NodeId, candidate: Candidate) -> Member:
-        assert candidate.stage_index is not None
-        return Member(
-            node_id=node,
-            address=candidate.join.address,
-            role=candidate.join.role,
-            stage_index=candidate.stage_index,
-            capacity=candidate.join.capacity,
-            data_node_index=candidate.data_node_index,
-            since_iteration=self.committed.iteration,
-            name=candidate.join.name,
         )
 
     # --- utilisation --------------------------------------------------------------------------
@@ -510,13 +382,13 @@ class Leader:
             self.config.admission_interval_s, self.config.utilisation_interval_s
         )
         if self.view.version == 0 or self.view.empty_stages:
-            return self._assign_waiting()
+            return self.admission.assign_waiting(self.view, self.loads)
         return [Send(self.node_id, UtilisationQuery(next(self._query_ids), self.round))]
 
     def utilisation(self, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
         self.loads.update({load.node_id: load for load in loads})
-        return self._assign_waiting()
+        return self.admission.assign_waiting(self.view, self.loads)
 
 
 def _note(event: str, **fields: object) -> Note:

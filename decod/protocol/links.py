@@ -1,4 +1,4 @@
-"""What this node knows of its links and of its own speed; smoothed, and guessed where unmeasured."""
+"""What this node knows of its links and of its own speed; smoothed, guessed where unmeasured."""
 
 from decod.ids import NodeId
 from decod.planner.cost import Link, link_cost_s

@@ -23,6 +23,7 @@ from enum import Enum
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
 from decod.protocol.digest import digest_of
 from decod.protocol.effects import Effect, Note, Send, SendTensor
 from decod.protocol.events import Tensor
@@ -73,12 +74,15 @@ class _Waits:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._usual_s: float | None = None
+        self.deadline_s: float | None = None
+        """Not after the first COMPLETE that is due; one that came leaves it as it was."""
 
     def sent(self, now_s: float, held: Held) -> None:
         held.phase, held.sent_s = Phase.SENT, now_s
         usual_s = self._usual_s or 0.0
         patience_s = max(self._context.config.complete_timeout_s, _LATE_FACTOR * usual_s)
         held.complete_by_s = now_s + patience_s
+        self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
 
     def completed(self, now_s: float, held: Held) -> None:
         waited_s = now_s - held.sent_s
@@ -89,19 +93,18 @@ class _Waits:
 
     def overdue(self, now_s: float, held_all: dict[MicrobatchId, Held]) -> list[Effect]:
         """Tell the leader of peers whose COMPLETE is late, once for each wait."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return []
+        self.deadline_s = None
         late: dict[NodeId, Held] = {}
         for held in held_all.values():
             if held.complete_by_s is not None and held.complete_by_s <= now_s:
                 late[held.downstream] = held
                 self.sent(now_s, held)
+            self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         reason = "no COMPLETE in time"
         return [Send(leader, Suspect(peer, reason)) for peer in late if peer != leader]
-
-
-def _deadline(held_all: dict[MicrobatchId, Held]) -> float | None:
-    waits = (h.complete_by_s for h in held_all.values() if h.complete_by_s is not None)
-    return min(waits, default=None)
 
 
 class RelayMicrobatches:
@@ -117,7 +120,7 @@ class RelayMicrobatches:
 
     @property
     def deadline_s(self) -> float | None:
-        return _deadline(self.held)
+        return self._waits.deadline_s
 
     def reset(self) -> None:
         """Forget the round. Tensors are inputs or sends of others' records: nothing is owned."""
@@ -232,7 +235,7 @@ class DataMicrobatches:
 
     @property
     def deadline_s(self) -> float | None:
-        return _deadline(self.held)
+        return self._waits.deadline_s
 
     def overdue(self, now_s: float) -> list[Effect]:
         return self._waits.overdue(now_s, self.held)
@@ -361,7 +364,12 @@ class DataMicrobatches:
         self.folded.append(microbatch)
         return self.inject() + self._report()
 
-    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+    def denied(
+        self,
+        now_s: float,  # noqa: ARG002 - as a relay is called.
+        sender: NodeId,
+        message: Deny,
+    ) -> list[Effect]:
         """A flow is broken: try the microbatch on another, or put it off."""
         held = self.held.get(message.microbatch)
         if held is None or held.downstream != sender:
@@ -370,7 +378,12 @@ class DataMicrobatches:
             return self._put_back(held, message.reason)
         return self._fail_round(held, message.reason)
 
-    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def failed(
+        self,
+        now_s: float,  # noqa: ARG002 - as a relay is called.
+        microbatch: MicrobatchId,
+        reason: str,
+    ) -> list[Effect]:
         """This node's device refused the microbatch."""
         held = self.held.get(microbatch)
         if held is None:

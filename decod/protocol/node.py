@@ -22,6 +22,7 @@ from random import Random
 from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
 from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import (
     Effect,
     FreeTensor,
@@ -149,14 +150,13 @@ class NodeMachine:
     def deadline_s(self) -> float | None:
         if self._stopped:
             return None
-        waits = [
+        return earliest(
             self._joining.deadline_s,
             self._membership.deadline_s,
             self.work.deadline_s,
             self.leader.deadline_s if self.leader is not None else None,
             self._outbox.deadline_s,
-        ]
-        return min((wait for wait in waits if wait is not None), default=None)
+        )
 
     # --- the contract -------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The protocol's numbers: timeouts, degrees, limits. Shared by all members, part of the manifest."""
+"""The protocol's numbers: timeouts, degrees, limits. Part of the manifest, so all share them."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """CAN TAKE: who may be sent microbatches of the round (GWTF V-E).
 
-After a commit a node tells an upstream peer that it can take microbatches once every node behind it,
-on the flows that come from that peer, has said so. The data nodes, at the sinks, begin.
+After a commit a node tells an upstream peer that it can take microbatches once every node behind
+it, on the flows that come from that peer, has said so. The data nodes, at the sinks, begin.
 """
 
 from decod.ids import NodeId

@@ -215,7 +215,7 @@ def flow_bound(view: View, data_node: NodeId) -> int:
 
 
 def _interleave(members: Sequence[Member]) -> list[NodeId]:
-    """Return each member as often as its capacity; every prefix is shared out nearly in proportion."""
+    """Return each member as often as its capacity; every prefix is nearly in proportion."""
     keyed = [
         ((k + 0.5) / member.capacity, member.node_id)
         for member in members

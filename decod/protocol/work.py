@@ -9,6 +9,7 @@ from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
 from decod.protocol.aggregation import Aggregation, AggregationState
 from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note
 from decod.protocol.events import JobFinished, Received
 from decod.protocol.flow import DataFlows, RelayFlows
@@ -49,8 +50,7 @@ class Work:
 
     @property
     def deadline_s(self) -> float | None:
-        waits = (self.microbatches.deadline_s, self.flows.deadline_s if self.flows else None)
-        return min((wait for wait in waits if wait is not None), default=None)
+        return earliest(self.microbatches.deadline_s, self.flows.deadline_s if self.flows else None)
 
     @property
     def num_flows(self) -> int:

@@ -1,0 +1,181 @@
+"""Who may enter the run, and which stage each newcomer prepares.
+
+    WAITING -> (assigned) ASSIGNED -> (Prepared) PREPARED -> in the view
+
+Data nodes and volunteers that insist on a stage are placed at once; the others when the leader
+knows how utilised each stage is. A candidate is taken into the view by the leader alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decod.ids import NodeId
+from decod.planner.assignment import Candidate as Applicant
+from decod.planner.assignment import StageLoad, assign_stages
+from decod.protocol.effects import Effect, Note, Send
+from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.view import Member, Role, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What the leader must know of the run's manifest."""
+
+    num_relay_stages: int
+    num_data_nodes: int
+    num_iterations: int
+    """0: until stopped."""
+    manifest_sha256: str
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A node that has asked to join and is not in the view."""
+
+    join: Join
+    stage_index: int | None = None
+    data_node_index: int = -1
+    prepared: bool = False
+
+
+class Admission:
+    """The candidates, from their first offer until they are members."""
+
+    def __init__(self, config: ProtocolConfig, shape: RunShape) -> None:
+        self.candidates: dict[NodeId, Candidate] = {}
+        self._config = config
+        self._shape = shape
+        self._incarnations: dict[NodeId, int] = {}
+        self._hashes: dict[int, str] = {}
+        """Of each stage as its first candidate built it."""
+
+    @property
+    def any_prepared(self) -> bool:
+        return any(candidate.prepared for candidate in self.candidates.values())
+
+    def members(self, *, since_iteration: int) -> list[Member]:
+        """Return what the prepared candidates are as members."""
+        return [
+            Member(
+                node_id=node,
+                address=candidate.join.address,
+                role=candidate.join.role,
+                stage_index=candidate.stage_index,
+                capacity=candidate.join.capacity,
+                data_node_index=candidate.data_node_index,
+                since_iteration=since_iteration,
+                name=candidate.join.name,
+            )
+            for node, candidate in self.candidates.items()
+            if candidate.prepared and candidate.stage_index is not None
+        ]
+
+    def repeated(self, sender: NodeId, join: Join) -> bool:
+        """Whether this offer is from the same start of the daemon as the last one."""
+        return self._incarnations.get(sender) == join.incarnation
+
+    def join(self, view: View, sender: NodeId, join: Join) -> list[Effect]:
+        """Take in an offer, new or repeated, and answer with what has been decided of it."""
+        if refusal := self.refusal(join):
+            return [Send(sender, Refuse(refusal))]
+        effects: list[Effect] = []
+        candidate = self.candidates.get(sender)
+        if candidate is None or not self.repeated(sender, join):
+            candidate = self.candidates[sender] = Candidate(join)
+            self._incarnations[sender] = join.incarnation
+            effects.append(_note("candidate.joined", peer=sender, capacity=join.capacity))
+        if candidate.stage_index is None:
+            effects += self._assign_fixed(view, sender, candidate)
+        if candidate.stage_index is not None:
+            effects.append(self._assignment(sender, candidate))
+        return effects
+
+    def refusal(self, join: Join) -> str:
+        """Return why the run can't take a node, or nothing."""
+        if join.manifest_sha256 != self._shape.manifest_sha256:
+            return (
+                f"its manifest is {join.manifest_sha256[:16]}, this run's is "
+                f"{self._shape.manifest_sha256[:16]}: the two describe different training jobs"
+            )
+        last = self._shape.num_relay_stages
+        if join.role is Role.RELAY and join.stage_index not in (None, *range(1, last + 1)):
+            return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
+        return ""
+
+    def _assign_fixed(self, view: View, sender: NodeId, candidate: Candidate) -> list[Effect]:
+        """Place candidates whose stage is no question: data nodes and those that insist."""
+        if candidate.join.role is Role.RELAY:
+            candidate.stage_index = candidate.join.stage_index
+            return []
+        taken = {m.data_node_index for m in view.data_nodes}
+        taken |= {c.data_node_index for c in self.candidates.values()}
+        free = sorted(set(range(self._shape.num_data_nodes)) - taken)
+        if not free:
+            del self.candidates[sender]
+            reason = f"the run takes {self._shape.num_data_nodes} data nodes and has them all"
+            return [Send(sender, Refuse(reason))]
+        candidate.stage_index, candidate.data_node_index = 0, free[0]
+        return []
+
+    def _assignment(self, sender: NodeId, candidate: Candidate) -> Effect:
+        assert candidate.stage_index is not None
+        return Send(sender, Assign(candidate.stage_index, candidate.data_node_index))
+
+    def assign_waiting(self, view: View, loads: Mapping[NodeId, NodeLoad]) -> list[Effect]:
+        """Give the largest candidates to the most utilised stages (GWTF V-B)."""
+        waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
+        if not waiting:
+            return []
+        applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
+        effects: list[Effect] = []
+        for node, stage in sorted(
+            assign_stages(applicants, self._stage_loads(view, loads)).items()
+        ):
+            waiting[node].stage_index = stage
+            effects.append(_note("candidate.assigned", peer=node, stage=stage))
+            effects.append(self._assignment(node, waiting[node]))
+        return effects
+
+    def _stage_loads(self, view: View, loads: Mapping[NodeId, NodeLoad]) -> list[StageLoad]:
+        """Return each relay stage's flows and capacity, candidates on their way included."""
+        result = []
+        for stage in range(1, self._shape.num_relay_stages + 1):
+            members = view.roster(stage)
+            capacity = sum(m.capacity for m in members)
+            capacity += sum(
+                c.join.capacity for c in self.candidates.values() if c.stage_index == stage
+            )
+            flows = sum(loads[m.node_id].num_flows for m in members if m.node_id in loads)
+            num = len(members)
+            num += sum(c.stage_index == stage for c in self.candidates.values())
+            missing = max(0, self._config.min_nodes_per_stage - num)
+            result.append(StageLoad(stage, flows, capacity, missing))
+        return result
+
+    def prepared(self, sender: NodeId, message: Prepared) -> list[Effect]:
+        """A candidate says that its stage stands ready."""
+        candidate = self.candidates.get(sender)
+        if candidate is None or candidate.stage_index != message.stage_index:
+            return []
+        expected = self._hashes.setdefault(message.stage_index, message.parameter_hash)
+        if expected != message.parameter_hash:
+            del self.candidates[sender]
+            reason = "it builds other initial weights than the rest of its stage"
+            return [Send(sender, Refuse(reason))]
+        candidate.prepared = True
+        return []
+
+    def enough(self, view: View, *, started: bool) -> bool:
+        """Whether members and prepared candidates together fill every stage."""
+        for stage in range(self._shape.num_relay_stages + 1):
+            num = len(view.roster(stage))
+            num += sum(c.prepared and c.stage_index == stage for c in self.candidates.values())
+            need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
+            if num < (1 if started else need):
+                return False
+        return True
+
+
+def _note(event: str, **fields: object) -> Note:
+    return Note(event, tuple(fields.items()))

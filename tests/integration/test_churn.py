@@ -1,0 +1,103 @@
+"""Volunteers die, come and go while a run trains; what is learnt is as if nothing had happened.
+
+An iteration that lost a node is repeated with the same microbatches, so even the loss of a run that
+was disturbed equals that of one undisturbed process, to the last digits of float64.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, Daemon, stage_nodes
+from tests.support.runs import loss_errors, make_run, reference, weight_error
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+LEAVE_TIMEOUT_S = 20.0
+
+
+def microbatches_done(cluster: Cluster, daemon: Daemon) -> int:
+    """Returns how many microbatches a member has done as the leader knows, 0 for a stranger."""
+    status = cluster.leader.status()
+    found = [node for node in stage_nodes(status) if node["name"] == daemon.name]
+    return int(found[0]["microbatches"] or 0) if found else 0
+
+
+def is_member(cluster: Cluster, daemon: Daemon) -> bool:
+    return daemon.name in [node["name"] for node in stage_nodes(cluster.leader.status())]
+
+
+def check_losses(cluster: Cluster, corpus: Path) -> None:
+    found = cluster.leader.losses()
+    expected, _ = reference(cluster.run, corpus, len(found))
+    assert loss_errors(found, expected).max() < 1e-8
+
+
+def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(num_iterations=30)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        cluster.start_leader("--export", tmp_path / "model")
+        relays = cluster.start_relays(2)
+        cluster.wait_for_iteration(10)
+        relays[-1].send(signal.SIGKILL)
+        codes = cluster.wait_for_end()
+        assert codes.pop(relays[-1].name) == -signal.SIGKILL
+        assert set(codes.values()) == {0}, codes
+        check_losses(cluster, corpus)
+        _, weights = reference(run, corpus, 30)
+        assert weight_error(tmp_path / "model", weights) < 1e-8
+        lost = cluster.leader.events("member.lost")
+        assert len(lost) == 1, lost
+
+
+def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) -> None:
+    """One joins, one leaves on SIGTERM, one loses its compute process; then the leader ends it."""
+    with Cluster(tmp_path, make_run(), corpus) as cluster:
+        leader = cluster.start_leader()
+        relays = cluster.start_relays(2)
+        cluster.wait_for_iteration(3)
+
+        # Its weights and optimizer state come from a member, in the middle of training.
+        newcomer = cluster.start_relay("newcomer", "--stage", "2")
+        cluster.wait_for(lambda: is_member(cluster, newcomer), "the newcomer's admission")
+        cluster.wait_for(lambda: microbatches_done(cluster, newcomer), "the newcomer's work")
+        assert newcomer.events("state.loaded")
+        joined = min(newcomer.losses())
+        assert newcomer.losses()[joined] == leader.losses()[joined]
+
+        leaving, start_s = relays[-1], time.monotonic()
+        leaving.send(signal.SIGTERM)
+        assert leaving.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
+        print(f"left after {time.monotonic() - start_s:.1f} s")
+        cluster.wait_for(lambda: not is_member(cluster, leaving), "the leaver's goodbye")
+        assert not leader.events("member.lost")
+
+        # A host without its compute process can't serve: it says so, and the run goes on.
+        broken = relays[1]
+        pid = broken.compute_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        cluster.wait_for(lambda: not is_member(cluster, broken), "removal of the broken node")
+        cluster.wait_for_iteration(leader.iteration + 3)
+
+        leader.send(signal.SIGTERM)
+        assert leader.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
+        assert newcomer.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
+        assert relays[0].wait(timeout_s=LEAVE_TIMEOUT_S) == 0
+        assert broken.wait(timeout_s=LEAVE_TIMEOUT_S) not in (0, -signal.SIGKILL)
+        check_losses(cluster, corpus)
+
+
+def test_a_candidate_leaves_before_it_was_needed(tmp_path: Path, corpus: Path) -> None:
+    """The run waits for more volunteers; Ctrl-C ends those that wait, the leader too, with 0."""
+    with Cluster(tmp_path, make_run(), corpus) as cluster:
+        leader = cluster.start_leader()
+        relay = cluster.start_relay("relay")
+        cluster.wait_for(lambda: leader.events("candidate.joined"), "a candidate")
+        relay.send(signal.SIGINT)
+        assert relay.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
+        leader.send(signal.SIGINT)
+        assert leader.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
