@@ -1,1 +1,1 @@
-"""What a node tells people: event names, logs, metrics. Never blocks or fails training."""
+"""What a node tells people: event names and logs. Never blocks or fails training."""

@@ -26,6 +26,12 @@ def microbatches_done(cluster: Cluster, daemon: Daemon) -> int:
     return int(found[0]["microbatches"] or 0) if found else 0
 
 
+def waiting(leader: Daemon) -> bool:
+    """Returns whether the relay waits at the leader to be taken."""
+    status = leader.try_status()
+    return status is not None and "relay" in [one["name"] for one in status["candidates"]]
+
+
 def is_member(cluster: Cluster, daemon: Daemon) -> bool:
     return daemon.name in [node["name"] for node in stage_nodes(cluster.leader.status())]
 
@@ -96,7 +102,7 @@ def test_a_candidate_leaves_before_it_was_needed(tmp_path: Path, corpus: Path) -
     with Cluster(tmp_path, make_run(), corpus) as cluster:
         leader = cluster.start_leader()
         relay = cluster.start_relay("relay")
-        cluster.wait_for(lambda: leader.events("candidate.joined"), "a candidate")
+        cluster.wait_for(lambda: waiting(leader), "the candidate's knock")
         relay.send(signal.SIGINT)
         assert relay.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
         leader.send(signal.SIGINT)

@@ -102,7 +102,7 @@ class Daemon:
         except DecodError:
             return None
 
-    def is_ready(self) -> bool | None:
+    def is_ready(self) -> bool:
         """Returns whether it takes part in the run."""
         self.refuse_death()
         status = self.try_status()
@@ -125,12 +125,13 @@ class Daemon:
 
     def wait(self, *, timeout_s: float = 60.0) -> int:
         """Returns the exit code, once there is one."""
-        return wait_for(
-            lambda: _some(self.process.poll()),
+        wait_for(
+            lambda: self.process.poll() is not None,
             f"the end of {self.name}",
             timeout_s=timeout_s,
             describe=self.tail,
-        )[0]
+        )
+        return self.process.returncode
 
     def tail(self) -> str:
         """Returns the last lines of everything it wrote."""
@@ -336,11 +337,6 @@ def assert_refused(
     assert len(lines) == 1, result.stderr
     for text in holds:
         assert text in lines[0], (text, lines[0])
-
-
-def _some(value: int | None) -> tuple[int] | None:
-    """Returns a value that is true even for 0."""
-    return None if value is None else (value,)
 
 
 def _read(path: Path) -> str:

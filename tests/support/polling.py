@@ -14,13 +14,13 @@ _never = threading.Event()
 
 
 def wait_for(
-    look: Callable[[], T | None],
+    look: Callable[[], T],
     what: str,
     *,
     timeout_s: float,
     describe: Callable[[], str] = str,
 ) -> T:
-    """Returns the first thing that `look` returns which is neither None nor False.
+    """Returns the first thing that `look` returns which is true.
 
     Args:
         look: May raise: a test that can't succeed any more should say so at once.
@@ -34,7 +34,7 @@ def wait_for(
     deadline_s = time.monotonic() + timeout_s
     while True:
         found = look()
-        if found is not None and found is not False:
+        if found:
             return found
         if time.monotonic() > deadline_s:
             raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{describe()}")

@@ -22,7 +22,10 @@ UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "
 ENVIRONMENT_READERS = ("decod/cli/errors.py", "decod/config/", "decod/daemon/", "decod/worker/")
 
 # Modules that are started or looked up by name rather than imported.
-ENTRY_POINTS = re.compile(r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*")
+ENTRY_POINTS = re.compile(
+    # `decod.train.reference` is the plain loop that tests and benchmarks compare with.
+    r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.train\.reference"
+)
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from decod.errors import HardwareError
 from decod.obs.events import EVENTS, event_level, render_note
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
-from decod.obs.metrics import Metrics
 from decod.obs.text import clean_text
 
 
@@ -111,23 +109,3 @@ def test_a_value_that_cannot_be_written_is_named_by_its_type() -> None:
 def test_every_registered_text_renders_with_its_own_fields() -> None:
     for spec in EVENTS.values():
         assert "?" not in render_note(spec.name, dict.fromkeys(spec.fields, "x"))
-
-
-def test_metrics_are_read_by_name_once_they_are_set() -> None:
-    metrics = Metrics()
-    sent = metrics.counter("decod_activation_sent_bytes_total", "Activations sent to peers.")
-    metrics.gauge("decod_loss_ratio", "Not set.")
-    metrics.gauge("decod_step_seconds", "Last iteration.").set(2.0)
-    sent.increase(5)
-    assert metrics.counter("decod_activation_sent_bytes_total", "again") is sent
-    assert metrics.snapshot() == {
-        "decod_activation_sent_bytes_total": 5.0,
-        "decod_step_seconds": 2.0,
-    }
-    assert math.isnan(metrics.gauge("decod_loss_ratio", "").value)
-
-
-@pytest.mark.parametrize("name", ["loss", "decod_Loss", "decod_x_total"])
-def test_metrics_with_a_wrong_name_are_our_mistake(name: str) -> None:
-    with pytest.raises(AssertionError):
-        Metrics().gauge(name, "")

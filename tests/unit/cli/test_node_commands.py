@@ -1,0 +1,173 @@
+"""`decod leader`, `decod join`, `decod export`: what they make of their command lines."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.cli.main import main
+from decod.cli.node_options import say
+from decod.config import NodeConfig
+from decod.config.node import default_state_dir
+from decod.daemon.leader import LeaderOptions
+from decod.daemon.volunteer import JoinOptions
+from decod.errors import DataError
+
+Seen = list[Any]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What the daemons were asked to do; none is started."""
+    box: Seen = []
+
+    def run(options: object, say_line: Callable[[str], None]) -> int:
+        box.append(options)
+        say_line("join string: decod1-x")
+        return 0
+
+    monkeypatch.setattr("decod.daemon.leader.run_leader", run)
+    monkeypatch.setattr("decod.daemon.volunteer.run_join", run)
+    return box
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    assert main(["run", "init", str(path)]) == 0
+    return str(path)
+
+
+def test_a_leader_without_options_listens_everywhere_and_measures(
+    seen: Seen, run_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["leader", run_file]) == 0
+    (options,) = seen
+    assert isinstance(options, LeaderOptions)
+    assert options.node == NodeConfig(state_dir=default_state_dir())
+    assert options.run_file.path == Path(run_file)
+    assert (options.init_dir, options.join, options.export_dir, options.data_dir) == (None,) * 4
+    assert capsys.readouterr().out.endswith("join string: decod1-x\n")
+
+
+def test_every_option_of_a_leader_arrives(
+    seen: Seen, run_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = "--listen [::1]:0 --advertise example.org:7 --device cuda:1 --capacity 3 --threads 2"
+    line += " --state-dir state --name n --init i --data d --join J --export e"
+    assert main(["leader", run_file, *line.split()]) == 0
+    (options,) = seen
+    assert options.node == NodeConfig(
+        listen_host="::1",
+        listen_port=0,
+        advertise="example.org:7",
+        device="cuda:1",
+        capacity=3,
+        num_threads=2,
+        state_dir=tmp_path / "state",
+        name="n",
+    )
+    assert (options.init_dir, options.data_dir) == (tmp_path / "i", tmp_path / "d")
+    assert (options.join, options.export_dir) == ("J", tmp_path / "e")
+
+
+@pytest.mark.parametrize(("arguments", "stage_index"), [([], None), (["--stage", "3"], 3)])
+def test_a_volunteer_names_a_stage_or_leaves_it_to_the_leader(
+    seen: Seen, arguments: list[str], stage_index: int | None
+) -> None:
+    assert main(["join", "decod1-x@127.0.0.1:1", *arguments]) == 0
+    (options,) = seen
+    assert isinstance(options, JoinOptions)
+    assert options.join_string == "decod1-x@127.0.0.1:1"
+    assert options.stage_index == stage_index
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--stage", "0"], 2),
+        (["--stage", "-1"], 2),
+        (["--capacity", "0"], 2),
+        (["--capacity", "many"], 2),
+        (["--capacity", "9999"], 3),
+        (["--threads", "0"], 2),
+        (["--listen", "127.0.0.1:99999"], 2),
+        (["--listen", "300.0.0.1:1"], 2),
+        (["--advertise", "example.org:0"], 3),
+        (["--device", "tpu"], 3),
+        (["--name", "x\x1b[31m"], 3),
+    ],
+)
+def test_an_impossible_option_starts_nothing(
+    seen: Seen, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", "decod1-x@127.0.0.1:1", *arguments]) == code
+    assert seen == []
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert "\x1b" not in text
+
+
+def test_a_leader_needs_a_readable_run_file(seen: Seen, tmp_path: Path) -> None:
+    assert main(["leader", str(tmp_path / "none.toml")]) == 3
+    assert main(["leader"]) == 2
+    assert seen == []
+
+
+def test_a_broken_join_string_is_a_network_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    assert main(["join", "decod1-cut", *arguments]) == 4
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert "E-NET-010" in text
+
+
+def test_an_export_goes_to_an_absolute_path_and_names_its_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        asked.append((state_dir, request))
+        assert timeout_s > 60
+        return {"iteration": 12, "path": request["path"]}
+
+    monkeypatch.setattr("decod.daemon.control.ask", ask)
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "model", "--state-dir", str(tmp_path)]) == 0
+    path = str(tmp_path / "model")
+    assert asked == [(tmp_path, {"command": "export", "path": path})]
+    assert capsys.readouterr().out == f"iteration 12 is in {path}\n"
+
+
+def test_a_failed_export_has_the_daemons_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: object, **__: object) -> dict[str, Any]:
+        raise DataError("disk full", why="w", fix="f")
+
+    monkeypatch.setattr("decod.daemon.control.ask", ask)
+    assert main(["export", str(tmp_path / "m")]) == 9
+    assert "disk full" in capsys.readouterr().err
+
+
+def test_an_export_without_a_daemon_exits_with_7(tmp_path: Path) -> None:
+    assert main(["export", str(tmp_path / "m"), "--state-dir", str(tmp_path)]) == 7
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_line_from_a_peer_cannot_forge_a_second_one(capsys: pytest.CaptureFixture[str]) -> None:
+    say("node x\x1b[2J\njoin string: evil")
+    assert capsys.readouterr().out == "node x?[2J join string: evil\n"
+
+
+def test_a_reader_who_has_gone_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("click.echo", gone)
+    say("anything")
