@@ -1,8 +1,9 @@
-"""Measure the simulator and the core's quietness: `python scripts/bench_sim.py [NUM_RELAYS ...]`.
+"""Measure the simulator's speed and the core's quietness: `python scripts/bench_sim.py`.
 
-Prints, for runs of growing size on the same pipeline, the real time and the control messages per
-node and iteration. The latter must not grow with the run (I8), because each node deals with a
-bounded number of others.
+First one data node with 96 relays in 8 stages for 50 iterations, in real time. Then runs of growing
+size at fixed degree, with one data node for every 24 relays so that each node has the same work:
+control messages per node and iteration must not grow with the run (I8), because each node deals
+with a bounded number of others.
 """
 
 import sys
@@ -10,45 +11,63 @@ import time
 
 from decod.protocol.params import ProtocolConfig
 from decod.sim.scenario import Scenario
-from decod.sim.simulation import run_scenario
+from decod.sim.simulation import Result, run_scenario
 
 NUM_STAGES = 8
 SIZES = (24, 96, 384)
-NUM_ITERATIONS = 50
-"""Of runs up to 96 relays; larger ones do 3, which is enough to count messages."""
-MICROBATCHES_PER_RELAY = 3
-"""Of its stage: the capacity is 2 to 4, so most flows are in use."""
+RELAYS_PER_DATA_NODE = 24
+MICROBATCHES_PER_DATA_NODE = 8
+NUM_PEERS_MAX = 3
+"""Nodes of an adjacent stage that a node deals with: the same at every size."""
 
 
-def scenario(num_relays: int, *, num_iterations: int) -> Scenario:
-    """Return a run of one data node and so many relays, most there from the start."""
-    num_per_stage = num_relays // NUM_STAGES
+def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scenario:
+    """Return a run whose nodes are all there from the start."""
     return Scenario(
         seed=1,
+        num_data_nodes=num_data_nodes,
         num_relays=num_relays,
         num_relay_stages=NUM_STAGES,
-        num_microbatches=MICROBATCHES_PER_RELAY * num_per_stage,
+        num_microbatches=MICROBATCHES_PER_DATA_NODE * num_relays // 24 // num_data_nodes,
         num_iterations=num_iterations,
-        # Stages are filled by capacity, not by heads: none can count on its exact share.
-        protocol=ProtocolConfig(min_nodes_per_stage=num_per_stage * 2 // 3),
+        protocol=ProtocolConfig(
+            min_nodes_per_stage=num_relays // NUM_STAGES,
+            min_data_nodes=num_data_nodes,
+            max_peers_per_stage=NUM_PEERS_MAX,
+        ),
     )
 
 
+def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result:
+    """Run a scenario and print its line."""
+    start_s = time.perf_counter()
+    result = run_scenario(scenario(num_relays, num_data_nodes, num_iterations))
+    real_s = time.perf_counter() - start_s
+    print(
+        f"{num_relays:6}  {num_data_nodes:10}  {result.num_iterations:10}  {real_s:6.1f}"
+        f"  {result.duration_s / result.num_iterations:11.2f}"
+        f"  {result.num_control_steady_mean:6.1f}  {result.num_control_steady_max:5}"
+        f"  {result.num_control_max:5}",
+        flush=True,
+    )
+    return result
+
+
 def main(arguments: list[str]) -> None:
-    """Print one line for each size."""
-    sizes = [int(word) for word in arguments] or list(SIZES)
-    print("relays  iterations  real_s  virtual_s  events  us/event  control (mean, max)")
-    for num_relays in sizes:
-        num_iterations = NUM_ITERATIONS if num_relays <= 96 else 3
-        start_s = time.perf_counter()
-        result = run_scenario(scenario(num_relays, num_iterations=num_iterations))
-        real_s = time.perf_counter() - start_s
-        print(
-            f"{num_relays:6}  {result.num_iterations:10}  {real_s:6.1f}  {result.duration_s:9.1f}"
-            f"  {result.num_events:6}  {1e6 * real_s / result.num_events:8.1f}"
-            f"  {result.num_control_mean:.1f}, {result.num_control_max}",
-            flush=True,
-        )
+    """Print one line for each run; sizes may be given as arguments."""
+    print(
+        "relays  data nodes  iterations  real s  virtual s/it    mean    max"
+        "    1st   (control messages per node and iteration)"
+    )
+    if not arguments:
+        measure(96, 1, 50)
+    results = [
+        measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6)
+        for size in ([int(word) for word in arguments] or SIZES)
+    ]
+    print("of each kind, per node and iteration:")
+    for result in results:
+        print("  " + "  ".join(f"{kind} {num:.1f}" for kind, num in result.control_by_kind[:10]))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 All train the same model from the same weights on the same tokens: 8 Llama blocks of width 256,
 vocabulary 4096, sequences of 256, 8 microbatches of 4, AdamW, float32. Rounds are interleaved,
 because the speed of a shared machine drifts. Both numbers of threads are tried in the first round;
-one that was clearly slower is not tried again. Exits with 1 if a subject failed or if losses show
-that it was not the same job.
+one that was clearly slower is not tried again. Exits with 1 if a subject failed or was left out
+for want of time, or if losses show that it was not the same job.
 """
 
 import argparse
@@ -99,7 +99,9 @@ class Bench:
         self.samples.append(sample)
         duration_s = time.monotonic() - start_s
         self.durations_s[subject.name] = max(duration_s, self.durations_s.get(subject.name, 0.0))
-        print(f"{label}  {sample.tokens_per_s:6.0f} tokens/s  ({duration_s:.0f} s)", flush=True)
+        others = f"others {sample.foreign_cores:.1f} cores"
+        print(f"{label}  {sample.tokens_per_s:6.0f} tokens/s  ({duration_s:.0f} s, {others})")
+        sys.stdout.flush()
 
 
 def _positive(text: str) -> int:
@@ -157,7 +159,9 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
         else:
             options.json.write_text(text + "\n", encoding="utf-8")
     same = loss_difference(bench.samples)[0] <= LOSS_DIFFERENCE_MAX
-    return int(bool(bench.failures) or not bench.samples or not same)
+    measured = {sample.subject for sample in bench.samples}
+    complete = measured == {subject.name for subject in bench.subjects}
+    return int(bool(bench.failures) or not complete or not same)
 
 
 def main(arguments: Sequence[str]) -> int:

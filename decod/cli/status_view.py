@@ -43,7 +43,8 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
     """Returns three parts: the run in a line, this node in a line, its stages in a table."""
     parts: list[RenderableType] = [_run_line(status), _node_line(_mapping(status, "node"))]
     if status.get("message"):
-        parts.append(Text(clean_text(status["message"]), style="yellow"))
+        routine = status.get("run_state") in {"training", "aggregating", "finished"}
+        parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
     parts.append(Text())
     parts.append(_stage_table(_sequence(status, "stages")))
     candidates = _sequence(status, "candidates")

@@ -106,6 +106,8 @@ class ComputeProcess:
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        # Once the node has given up, nobody reads what became of its last jobs: that is no error.
+        future.add_done_callback(_mark_read)
         if self._ended:
             future.set_exception(ComputeDiedError("the compute process has ended"))
             return future
@@ -155,6 +157,12 @@ class ComputeProcess:
             self._process.kill()
             await self._process.wait()
         await self._listener
+
+
+def _mark_read(future: asyncio.Future[Reply]) -> None:
+    """Keep asyncio from writing about an error that nobody awaited."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _describe(returncode: int | None) -> str:

@@ -42,6 +42,8 @@ _SPECS = (
     EventSpec("node.draining", "leaving: work in hand is being finished"),
     EventSpec("worker.started", "compute process runs on {device}"),
     EventSpec("worker.died", "compute process ended: {reason}", _E),
+    EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
+    EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}"),
@@ -56,13 +58,14 @@ _SPECS = (
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
     # Rounds, as a member sees them.
     EventSpec("round.opened", "round {round} with {num_members} members, view {view_version}", _D),
-    EventSpec("round.committed", "round {round} loss {loss} over {num_tokens} tokens"),
+    EventSpec("round.committed", "round {round} loss {loss} over {num_tokens} tokens", _D),
     # What the leader decides.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec("member.leaving", "{peer} leaves: {reason}"),
     EventSpec("member.lost", "{peer} is gone: {reason}", _W),
-    EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}"),
+    EventSpec("run.opened", "training begins with round {round}: {reason}"),
+    EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}", _D),
     EventSpec("round.aborted", "round {round} is repeated: {reason}", _W),
 )
 

@@ -74,7 +74,11 @@ class ComputeQueue:
         Inputs are released. Outputs of a job that matters belong to the caller; the others are
         freed here.
         """
-        entry = self._given.pop(event.job_id)
+        entry = self._given.pop(event.job_id, None)
+        if entry is None:
+            # The compute process ended while it had nothing to do.
+            assert isinstance(event, JobFailed), event
+            return None, []
         effects = self._tensors.release(*entry.inputs)
         if isinstance(event, JobFinished):
             for output in event.outputs:

@@ -333,7 +333,13 @@ class Leader:
         next_round = Round(aborted.iteration, aborted.attempt + 1)
         opening = Opening(next_round, self.committed, view, paused=self.state is LeaderState.PAUSED)
         message = Abort(aborted, opening, reason[:200])
-        note = _note("round.aborted", round=str(aborted), reason=reason)
+        # Attempt 0 was never trained: it stands for the time before the first members.
+        first = aborted.attempt == 0
+        note = (
+            _note("run.opened", round=str(next_round), reason=reason)
+            if first
+            else _note("round.aborted", round=str(aborted), reason=reason)
+        )
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
     def _announce(

@@ -364,6 +364,9 @@ class NodeMachine:
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
             place = tree_place(opening.view, node_id, fanout=fanout)
+            if opening.view.version != self.context.view.version:
+                # First: those who are told next may be new, and are dialled where the view says.
+                effects.append(UseMembers(opening.view.members))
             effects += [Send(child, message) for child in place.children]
         if opening.finished:
             reason = StopReason.FAILED if opening.failed else StopReason.FINISHED
@@ -404,7 +407,6 @@ class NodeMachine:
         context.round = opening.round
         if renewed:
             context.adopt(opening.view)
-            effects.append(UseMembers(opening.view.members))
             self._membership.adopt(now_s)
         self._membership.announced(now_s)
         self._joining.entered()

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.admission import RunShape
 from decod.protocol.effects import Effect
 from decod.protocol.events import Event
 from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.identity import Identity, RunFacts
-from decod.protocol.admission import RunShape
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role

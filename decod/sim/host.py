@@ -6,7 +6,7 @@ twice, ask for a deadline that never moves) ends the run with words.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -148,6 +148,7 @@ class Host:
         self.stop: fx.Stop | None = None
         self.num_events = 0
         self.num_control_sent = 0
+        self.control_by_kind: Counter[str] = Counter()
         self.num_bulk_sent = 0
         self.num_microbatch_jobs = 0
         self.num_leaked = 0
@@ -321,6 +322,7 @@ class Host:
 
     def _send(self, effect: fx.Send) -> None:
         self.num_control_sent += 1
+        self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
         receiver = self._world.hosts.get(effect.to)
         sent = None

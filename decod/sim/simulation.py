@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,11 @@ class Result:
     num_control_mean: float
     """Control messages per node and iteration, without those of admission."""
     num_control_max: int
+    num_control_steady_mean: float
+    """The same without each node's first iteration, in which it joins and flows are built."""
+    num_control_steady_max: int
+    control_by_kind: tuple[tuple[str, float], ...]
+    """Control messages of each kind per node and iteration, most frequent first."""
     num_bulk: int
     """Tensors sent."""
     stored_peak_bytes: int
@@ -232,13 +238,23 @@ class Simulation:
             for _, counts in sorted(self.checker.nodes.items())
             for num in counts.control_per_iteration
         ]
+        steady = [
+            num
+            for counts in self.checker.nodes.values()
+            for num in counts.control_per_iteration[1:]
+        ]
         hosts = self.hosts.values()
+        kinds = sum((host.control_by_kind for host in hosts), Counter[str]())
+        share = 1 / (len(self.hosts) * max(1, self.checker.num_iterations))
         return Result(
             num_iterations=self.checker.num_iterations,
             duration_s=self.kernel.now_s,
             num_events=self.kernel.num_events,
             num_control_mean=sum(per_iteration) / max(1, len(per_iteration)),
             num_control_max=max(per_iteration, default=0),
+            num_control_steady_mean=sum(steady) / max(1, len(steady)),
+            num_control_steady_max=max(steady, default=0),
+            control_by_kind=tuple((kind, num * share) for kind, num in kinds.most_common()),
             num_bulk=sum(host.num_bulk_sent for host in hosts),
             stored_peak_bytes=max(host.tensors.stored_peak_bytes for host in hosts),
             lost_stage=lost_stage,

@@ -12,6 +12,9 @@ SCHEMA_VERSION = 1
 LOSS_DIFFERENCE_MAX = 1e-4
 """Between two subjects in the same iteration: the same job in another order of summation."""
 
+FOREIGN_CORES_MAX = 0.1
+"""More than this, kept busy by other work, makes the figures doubtful."""
+
 TARGETS = {"torch pipeline": 1.0, "one process": 0.95}
 """What decod's rate must be, as a multiple of the other's."""
 
@@ -95,6 +98,9 @@ def as_text(samples: Sequence[Sample]) -> str:
     """Return the report for people."""
     results = best_results(samples)
     lines = [*_rates(samples, results), *_ratio_lines(results), *_losses(samples)]
+    foreign = max((sample.foreign_cores for sample in samples), default=0.0)
+    if foreign > FOREIGN_CORES_MAX:
+        lines.append(f"DOUBTFUL: other work kept up to {foreign:.1f} cores busy meanwhile")
     for result in results.values():
         lines += _where_time_goes(result)
     return "\n".join(lines)

@@ -45,6 +45,8 @@ class Sample:
     """Processor time per measured iteration, by process."""
     timing: Mapping[str, Mapping[str, float]]
     """Where a node says that its time goes, by process: seconds per iteration. decod only."""
+    foreign_cores: float
+    """Mean number of cores that other work on the machine kept busy meanwhile."""
 
 
 @dataclass(slots=True)
@@ -226,6 +228,8 @@ class _Mark:
     instant_s: float
     cpu_s: Mapping[str, float]
     timing: Mapping[str, Mapping[str, float]]
+    machine_s: float
+    """Processor time of everything on the machine."""
 
 
 def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
@@ -249,6 +253,8 @@ def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
         rate = job.tokens_per_iteration * num_measured / (instant_s - first.instant_s)
         if num_measured == plan.num_measured or rate < plan.give_up_tokens_per_s:
             last = _mark(subject, running, instant_s, plan.folder)
+            own_s = sum(last.cpu_s.values()) - sum(first.cpu_s.values())
+            foreign_s = last.machine_s - first.machine_s - own_s
             return Sample(
                 subject=subject.name,
                 num_threads=plan.num_threads,
@@ -261,11 +267,18 @@ def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
                     for name, timing in last.timing.items()
                     if name in first.timing
                 },
+                foreign_cores=max(0.0, foreign_s) / (instant_s - first.instant_s),
             )
 
 
 def _mark(subject: Subject, running: Running, instant_s: float, folder: Path) -> _Mark:
-    return _Mark(instant_s, processor_times(running.children), subject.timing(folder))
+    busy = psutil.cpu_times()
+    return _Mark(
+        instant_s,
+        processor_times(running.children),
+        subject.timing(folder),
+        machine_s=busy.user + busy.system,
+    )
 
 
 def _per_iteration(

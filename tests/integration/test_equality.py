@@ -7,6 +7,7 @@ import pytest
 
 from decod.model.config import ModelDtype
 from tests.support.cluster import Cluster
+from tests.support.oracle import assert_agreement
 from tests.support.runs import (
     exported_dtype,
     loss_errors,
@@ -44,6 +45,7 @@ def test_five_daemons_learn_what_one_process_learns(
     print(f"{model} {dtype}: losses {errors.max():.1e}, weights {error:.1e}")
     assert exported_dtype(tmp_path / "model") == dtype
     assert error < (1e-8 if dtype is ModelDtype.FLOAT64 else 1e-3)
+    assert_agreement(tmp_path / "model")
 
 
 def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:

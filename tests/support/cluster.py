@@ -29,7 +29,7 @@ START_TIMEOUT_S = 60.0
 """For a node to load torch and enter a run while the machine is busy with others."""
 
 _END_TIMEOUT_S = 15.0
-_TAIL_LINES = 15
+_TAIL_LINES = 10
 
 DECOD = (sys.executable, "-u", "-m", "decod")
 
@@ -142,8 +142,8 @@ class Daemon:
             self.state_dir / "node.log",
             self.state_dir / "compute.log",
         ):
-            lines = _read(path).splitlines()[-_TAIL_LINES:]
-            parts += [f"-- {path.name}", *(line[:400] for line in lines)]
+            lines = [line for line in _read(path).splitlines() if '"debug"' not in line]
+            parts += [f"-- {path.name}", *(line[:300] for line in lines[-_TAIL_LINES:])]
         return "\n".join(parts)
 
     def tracebacks(self) -> list[str]:
@@ -166,6 +166,7 @@ class Cluster:
     def __init__(self, folder: Path, run: RunConfig, corpus: Path) -> None:
         self.folder = folder
         self.run = run
+        self.corpus = corpus
         self.daemons: list[Daemon] = []
         self.run_file = folder / "run.toml"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,79 @@
+"""A model that transformers saved is where a run starts, relays included."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decod.model.config import ModelDtype
+from decod.model.folder import read_config
+from tests.support.cluster import Cluster, assert_refused, run_decod
+from tests.support.oracle import assert_agreement, transformers_loss
+from tests.support.runs import batches, make_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+def save_random_model(folder: Path, model_type: str) -> None:
+    """Writes a tiny model whose weights are large enough to matter, as transformers writes it."""
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    config: Any
+    if model_type == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=257, n_embd=32, n_layer=4, n_head=4, n_positions=32, initializer_range=0.2
+        )
+        model: Any = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=257,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            initializer_range=0.2,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_the_first_loss_is_that_of_transformers(
+    tmp_path: Path, corpus: Path, model_type: str
+) -> None:
+    save_random_model(tmp_path / "theirs", model_type)
+    model = read_config(tmp_path / "theirs", dtype=ModelDtype.FLOAT32)
+    run = replace(make_run(num_iterations=2, min_nodes_per_stage=1), model=model)
+    with Cluster(tmp_path / "cluster", run, corpus) as cluster:
+        arguments = ("--init", tmp_path / "theirs", "--export", tmp_path / "ours")
+        leader = cluster.start_leader(*arguments)
+        cluster.start_relays(1)
+        assert set(cluster.wait_for_end().values()) == {0}
+        first_loss = leader.losses()[1]
+    (batch,) = batches(run, corpus, 1)
+    expected = transformers_loss(tmp_path / "theirs", batch)
+    print(f"{model_type}: {first_loss} {expected}")
+    assert abs(first_loss - expected) < 1e-5
+    assert leader.losses()[2] < first_loss
+    assert_agreement(tmp_path / "ours")
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path, corpus: Path) -> None:
+    save_random_model(tmp_path / "theirs", "gpt2")
+    cluster = Cluster(tmp_path / "cluster", make_run(), corpus)
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
+    result = run_decod("leader", cluster.run_file, "--init", tmp_path / "theirs", *arguments)
+    assert_refused(result, exit_code=9, holds=["E-DAT-017", str(tmp_path / "theirs")])
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster", make_run(), corpus)
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
+    result = run_decod("leader", cluster.run_file, "--init", tmp_path / "absent", *arguments)
+    assert_refused(result, exit_code=3, holds=[str(tmp_path / "absent")])

@@ -1,0 +1,157 @@
+"""What an operator asks a run that trains: `decod status` and `decod export`."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
+from tests.support.oracle import assert_agreement
+from tests.support.runs import make_run, reference, weight_error
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+# The product's bounds are 0.5 s and 1.5 s on an idle machine; tests share theirs with others.
+STATUS_MAX_S = 1.5
+LISTEN_MAX_S = 4.0
+
+
+def decod_status(daemon: Daemon) -> dict[str, Any]:
+    """Returns what `decod status --json` prints."""
+    result = run_decod("status", "--json", "--state-dir", daemon.state_dir)
+    assert result.returncode == 0, result
+    assert result.stderr == ""
+    status: dict[str, Any] = json.loads(result.stdout)
+    return status
+
+
+def test_status_has_every_promised_field(training: Cluster) -> None:
+    training.wait_for(
+        lambda: all(node["microbatches"] for node in stage_nodes(training.leader.status())),
+        "news of all nodes at the leader",
+    )
+    status = decod_status(training.leader)
+    assert status["schema_version"] == 1
+    assert status["run_id"]
+    assert status["run_state"] in ("training", "aggregating")
+    assert status["iteration"] >= 1
+    assert 0 < status["loss"] < 6
+    assert status["tokens_per_s"] > 0
+    assert status["leader"]["id"] == status["node"]["id"]
+    assert status["leader"]["name"] == "leader"
+    assert [stage["index"] for stage in status["stages"]] == [0, 1, 2]
+    nodes = list(stage_nodes(status))
+    assert {node["name"] for node in nodes} == {"leader", "relay-1-0", "relay-2-0"}
+    for node in nodes:
+        assert len(node["id"]) == 52
+        assert node["state"] in ("training", "aggregating")
+        assert node["capacity"] >= 1
+        assert node["flows"] >= 1
+        assert node["microbatches"] >= 1
+
+
+def test_a_volunteer_sees_the_whole_run(training: Cluster) -> None:
+    """It asks the leader, and tells who it is itself."""
+    relay = training.daemons[1]
+
+    def complete() -> bool:
+        status = decod_status(relay)
+        return all(node["microbatches"] for node in stage_nodes(status))
+
+    training.wait_for(complete, "the whole run in a volunteer's status")
+    status = decod_status(relay)
+    assert status["run_id"] == training.leader.status()["run_id"]
+    assert {node["name"] for node in stage_nodes(status)} == {"leader", "relay-1-0", "relay-2-0"}
+    assert status["node"]["name"] == "relay-1-0"
+    assert status["node"]["stage_index"] == 1
+    assert status["join_string"] is None
+    assert status["leader"]["name"] == "leader"
+
+
+def test_the_table_names_nodes_and_numbers(training: Cluster) -> None:
+    result = run_decod("status", "--state-dir", training.leader.state_dir)
+    assert result.returncode == 0, result
+    for text in ("leader", "relay-1-0", "relay-2-0", "loss", "tokens/s", "decod join "):
+        assert text in result.stdout
+
+
+def test_status_answers_at_once(training: Cluster) -> None:
+    """A fresh process each time, as on a terminal; the best of three is the program's own time."""
+    durations_s = []
+    for _ in range(3):
+        start_s = time.monotonic()
+        decod_status(training.leader)
+        durations_s.append(time.monotonic() - start_s)
+    print(f"decod status took {', '.join(f'{one:.2f}' for one in durations_s)} s")
+    assert min(durations_s) < STATUS_MAX_S
+
+
+def test_status_without_a_daemon_says_so(tmp_path: Path) -> None:
+    result = run_decod("status", "--json", "--state-dir", tmp_path)
+    assert_refused(result, exit_code=7, holds=[str(tmp_path)])
+    assert result.stdout == ""
+
+
+def test_only_the_compute_process_loads_torch(training: Cluster) -> None:
+    for daemon in training.daemons:
+        worker = daemon.compute_pid()
+        assert worker is not None
+        assert "libtorch" not in mapped_files(daemon.process.pid)
+        assert "libtorch" in mapped_files(worker)
+
+
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+
+
+def test_a_node_listens_before_torch_has_loaded(tmp_path: Path, corpus: Path) -> None:
+    with Cluster(tmp_path, make_run(), corpus) as cluster:
+        leader = cluster.start("leader", "leader", cluster.run_file)
+        cluster.wait_for(lambda: leader.events("node.started"), "the node to listen")
+        duration_s = time.monotonic() - leader.start_s
+        print(f"listens after {duration_s:.2f} s")
+        assert duration_s < LISTEN_MAX_S
+        assert decod_status(leader)["state"] == "starting"
+
+
+def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: Path) -> None:
+    """Stages stand at different points of the round; the export holds one commit's weights."""
+    iterations = []
+    for attempt in range(2):
+        folder = tmp_path / f"model-{attempt}"
+        before = training.leader.iteration
+        result = run_decod("export", folder, "--state-dir", training.leader.state_dir)
+        assert result.returncode == 0, result
+        after = training.leader.iteration
+        iteration = exported_iteration(result)
+        assert before <= iteration <= after
+        _, weights = reference(training.run, training.corpus, iteration)
+        assert weight_error(folder, weights) < 1e-8
+        iterations.append(iteration)
+        training.wait_for_iteration(after + 2)
+    assert iterations[0] < iterations[1]
+    assert_agreement(folder)
+
+
+def exported_iteration(result: subprocess.CompletedProcess[str]) -> int:
+    words = result.stdout.replace(":", " ").replace(",", " ").split()
+    return int(words[words.index("iteration") + 1])
+
+
+def test_export_at_a_volunteer_says_where_to_go(training: Cluster, tmp_path: Path) -> None:
+    state_dir = training.daemons[1].state_dir
+    result = run_decod("export", tmp_path / "model", "--state-dir", state_dir)
+    assert_refused(result, exit_code=3, holds=["leader"])
+    assert not (tmp_path / "model").exists()
+
+
+def test_export_to_an_impossible_place_is_an_error_of_the_command_only(
+    training: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    result = run_decod("export", tmp_path / "file" / "x", "--state-dir", training.leader.state_dir)
+    assert_refused(result, exit_code=9, holds=["E-DAT-014", str(tmp_path / "file")])
+    training.wait_for_iteration(training.leader.iteration + 2)

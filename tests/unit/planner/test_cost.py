@@ -1,0 +1,42 @@
+"""Equation (1) of GWTF, by hand."""
+
+import pytest
+
+from decod.planner.cost import Link, link_cost_s
+
+
+def test_the_cost_of_a_link_is_equation_1() -> None:
+    """Computing (0.2 + 0.4) / 2 = 0.3; latency (0.01 + 0.03) / 2 = 0.02;
+    transfer 2 * 10^6 / (10^6 + 3 * 10^6) = 0.5. Together 0.82 s."""
+    cost_s = link_cost_s(
+        compute_here_s=0.2,
+        compute_there_s=0.4,
+        forth=Link(0.01, 1e6),
+        back=Link(0.03, 3e6),
+        size_bytes=1_000_000,
+    )
+    assert cost_s == pytest.approx(0.82)
+
+
+def test_a_link_costs_the_same_in_both_directions() -> None:
+    forth, back = Link(0.01, 1e6), Link(0.3, 9e6)
+    there = link_cost_s(
+        compute_here_s=1.0, compute_there_s=2.0, forth=forth, back=back, size_bytes=1000
+    )
+    home = link_cost_s(
+        compute_here_s=2.0, compute_there_s=1.0, forth=back, back=forth, size_bytes=1000
+    )
+    assert there == home
+
+
+def test_the_hops_of_a_path_add_up_to_every_nodes_whole_compute_time() -> None:
+    """With links that cost nothing, a round trip over three nodes costs what they compute."""
+    free = Link(0.0, 1.0)
+    times_s = [1.0, 2.0, 4.0]
+    total_s = sum(
+        link_cost_s(
+            compute_here_s=here, compute_there_s=there, forth=free, back=free, size_bytes=0
+        )
+        for here, there in zip(times_s, times_s[1:] + times_s[:1], strict=True)
+    )
+    assert total_s == sum(times_s)

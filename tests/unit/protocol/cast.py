@@ -1,0 +1,104 @@
+"""Members, views and contexts for tests, named by what they are: `d0`, `r1a`, `r2b`."""
+
+import dataclasses
+
+from decod.ids import FlowId, MicrobatchId, NodeId, Round, TensorId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
+from decod.protocol.events import JobFailed, JobFinished, Tensor
+from decod.protocol.jobs import Job, JobResult, Nothing
+from decod.protocol.links import LinkTable
+from decod.protocol.messages import Message
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.view import Member, Role, View
+
+D0, D1 = NodeId("d0"), NodeId("d1")
+R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")
+R2A, R2B = NodeId("r2a"), NodeId("r2b")
+STRANGER = NodeId("stranger")
+ROUND = Round(1, 1)
+CONFIG = ProtocolConfig()
+MANIFEST = "0" * 64
+
+
+def mb(index: int, *, iteration: int = 1, data_node_index: int = 0) -> MicrobatchId:
+    return MicrobatchId(iteration, data_node_index, index)
+
+
+def flow(slot: int, data_node: NodeId = D0) -> FlowId:
+    return FlowId(data_node, slot)
+
+
+def tensor(number: int, size_bytes: int = 8) -> Tensor:
+    return Tensor(TensorId(number), size_bytes)
+
+
+def member(name: str, *, capacity: int = 2, since_iteration: int = 0) -> Member:
+    """Return a member whose name says its role and place: `d<index>` or `r<stage><letter>`."""
+    data = name.startswith("d")
+    return Member(
+        node_id=NodeId(name),
+        address=f"{name}:7700",
+        role=Role.DATA if data else Role.RELAY,
+        stage_index=0 if data else int(name[1]),
+        capacity=capacity,
+        data_node_index=int(name[1:]) if data else -1,
+        since_iteration=since_iteration,
+        name=name,
+    )
+
+
+def view_of(
+    *members: str | Member, version: int = 1, leader: NodeId = D0, num_stages: int | None = None
+) -> View:
+    """Return a view; a name stands for a member with capacity 2."""
+    known = [member(m) if isinstance(m, str) else m for m in members]
+    if num_stages is None:
+        num_stages = 1 + max(m.stage_index for m in known)
+    return View.of(known, version=version, leader=leader, term=1, num_stages=num_stages)
+
+
+def context_of(
+    node_id: NodeId, view: View, *, round_: Round = ROUND, config: ProtocolConfig = CONFIG
+) -> Context:
+    """Return a node's context; computing takes 1 s, and links cost what unmeasured ones do."""
+    links = LinkTable(activation_size_bytes=0, compute_s=1.0)
+    context = Context(node_id=node_id, config=config, links=links, view=view, round=round_)
+    context.adopt(view)
+    return context
+
+
+def configured(**changes: float) -> ProtocolConfig:
+    return dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type] # Ints are floats.
+
+
+def sent(effects: list[Effect]) -> list[tuple[NodeId, Message]]:
+    """Return what goes to peers, with and without tensors."""
+    return [(e.to, e.message) for e in effects if isinstance(e, (Send, SendTensor))]
+
+
+def jobs_of(effects: list[Effect]) -> list[Job]:
+    return [e.job for e in effects if isinstance(e, StartJob)]
+
+
+def notes_of(effects: list[Effect]) -> list[str]:
+    return [e.event for e in effects if isinstance(e, Note)]
+
+
+def freed(effects: list[Effect]) -> list[int]:
+    return [int(e.tensor) for e in effects if isinstance(e, FreeTensor)]
+
+
+def end_job(
+    context: Context,
+    effects: list[Effect],
+    *outputs: Tensor,
+    result: JobResult | None = None,
+    refused: bool = False,
+) -> list[Effect]:
+    """End the only job that `effects` start; returns what the queue makes of it."""
+    (start,) = (e for e in effects if isinstance(e, StartJob))
+    if refused:
+        return context.compute.finished(JobFailed(start.job_id, "refused", fatal=False))[1]
+    done = JobFinished(start.job_id, result or Nothing(), outputs, duration_s=1.0)
+    return context.compute.finished(done)[1]

@@ -1,0 +1,215 @@
+"""What follows from a view is the same on every node, and fits together."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decod.ids import NodeId
+from decod.protocol.view import (
+    Member,
+    View,
+    flow_bound,
+    flow_quota,
+    next_peers,
+    previous_peers,
+    tree_place,
+    watched,
+    watchers,
+)
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, R2A, STRANGER, member, view_of
+
+
+def build(stages: list[list[int]]) -> View:
+    """Return a view with members of these capacities; index 0 holds the data nodes."""
+    members: list[Member] = []
+    for stage, capacities in enumerate(stages):
+        for k, capacity in enumerate(capacities):
+            name = f"r{stage}{k:03}" if stage else f"d{k}"
+            members.append(member(name, capacity=capacity))
+    return view_of(*members, num_stages=len(stages))
+
+
+capacities_1 = st.lists(st.integers(1, 5), min_size=1, max_size=14)
+views = st.lists(capacities_1, min_size=2, max_size=5).map(build)
+gappy = st.tuples(
+    capacities_1, st.lists(st.lists(st.integers(1, 5), max_size=8), min_size=1, max_size=6)
+).map(lambda drawn: build([drawn[0], *drawn[1]]))
+"""Views in which relay stages may be empty, as while nodes are gathered."""
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+@given(views, st.randoms(use_true_random=False))
+def test_members_are_in_the_same_order_whoever_lists_them(view: View, rng: object) -> None:
+    shuffled = list(view.members)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined] # Hypothesis's own Random.
+    again = view_of(*shuffled, num_stages=view.num_stages)
+    assert again == view
+    assert again.members[0].node_id == view.leader
+
+
+def test_a_view_knows_its_members_and_its_empty_stages() -> None:
+    view = view_of("d0", "r2a", num_stages=4)
+    assert D0 in view
+    assert STRANGER not in view
+    assert view.empty_stages == (1, 3)
+    assert [m.node_id for m in view.data_nodes] == [D0]
+    assert view.roster(2)[0].node_id == R2A
+
+
+def test_the_leader_heads_its_stage_though_its_id_is_not_the_first() -> None:
+    view = view_of("d0", "d1", "r1a", leader=D1)
+    assert [m.node_id for m in view.data_nodes] == [D1, D0]
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+@given(gappy, st.integers(1, 5))
+def test_an_announcement_reaches_every_member_exactly_once(view: View, fanout: int) -> None:
+    reached: list[NodeId] = []
+    todo = [view.leader]
+    while todo:
+        node = todo.pop()
+        reached.append(node)
+        todo += tree_place(view, node, fanout=fanout).children
+    assert sorted(reached) == sorted(view.by_id)
+
+
+@given(gappy, st.integers(1, 5))
+def test_parents_and_children_agree_and_nobody_has_many(view: View, fanout: int) -> None:
+    for node in view.by_id:
+        place = tree_place(view, node, fanout=fanout)
+        for child in place.children:
+            assert tree_place(view, child, fanout=fanout).parent == node
+        assert (place.parent is None) == (node == view.leader)
+        assert len(place.children) + (place.parent is not None) <= 2 * fanout + 1
+
+
+def test_the_tree_of_two_stages_by_hand() -> None:
+    """Heads d0 -> r1a, r2a; each head's own stage hangs under it."""
+    view = view_of("d0", "r1a", "r1b", "r1c", "r2a")
+    assert tree_place(view, D0, fanout=2).children == (R1A, R2A)
+    assert tree_place(view, R1A, fanout=2).children == (R1B, NodeId("r1c"))
+    assert tree_place(view, R1A, fanout=1).children == (R1B, R2A)
+    assert tree_place(view, R2A, fanout=1).parent == R1A
+
+
+# --- watching -------------------------------------------------------------------------------------
+
+
+@given(gappy, st.integers(1, 4))
+def test_everybody_is_watched_by_those_who_think_they_watch(view: View, num: int) -> None:
+    for node in view.by_id:
+        listening = watchers(view, node, num_watchers=num)
+        assert len(listening) == min(num, len(view.members) - 1)
+        assert node not in listening
+        assert len(set(listening)) == len(listening)
+        for watcher in listening:
+            assert node in watched(view, watcher, num_watchers=num)
+        for other in watched(view, node, num_watchers=num):
+            assert node in watchers(view, other, num_watchers=num)
+
+
+# --- neighbours -----------------------------------------------------------------------------------
+
+
+@given(views, st.integers(1, 9))
+def test_who_may_send_and_who_may_receive_agree(view: View, max_peers: int) -> None:
+    for node in view.by_id:
+        there = next_peers(view, node, max_peers=max_peers)
+        assert len(set(there)) == len(there)
+        for peer in there:
+            assert node in previous_peers(view, peer, max_peers=max_peers)
+        for peer in previous_peers(view, node, max_peers=max_peers):
+            assert node in next_peers(view, peer, max_peers=max_peers)
+
+
+@given(views, st.integers(1, 9))
+def test_every_member_is_known_to_somebody_of_the_stage_before(view: View, max_peers: int) -> None:
+    for node in view.by_id:
+        assert previous_peers(view, node, max_peers=max_peers)
+        assert next_peers(view, node, max_peers=max_peers)
+
+
+@given(views, st.integers(1, 9))
+def test_relays_know_a_bounded_number_of_relays(view: View, max_peers: int) -> None:
+    for m in view.members:
+        if m.stage_index + 1 < view.num_stages:
+            here, there = len(view.roster(m.stage_index)), len(view.roster(m.stage_index + 1))
+            bound = max(max_peers, -(-there // here))
+            assert len(next_peers(view, m.node_id, max_peers=max_peers)) == min(bound, there)
+
+
+@given(views)
+def test_the_last_stage_knows_all_data_nodes(view: View) -> None:
+    for m in view.roster(view.num_stages - 1):
+        all_data = tuple(d.node_id for d in view.data_nodes)
+        assert next_peers(view, m.node_id, max_peers=1) == all_data
+
+
+def test_two_large_stages_are_laid_along_each_other() -> None:
+    view = build([[1], [1] * 4, [1] * 8])
+    names = [m.node_id for m in view.roster(2)]
+    first, last = view.roster(1)[0].node_id, view.roster(1)[3].node_id
+    assert next_peers(view, first, max_peers=3) == (names[0], names[1], names[2])
+    assert next_peers(view, last, max_peers=3) == (names[6], names[7], names[0])
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+@given(views)
+def test_quotas_fill_the_scarcer_side_and_exceed_nobody(view: View) -> None:
+    slots = {d.node_id: d.capacity for d in view.data_nodes}
+    for roster in view.rosters[1:]:
+        given_: Counter[NodeId] = Counter()
+        for relay in roster:
+            quota = flow_quota(view, relay.node_id)
+            assert sum(quota.values()) <= relay.capacity
+            assert min(quota.values(), default=1) >= 1
+            given_.update(quota)
+        capacity = sum(m.capacity for m in roster)
+        assert sum(given_.values()) == min(capacity, sum(slots.values()))
+        assert all(given_[node] <= slots[node] for node in given_)
+
+
+@given(views)
+def test_scarce_capacity_is_shared_in_proportion(view: View) -> None:
+    """Whoever wants n slots of N, of which only C can be carried, gets n C / N of them, or one
+    slot more or less for each half-slot that the layout rounds away."""
+    slots = {d.node_id: d.capacity for d in view.data_nodes}
+    total = sum(slots.values())
+    for roster in view.rosters[1:]:
+        carried = min(total, sum(m.capacity for m in roster))
+        for node, wanted in slots.items():
+            got = sum(flow_quota(view, m.node_id).get(node, 0) for m in roster)
+            share = wanted * carried / total
+            assert abs(got - share) <= 0.5 + len(slots) * 0.5 * wanted / total + 0.5
+
+
+@given(views)
+def test_the_bound_is_what_the_tightest_stage_carries(view: View) -> None:
+    for data_node in view.data_nodes:
+        carried = [
+            sum(flow_quota(view, m.node_id).get(data_node.node_id, 0) for m in roster)
+            for roster in view.rosters[1:]
+        ]
+        assert flow_bound(view, data_node.node_id) == min(carried)
+
+
+def test_two_equal_relays_share_the_flows_of_one_data_node() -> None:
+    view = build([[4], [4, 4]])
+    names = [m.node_id for m in view.roster(1)]
+    assert [flow_quota(view, name) for name in names] == [{D0: 2}, {D0: 2}]
+
+
+@pytest.mark.parametrize(("capacity", "bounds"), [(1, (1, 0)), (2, (1, 1)), (3, (2, 1))])
+def test_too_little_capacity_leaves_a_data_node_without_flows(
+    capacity: int, bounds: tuple[int, int]
+) -> None:
+    view = build([[2, 2], [capacity], [8]])
+    assert (flow_bound(view, D0), flow_bound(view, D1)) == bounds
