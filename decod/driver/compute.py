@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,17 @@ from typing import Any
 
 from decod.driver.arena import Arena, Region
 
-_LINE_SIZE_MAX_BYTES = 8 << 20
+_COMMAND = (sys.executable, "-m", "decod.worker")
+
+_REPLY_SIZE_MAX_BYTES = 8 << 20
 """Longest reply: the manifest of a large stage's state."""
+
+_REQUEST_SIZE_MAX_BYTES = 1 << 20
+"""Longest request that the compute process reads. A longer one would end it, and the manifest in
+a load job comes from a peer."""
+
+_END_S = 5.0
+"""How long a process may take to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +63,46 @@ class ComputeProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        *,
+        end_s: float = _END_S,
     ) -> None:
+        self._end_s = end_s
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._waiting: deque[asyncio.Future[Reply]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[Reply]]] = deque()
         self._next_id = 0
-        self._ended = False
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the process has ended, once it has: also while it had nothing to do."""
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, arena: Arena, *, log_path: Path | None = None) -> "ComputeProcess":
+    async def start(
+        cls,
+        arena: Arena,
+        *,
+        log_path: Path | None = None,
+        command: Sequence[str] = _COMMAND,
+        end_s: float = _END_S,
+    ) -> "ComputeProcess":
         """Spawn the process; torch loads while the caller goes on.
 
         It is started by module name, so the node process never imports what it runs. Its errors go
         to `log_path`, or to this process's standard error.
+
+        Args:
+            arena: Its memory is mapped by both.
+            command: What is started; gets `--socket-fd` and `--arena-fd`.
+            end_s: How long the process may take to end by itself before it is killed.
         """
         here, there = socket.socketpair()
         arguments = ["--socket-fd", str(there.fileno()), "--arena-fd", str(arena.fd)]
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if log_path else None
+        log: int | None = None
         try:
+            if log_path is not None:
+                log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "decod.worker",
+                *command,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -85,12 +111,15 @@ class ComputeProcess:
                 # A Ctrl-C on the terminal is the node's to answer.
                 start_new_session=True,
             )
+        except BaseException:
+            here.close()
+            raise
         finally:
             there.close()
             if log is not None:
                 os.close(log)
-        reader, writer = await asyncio.open_connection(sock=here, limit=_LINE_SIZE_MAX_BYTES)
-        return cls(process, reader, writer)
+        reader, writer = await asyncio.open_connection(sock=here, limit=_REPLY_SIZE_MAX_BYTES)
+        return cls(process, reader, writer, end_s=end_s)
 
     @property
     def pid(self) -> int:
@@ -108,7 +137,7 @@ class ComputeProcess:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         # Once the node has given up, nobody reads what became of its last jobs: that is no error.
         future.add_done_callback(_mark_read)
-        if self._ended:
+        if self._writer.is_closing():
             future.set_exception(ComputeDiedError("the compute process has ended"))
             return future
         request = {
@@ -118,45 +147,73 @@ class ComputeProcess:
             "inputs": [region.reference() for region in inputs],
             "outputs": [region.reference() for region in outputs],
         }
+        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        if len(line) > _REQUEST_SIZE_MAX_BYTES:
+            future.set_exception(_too_long(kind, len(line)))
+            return future
+        self._waiting.append((self._next_id, future))
         self._next_id += 1
-        self._waiting.append(future)
-        self._writer.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+        self._writer.write(line)
         return future
 
     async def _listen(self) -> None:
-        # A line that is too long, or no JSON, is a broken process: treated as one that has ended.
-        with suppress(ConnectionError, ValueError, KeyError, asyncio.IncompleteReadError):
+        # A line that is too long or no reply is a broken process: treated as one that has ended.
+        with suppress(ConnectionError, ValueError, LookupError, TypeError):
             while line := await self._reader.readline():
                 self._take(json.loads(line))
-        self._ended = True
         self._writer.close()
-        if self._process.returncode is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), timeout=5.0)
+        await self._end()
         reason = f"the compute process ended ({_describe(self._process.returncode)})"
         while self._waiting:
-            future = self._waiting.popleft()
+            _, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ComputeDiedError(reason))
+        self.ended.set_result(reason)
 
     def _take(self, reply: dict[str, Any]) -> None:
-        future = self._waiting.popleft()
+        outcome: Reply | JobError
+        if reply["ok"]:
+            outcome = Reply(dict(reply["result"]), float(reply["seconds"]))
+        else:
+            outcome = JobError({key: str(reply["error"][key]) for key in _ERROR_FIELDS})
+        # A line that it could not read is answered with job -1.
+        if reply["job"] not in (self._waiting[0][0], -1):
+            raise ValueError("a reply to another job than the oldest")
+        _, future = self._waiting.popleft()
         if future.cancelled():
             return
-        if reply["ok"]:
-            future.set_result(Reply(reply["result"], reply["seconds"]))
+        if isinstance(outcome, Reply):
+            future.set_result(outcome)
         else:
-            future.set_exception(JobError(reply["error"]))
+            future.set_exception(outcome)
 
     async def close(self) -> None:
         """End the process: it leaves when its socket closes, or is killed after 5 seconds."""
         self._writer.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), timeout=5.0)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
         await self._listener
+
+    async def _end(self) -> None:
+        """Wait for the process, whose socket is closed; one that hangs is killed."""
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout=self._end_s)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+_ERROR_FIELDS = ("code", "what", "why", "fix")
+
+
+def _too_long(kind: str, size_bytes: int) -> JobError:
+    return JobError(
+        {
+            "code": "E-RUN-006",
+            "what": f"a {kind} job of {size_bytes} bytes",
+            "why": f"the compute process reads {_REQUEST_SIZE_MAX_BYTES} bytes at most",
+            "fix": "cut the model into more stages, so that each has fewer tensors",
+        }
+    )
 
 
 def _mark_read(future: asyncio.Future[Reply]) -> None:
@@ -166,6 +223,5 @@ def _mark_read(future: asyncio.Future[Reply]) -> None:
 
 
 def _describe(returncode: int | None) -> str:
-    if returncode is None:
-        return "it hangs"
+    assert returncode is not None
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -9,21 +9,28 @@ happened, and a traced run can be replayed.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.jobs import Sizes, request_of, result_of
-from decod.ids import NodeId, TensorId
+from decod.ids import JobId, NodeId, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
 from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
+
+T = TypeVar("T")
+
+NO_JOB = JobId(0)
+"""The compute process has failed, but no job of it. The core numbers its jobs from 1."""
+
+_STOPPED = "this node has stopped"
 
 
 class Transport(Protocol):
@@ -91,6 +98,7 @@ class NodeDriver:
         self._timer_s: float | None = None
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
+        self._broken = False
         self._regions: dict[TensorId, Region] = {}
         self._incoming: dict[int, Region] = {}
         self._lent: dict[int, Region] = {}
@@ -99,17 +107,19 @@ class NodeDriver:
         self._next_tensor = 1
         self._next_request = 1
         self._requests: dict[int, asyncio.Future[ServedState | str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- life ---------------------------------------------------------------------------------
 
     def start(self, transport: Transport) -> None:
         """Begin: the machine asks to be taken in."""
         self._transport = transport
-        self._perform_all(self.machine.start(self._clock()))
+        self._compute.ended.add_done_callback(self._compute_ended)
+        self._take_turns(self.machine.start)
 
     async def close(self) -> None:
         """Stop the timer and what is still being fetched."""
+        self._compute.ended.remove_done_callback(self._compute_ended)
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -117,27 +127,42 @@ class NodeDriver:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for future in self._requests.values():
             if not future.done():
-                future.set_result("this node has stopped")
+                future.set_result(_STOPPED)
 
     # --- the loop -----------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
         """Step the machine with an event, now, or after the one that is being stepped."""
-        self._inbox.append(event)
-        if self._stepping:
+        if self._broken:
             return
+        self._inbox.append(event)
+        if not self._stepping:
+            self._take_turns()
+
+    def _take_turns(self, first: Callable[[float], list[fx.Effect]] | None = None) -> None:
+        """Step the machine with all that is in the inbox; `first` is what comes before that."""
         self._stepping = True
         try:
+            if first is not None:
+                self._perform_all(first(self._clock()))
             while self._inbox:
                 self._perform_all(self.machine.step(self._clock(), self._inbox.popleft()))
-        except Exception as error:
-            # A bug of ours. Going on would train on a broken state: the daemon ends, and peers
-            # treat that as the crash which the protocol survives.
-            if not self.stopped.done():
-                self.stopped.set_exception(error)
-            raise
+        except Exception as error:  # noqa: BLE001 - the top of the driver.
+            self._break(error)
         finally:
             self._stepping = False
+
+    def _break(self, error: Exception) -> None:
+        """End the daemon on a bug of ours: going on would train on a broken state.
+
+        Whoever waits for `stopped` gets the error; peers see a crash, which the protocol survives.
+        """
+        self._broken = True
+        self._inbox.clear()
+        if not self.stopped.done():
+            self.stopped.set_exception(error)
+        else:
+            raise error
 
     def _perform_all(self, effects: list[fx.Effect]) -> None:
         for effect in effects:
@@ -192,10 +217,16 @@ class NodeDriver:
                 if not self.stopped.done():
                     self.stopped.set_result(effect)
 
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _compute_ended(self, ended: asyncio.Future[str]) -> None:
+        """The compute process is gone; jobs that it had have been failed before."""
+        if not self.stopped.done() and not ended.cancelled():
+            self.post(ev.JobFailed(NO_JOB, ended.result(), fatal=True))
 
     @property
     def part_bytes_max(self) -> int:
@@ -267,15 +298,20 @@ class NodeDriver:
     def _job_done(
         self, effect: fx.StartJob, outputs: list[Region], done: asyncio.Future[Reply]
     ) -> None:
+        # Looked at in any case, or asyncio would report it as never retrieved.
+        error = None if done.cancelled() else done.exception()
         if self.stopped.done() or done.cancelled():
             return
-        error = done.exception()
         if error is not None:
-            fatal = isinstance(error, ComputeDiedError)
-            assert fatal or isinstance(error, JobError), error
+            fatal = not isinstance(error, JobError)
             self._job_failed(effect, outputs, str(error), fatal=fatal)
             return
-        reply = done.result()
+        try:
+            self._take_reply(effect, outputs, done.result())
+        except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
+            self._break(unexpected)
+
+    def _take_reply(self, effect: fx.StartJob, outputs: list[Region], reply: Reply) -> None:
         self._compute_s += reply.duration_s
         if isinstance(effect.job, jobs.Build):
             self._sizes.num_parameters = reply.result["num_parameters"]
@@ -328,34 +364,45 @@ class NodeDriver:
         tensor = self._keep(self._incoming.pop(id(buffer)))
         self.post(ev.StateFetched(effect.iteration, manifest, tensor))
 
-    def request_state(
-        self, iteration: int, *, with_optimizer: bool
-    ) -> Awaitable[ServedState | str]:
-        """Ask for a copy of this stage's state: it, or why there is none."""
+    async def request_state(self, iteration: int, *, with_optimizer: bool) -> ServedState | str:
+        """Return a copy of this stage's state, or why there is none.
+
+        Whoever gets a copy calls its `release`; who is cancelled meanwhile gets none.
+        """
+        if self.stopped.done():
+            return _STOPPED
         future: asyncio.Future[ServedState | str] = asyncio.get_running_loop().create_future()
         request_id = self._next_request
         self._next_request += 1
         self._requests[request_id] = future
         self.post(ev.StateRequested(request_id, iteration, with_optimizer))
-        return future
+        return await _taken(future)
 
     async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
         """Return what a copying job of the compute process gives, or why it gives nothing."""
+        # A task of its own: while the device writes into it, a region can't be taken back.
+        return await _taken(self._own(self._run_copy(kind, fields)))
+
+    async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+        region: Region | None = None
         try:
             described = await self._compute.submit(kind, fields)
             region = self.arena.allocate(described.result["num_bytes"])
             if region is None:
                 return "no room for a copy"
-            self._lent[id(region.view)] = region
             reply = await self._compute.submit(kind, fields, outputs=(region,))
         except (JobError, ComputeDiedError) as error:
+            if region is not None:
+                self.arena.free(region)
             return str(error)[:200]
         manifest = json.dumps({"tensors": reply.result["tensors"]}, separators=(",", ":"))
+        self._lent[id(region.view)] = region
+        copied = region
 
         def release() -> None:
-            self.arena.free(self._lent.pop(id(region.view)))
+            self.arena.free(self._lent.pop(id(copied.view)))
 
-        return ServedState(reply.result["iteration"], manifest, region.view, release)
+        return ServedState(reply.result["iteration"], manifest, copied.view, release)
 
     def _serve(self, effect: fx.ServeState) -> None:
         region = self._regions.pop(effect.tensor)
@@ -381,6 +428,22 @@ class NodeDriver:
             return False
         future.set_result(answer)
         return True
+
+
+async def _taken(future: asyncio.Future[ServedState | str]) -> ServedState | str:
+    """Return a future's result; if the caller is cancelled, see that a copy is given back."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_release)
+        raise
+
+
+def _release(future: asyncio.Future[ServedState | str]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        state = future.result()
+        if isinstance(state, ServedState):
+            state.release()
 
 
 class StateUnreadableError(Exception):

@@ -14,6 +14,8 @@ Three rules make this end, and end the same on every replay:
 - A request carries an id and the cost that the asker believes. It is granted once, refused if the
   price has risen, and taken back by `Withdraw` if the asker stopped waiting for the answer.
 - What a relay carries for each data node is bounded by `flow_quota`, so scarce capacity is shared.
+  Where the nodes that know each other can't fill their quotas so, the bound on data nodes falls
+  after one answer timeout, and that on the relay's share after two.
 
 Lost messages: an unanswered request is withdrawn and made anew; an announcement that nobody took
 up is repeated, less and less often.
@@ -147,8 +149,13 @@ class Outflows:
                 num_unpaired=offer[1],
                 compute_s=self._context.links.compute_s,
             )
-            effects += [Send(peer, cost) for peer in self._context.previous]
+            effects += [Send(peer, cost) for peer in self._listeners(data_node)]
         return effects
+
+    def _listeners(self, data_node: NodeId) -> tuple[NodeId, ...]:
+        """Return who may take up an outflow: before the first stage, its own data node alone."""
+        first = self._context.member.stage_index == 1
+        return (data_node,) if first else self._context.previous
 
     def _offer(self, data_node: NodeId) -> tuple[float, int]:
         costs = [cost for f, cost in self.unpaired.items() if f.data_node == data_node]
@@ -344,6 +351,21 @@ class RelayFlows(_Flows):
         super().__init__(now_s, context)
         self.entries: dict[FlowId, RelayFlow] = {}
         self._quota = flow_quota(context.view, context.node_id)
+        wait_s = context.config.answer_timeout_s
+        self._relax_s = [now_s + 2 * wait_s, now_s + wait_s]
+        """When a bound falls, last first."""
+
+    @property
+    @override
+    def deadline_s(self) -> float | None:
+        relax_s = self._relax_s[-1] if self._relax_s and self._active else None
+        return earliest(super().deadline_s, relax_s)
+
+    @override
+    def overdue(self, now_s: float) -> list[Effect]:
+        while self._relax_s and self._relax_s[-1] <= now_s:
+            self._relax_s.pop()
+        return super().overdue(now_s)
 
     @property
     def num_complete(self) -> int:
@@ -370,9 +392,15 @@ class RelayFlows(_Flows):
 
     @override
     def _seek(self, now_s: float) -> list[Effect]:
-        free = self._context.member.capacity - len(self.entries) - self.num_pending
+        taken = len(self.entries) + self.num_pending
+        free = self._context.member.capacity - taken
         if free <= 0 or not self._active:
             return []
+        if len(self._relax_s) < 2:
+            share = sum(self._quota.values()) if self._relax_s else self._context.member.capacity
+            limit = min(free, share - taken)
+            room = {data.node_id: limit for data in self._context.view.data_nodes}
+            return self._inflows.request(now_s, room, limit=limit)
         room = {
             data_node: quota
             - sum(f.data_node == data_node for f in self.entries)

@@ -37,10 +37,12 @@ from decod.protocol.messages import (
     Report,
     Suspect,
 )
-from decod.protocol.view import flow_bound
 
 _DEFERRALS_MAX = 3
 """Iterations that a microbatch may be put off to before it is given up, and counted as lost."""
+
+_FLOW_PATIENCE = 4
+"""Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
 
 _LATE_FACTOR = 4.0
 """A COMPLETE is late after this many times the usual wait: slow is not dead."""
@@ -231,14 +233,29 @@ class DataMicrobatches:
         self._can_take: set[NodeId] = set()
         self._losses: dict[MicrobatchId, Loss] = {}
         self._reported = True
+        self._flow_by_s: float | None = None
         self._waits = _Waits(context)
 
     @property
     def deadline_s(self) -> float | None:
-        return self._waits.deadline_s
+        return earliest(self._waits.deadline_s, self._flow_by_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        return self._waits.overdue(now_s, self.held)
+        effects = self._waits.overdue(now_s, self.held)
+        if self._flow_by_s is not None and self._flow_by_s <= now_s:
+            self._flow_by_s = None
+            effects += self._give_up()
+        return effects
+
+    def _give_up(self) -> list[Effect]:
+        """Put the share off if no flow has been found for it: others must not wait for ever."""
+        no_way = not self._flows().complete and not self._context.view.empty_stages
+        if not no_way or self.held or not self._waiting:
+            return []
+        fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
+        self._put_off.update(self._waiting)
+        self._waiting.clear()
+        return [Note("microbatch.deferred", fields), *self._report()]
 
     def reset(self) -> None:
         """Forget the round; what had been put off before it stays put off."""
@@ -260,7 +277,7 @@ class DataMicrobatches:
         deferral.times += 1
         deferral.not_before = self._context.round.iteration + 1
 
-    def open(self) -> list[Effect]:
+    def open(self, now_s: float) -> list[Effect]:
         """Begin the context's round with this node's share of its batch."""
         self.reset()
         effects: list[Effect] = []
@@ -274,14 +291,7 @@ class DataMicrobatches:
         batch = (MicrobatchId(iteration, index, k) for k in range(self._num_microbatches))
         self._waiting.extend(m for m in batch if m not in self._deferred)
         self._reported = False
-        view = self._context.view
-        if not view.empty_stages and flow_bound(view, self._context.node_id) == 0:
-            reason = "a stage has too little capacity for this data node"
-            fields = (("microbatch", "all"), ("reason", reason))
-            effects.append(Note("microbatch.deferred", fields))
-            self._put_off.update(self._waiting)
-            self._waiting.clear()
-            effects += self._report()
+        self._flow_by_s = now_s + _FLOW_PATIENCE * self._context.config.answer_timeout_s
         return effects
 
     def can_take(self, peer: NodeId) -> list[Effect]:

@@ -162,13 +162,13 @@ def _ring(view: View, node_id: NodeId, offsets: Iterable[int]) -> tuple[NodeId, 
 def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
     """Return the nodes of the next stage that `node_id` may send microbatches to.
 
-    After the last relay stage come the data nodes, all of them: a flow must end where it began.
-    Elsewhere every node of the next stage is known to somebody: two stages larger than
+    Data nodes know all of the first stage and all of the last: a flow must end where it began, and
+    may begin anywhere. Elsewhere every node of the next stage is known to somebody: two stages larger than
     `max_peers` are laid along each other, and each node knows those nearest to its own place.
     """
     stage = view.by_id[node_id].stage_index
     here, there = view.roster(stage), _roster_after(view, stage)
-    if stage + 1 >= view.num_stages or len(there) <= max_peers:
+    if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
     index = next(i for i, m in enumerate(here) if m.node_id == node_id)
     num = max(max_peers, -(-len(there) // len(here)))
@@ -192,33 +192,24 @@ def _roster_after(view: View, stage: int) -> tuple[Member, ...]:
 def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
     """Return how many flows of each data node a relay should carry; at most its capacity in all.
 
-    The relays of a stage and the data nodes' slots are both laid out evenly, each node as often as
-    its capacity, and paired one by one. So a stage shares the work in proportion to capacity, no
-    data node is left without flows because another asked first, and every relay computes the same.
-    (GWTF leaves both questions open; with plain first come, first served, one of two equal relays
-    may take all flows and the other idle.)
+    The stage's capacity and the data nodes' slots are laid along each other, each in roster order
+    and stretched to the same length, and paired one by one. So a stage shares the work in
+    proportion to capacity, no data node is left without flows because another asked first, every
+    relay computes the same, and neighbours along the pipeline serve the same data nodes. (GWTF
+    leaves both questions open; with plain first come, first served, one of two equal relays may
+    take all flows and the other idle.)
     """
-    roster = view.roster(view.by_id[node_id].stage_index)
+    capacities = _positions(view.roster(view.by_id[node_id].stage_index))
+    slots = _positions(view.data_nodes)
+    num_pairs = min(len(capacities), len(slots))
     quota: dict[NodeId, int] = {}
-    for relay, data_node in zip(_interleave(roster), _interleave(view.data_nodes), strict=False):
-        if relay == node_id:
+    for pair in range(num_pairs):
+        if capacities[pair * len(capacities) // num_pairs] == node_id:
+            data_node = slots[pair * len(slots) // num_pairs]
             quota[data_node] = quota.get(data_node, 0) + 1
     return quota
 
 
-def flow_bound(view: View, data_node: NodeId) -> int:
-    """Return how many flows of a data node the relay stages can carry between them."""
-    return min(
-        sum(flow_quota(view, member.node_id).get(data_node, 0) for member in roster)
-        for roster in view.rosters[1:]
-    )
-
-
-def _interleave(members: Sequence[Member]) -> list[NodeId]:
-    """Return each member as often as its capacity; every prefix is nearly in proportion."""
-    keyed = [
-        ((k + 0.5) / member.capacity, member.node_id)
-        for member in members
-        for k in range(member.capacity)
-    ]
-    return [node_id for _, node_id in sorted(keyed)]
+def _positions(members: Sequence[Member]) -> list[NodeId]:
+    """Return each member as often as its capacity."""
+    return [member.node_id for member in members for _ in range(member.capacity)]

@@ -110,7 +110,7 @@ class Work:
             return []
         effects = self.flows.activate(now_s) if activate else []
         if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
-            effects += self.microbatches.open()
+            effects += self.microbatches.open(now_s)
         return effects + self._tell_ready()
 
     def _loaded(self, now_s: float) -> list[Effect]:

@@ -26,9 +26,7 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def training(
-    corpus: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[cluster.Cluster]:
+def training(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     """A run that trains without end: a leader and one relay in each of two stages.
 
     Tests may look at it, ask it for things, and bother it; none may end it.

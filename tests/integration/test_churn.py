@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, Daemon, stage_nodes
+from tests.support.cluster import Cluster, Daemon, run_decod, stage_nodes
 from tests.support.runs import loss_errors, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -65,6 +65,14 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
         leader = cluster.start_leader()
         relays = cluster.start_relays(2)
         cluster.wait_for_iteration(3)
+
+        # The model of a commit while training goes on, of both stages.
+        export = run_decod("export", tmp_path / "model", "--state-dir", leader.state_dir)
+        assert export.returncode == 0, export
+        words = export.stdout.split()
+        iteration = int(words[words.index("iteration") + 1])
+        _, weights = reference(cluster.run, corpus, iteration)
+        assert weight_error(tmp_path / "model", weights) < 1e-8
 
         # Its weights and optimizer state come from a member, in the middle of training.
         newcomer = cluster.start_relay("newcomer", "--stage", "2")

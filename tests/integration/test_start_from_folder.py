@@ -11,7 +11,7 @@ from decod.model.config import ModelDtype
 from decod.model.folder import read_config
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement, transformers_loss
-from tests.support.runs import batches, make_run
+from tests.support.runs import make_run, microbatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -20,12 +20,20 @@ def save_random_model(folder: Path, model_type: str) -> None:
     """Writes a tiny model whose weights are large enough to matter, as transformers writes it."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(11)
     config: Any
     if model_type == "gpt2":
         config = transformers.GPT2Config(
-            vocab_size=257, n_embd=32, n_layer=4, n_head=4, n_positions=32, initializer_range=0.2
+            vocab_size=257,
+            n_embd=32,
+            n_layer=4,
+            n_head=4,
+            n_positions=32,
+            initializer_range=0.2,
+            bos_token_id=256,
+            eos_token_id=256,
         )
         model: Any = transformers.GPT2LMHeadModel(config)
     else:
@@ -56,8 +64,7 @@ def test_the_first_loss_is_that_of_transformers(
         cluster.start_relays(1)
         assert set(cluster.wait_for_end().values()) == {0}
         first_loss = leader.losses()[1]
-    (batch,) = batches(run, corpus, 1)
-    expected = transformers_loss(tmp_path / "theirs", batch)
+    expected = transformers_loss(tmp_path / "theirs", microbatches(run, corpus, 1))
     print(f"{model_type}: {first_loss} {expected}")
     assert abs(first_loss - expected) < 1e-5
     assert leader.losses()[2] < first_loss

@@ -11,14 +11,14 @@ from torch import Tensor
 from decod.model.config import StagesConfig
 from decod.model.folder import read_config, read_weights
 from decod.model.stage import FirstStage, empty_stage
-
-Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+from tests.support.runs import Tokens
 
 
 def load_transformers(folder: Path) -> Any:
     """Returns the model of a folder as transformers reads it, in the folder's own precision."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         # What other libraries think of each other is no finding about decod.
         warnings.simplefilter("ignore")

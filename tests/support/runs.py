@@ -1,7 +1,6 @@
 """Small runs for tests, and what one process would have learnt from the same tokens."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,8 @@ from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConf
 from decod.protocol.params import ProtocolConfig
 from decod.train.params import OptimizerConfig
 from decod.train.reference import train_reference
+
+Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 257,
@@ -85,18 +86,15 @@ def prepare_corpus(folder: Path) -> Path:
     return corpus
 
 
-def batches(
-    run: RunConfig, corpus: Path, num_iterations: int
-) -> Iterator[list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]:
-    """Yields what every iteration trains on: the microbatches of all data nodes."""
+def microbatches(run: RunConfig, corpus: Path, iteration: int) -> list[Tokens]:
+    """Returns what an iteration trains on: the microbatches of all data nodes."""
     batch = run.batch
     with Dataset.open(corpus) as dataset:
-        for iteration in range(1, num_iterations + 1):
-            yield [
-                dataset.microbatch(MicrobatchId(iteration, data_node, index), batch, run.seed)
-                for data_node in range(batch.num_data_nodes)
-                for index in range(batch.num_microbatches)
-            ]
+        return [
+            dataset.microbatch(MicrobatchId(iteration, data_node, index), batch, run.seed)
+            for data_node in range(batch.num_data_nodes)
+            for index in range(batch.num_microbatches)
+        ]
 
 
 @cache
@@ -105,7 +103,7 @@ def reference(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Returns the losses and the last weights of the same training in one process."""
     torch.set_num_threads(1)
-    tokens = batches(run, corpus, num_iterations)
+    tokens = (microbatches(run, corpus, index + 1) for index in range(num_iterations))
     return train_reference(run.model, run.optimizer, run.seed, tokens)
 
 

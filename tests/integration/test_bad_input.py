@@ -1,0 +1,310 @@
+"""What operators get wrong and what strangers send: refused with a reason, and training goes on."""
+
+import random
+import shutil
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from decod.net.channel import CONTROL_SERVICE, ENROLL_SERVICE, STATE_SERVICE, TENSOR_SERVICE
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from tests.support.runs import make_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> list[str]:
+    """Options that put a node on a free port and into a folder of its own."""
+    return ["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--threads", "1"]
+
+
+def address_of(daemon: Daemon) -> tuple[str, int]:
+    host, _, port = daemon.status()["node"]["address"].rpartition(":")
+    return host, int(port)
+
+
+def join_string(cluster: Cluster) -> str:
+    found = cluster.join_string(cluster.leader)
+    assert found is not None
+    return found
+
+
+def wait_for_counters(
+    cluster: Cluster, daemon: Daemon, before: dict[str, int], prefix: str, *, at_least: int
+) -> None:
+    def grown() -> bool:
+        counters = daemon.status()["counters"]
+        return at_least <= sum(
+            count - before.get(name, 0)
+            for name, count in counters.items()
+            if name.startswith(prefix)
+        )
+
+    cluster.wait_for(grown, f"{at_least} new counts of {prefix}")
+
+
+def assert_unimpressed(cluster: Cluster) -> None:
+    """Checks that all live and that training goes on."""
+    for daemon in cluster.daemons:
+        daemon.refuse_death()
+    cluster.wait_for_iteration(cluster.leader.iteration + 2)
+    assert not cluster.leader.events("member.lost")
+    assert not cluster.tracebacks()
+
+
+# --- what an operator gets wrong ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["leader", "join"])
+def test_a_port_in_use_is_named(training: Cluster, place: list[str], command: str) -> None:
+    host, port = address_of(training.leader)
+    what = str(training.run_file) if command == "leader" else join_string(training)
+    place[1] = f"{host}:{port}"
+    result = run_decod(command, what, *place)
+    assert_refused(result, exit_code=4, holds=["E-NET-002", str(port)])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, 54, 55, 56])
+def test_a_join_string_cut_short_is_refused(training: Cluster, place: list[str], kept: int) -> None:
+    result = run_decod("join", join_string(training)[:kept], *place)
+    assert_refused(result, exit_code=4, holds=["join string"])
+
+
+def test_a_join_string_of_another_run_is_refused(training: Cluster, place: list[str]) -> None:
+    """All is well-formed, but who answers at the address belongs to another run."""
+    from decod.ids import RunId
+    from decod.net.join_string import JoinString
+
+    true = JoinString.parse(join_string(training))
+    foreign_run = JoinString(
+        run_id=RunId("a" * 26), manifest_prefix=true.manifest_prefix, addresses=true.addresses
+    )
+    result = run_decod("join", str(foreign_run), *place)
+    assert result.returncode in (4, 5), result
+    assert_refused(result, exit_code=result.returncode)
+    foreign_manifest = JoinString(
+        run_id=true.run_id, manifest_prefix="0" * 16, addresses=true.addresses
+    )
+    result = run_decod("join", str(foreign_manifest), *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-005"])
+
+
+def test_nobody_at_the_address_is_a_network_error(training: Cluster, place: list[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        head = join_string(training).partition("@")[0]
+        text = f"{head}@127.0.0.1:{closed.getsockname()[1]}"
+        result = run_decod("join", text, *place)
+    assert_refused(result, exit_code=4, holds=["127.0.0.1"])
+
+
+@pytest.mark.parametrize(("stage", "exit_code"), [("99", 5), ("3", 5), ("0", 2), ("x", 2)])
+def test_a_stage_that_is_not_there_is_refused(
+    training: Cluster, place: list[str], stage: str, exit_code: int
+) -> None:
+    result = run_decod("join", join_string(training), "--stage", stage, *place)
+    assert result.returncode == exit_code, result
+    assert stage in result.stderr
+    assert "Traceback" not in result.stderr
+    if exit_code == 5:
+        assert "1 to 2" in result.stderr
+
+
+def test_a_data_node_with_another_run_file_is_told_the_difference(
+    training: Cluster, tmp_path: Path, place: list[str]
+) -> None:
+    run = replace(training.run, seed=training.run.seed + 1)
+    other = Cluster(tmp_path / "other", run, training.corpus)
+    result = run_decod("leader", other.run_file, "--join", join_string(training), *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-004", "run.seed is 8 here and 7 there"])
+
+
+def test_a_data_node_with_other_data_is_told_the_difference(
+    training: Cluster, tmp_path: Path, place: list[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("other words " * 1000)
+    prepared = run_decod("data", "prepare", tmp_path / "corpus", tmp_path / "text.txt")
+    assert prepared.returncode == 0, prepared
+    other = Cluster(tmp_path / "other", training.run, tmp_path / "corpus")
+    result = run_decod("leader", other.run_file, "--join", join_string(training), *place)
+    assert_refused(result, exit_code=5, holds=["E-REJ-004", "data_index_sha256"])
+
+
+@pytest.mark.parametrize("damage", ["altered", "truncated", "missing"])
+def test_a_damaged_shard_is_named(
+    corpus: Path, tmp_path: Path, place: list[str], damage: str
+) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    shard = tmp_path / "corpus" / "shard-00001.bin"
+    content = shard.read_bytes()
+    match damage:
+        case "altered":
+            shard.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+        case "truncated":
+            shard.write_bytes(content[:-1])
+        case _:
+            shard.unlink()
+    other = Cluster(tmp_path / "other", make_run(), tmp_path / "corpus")
+    result = run_decod("leader", other.run_file, *place)
+    assert_refused(result, exit_code=9, holds=["E-DAT-02", str(shard)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "holds"),
+    [
+        ("hidden_size = 32", "hiden_size = 32", ["hiden_size", "hidden_size"]),
+        ("hidden_size = 32", 'hidden_size = "wide"', ["model.hidden_size"]),
+        ("hidden_size = 32", "hidden_size = 33", ["model.hidden_size", "33"]),
+        ("[model]", "[modle]", ["modle", "model"]),
+        ("seed = 7", "seed = = 7", []),
+    ],
+)
+def test_a_mistake_in_the_run_file_is_shown_with_its_line(
+    corpus: Path, tmp_path: Path, place: list[str], old: str, new: str, holds: list[str]
+) -> None:
+    run_file = Cluster(tmp_path / "other", make_run(), corpus).run_file
+    lines = run_file.read_text().splitlines()
+    position = lines.index(old)
+    lines[position] = new
+    run_file.write_text("\n".join(lines))
+    result = run_decod("leader", run_file, *place)
+    assert_refused(result, exit_code=3, holds=[f"{run_file}:{position + 1}", *holds])
+
+
+def test_a_state_folder_serves_one_daemon(training: Cluster) -> None:
+    arguments = ["--listen", "127.0.0.1:0", "--state-dir", str(training.daemons[1].state_dir)]
+    result = run_decod("join", join_string(training), *arguments)
+    assert_refused(result, exit_code=3, holds=["E-CFG-041", arguments[-1]])
+    assert_unimpressed(training)
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path, corpus: Path) -> None:
+    """Even while torch is still being loaded, and with the compute process."""
+    with Cluster(tmp_path, make_run(), corpus) as cluster:
+        leader = cluster.start_leader()
+        worker = cluster.wait_for(leader.compute_pid, "the compute process")
+        leader.send(signal.SIGINT)
+        cluster.wait_for(lambda: "press Ctrl-C again" in leader.stdout, "word of the first Ctrl-C")
+        leader.send(signal.SIGINT)
+        assert leader.wait(timeout_s=20.0) == 130
+        cluster.wait_for(lambda: not Path(f"/proc/{worker}").exists(), "the compute process's end")
+
+
+# --- what a stranger sends ------------------------------------------------------------------------
+
+
+def test_random_bytes_on_the_tcp_port_change_nothing(training: Cluster) -> None:
+    rng = random.Random(1)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for daemon in training.daemons:
+        for attempt in range(20):
+            with socket.create_connection(address_of(daemon), timeout=5) as connection:
+                noise = rng.randbytes(rng.choice([1, 64, 4096, 65536]))
+                try:
+                    connection.sendall(preface + noise if attempt % 2 else noise)
+                except (BrokenPipeError, ConnectionResetError):
+                    continue
+    assert_unimpressed(training)
+
+
+def test_random_datagrams_are_counted_and_dropped(training: Cluster) -> None:
+    rng = random.Random(2)
+    for daemon in training.daemons:
+        before = daemon.status()["counters"]
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            for _ in range(200):
+                sender.sendto(rng.randbytes(rng.randrange(1, 1400)), address_of(daemon))
+        # The system itself may drop some of a burst.
+        wait_for_counters(training, daemon, before, "dht.", at_least=100)
+    assert_unimpressed(training)
+
+
+METHODS = [
+    f"/{CONTROL_SERVICE}/Deliver",
+    f"/{ENROLL_SERVICE}/Hello",
+    f"/{ENROLL_SERVICE}/GetStatus",
+]
+
+
+def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
+    """Returns what a node answers to bytes that are no message of ours."""
+    host, port = address_of(daemon)
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"{host}:{port}", options=options) as channel:
+        method_call = channel.unary_unary(
+            method, request_serializer=bytes, response_deserializer=bytes
+        )
+        try:
+            method_call(payload, timeout=10.0)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_garbage_in_calls_is_counted_and_dropped(training: Cluster) -> None:
+    """Bytes that are no protobuf, and protobuf that is no message of this run."""
+    from decod.wire.v1 import control_pb2
+
+    rng = random.Random(3)
+    before = training.leader.status()["counters"]
+    num_sent = 0
+    for method in METHODS:
+        for _ in range(10):
+            call(training.leader, method, b"\xff" + rng.randbytes(rng.randrange(0, 2000)))
+            num_sent += 1
+    envelope = control_pb2.Envelope(run_id="x" * 26, sender_id="y" * 52, term=-5, sequence=-1)
+    request = control_pb2.DeliverRequest(envelopes=[envelope] * 50)
+    for _ in range(5):
+        call(training.leader, METHODS[0], request.SerializeToString())
+        num_sent += 1
+    wait_for_counters(training, training.leader, before, "", at_least=num_sent)
+    assert_unimpressed(training)
+
+
+def test_a_message_that_is_too_large_is_refused(training: Cluster) -> None:
+    for daemon in training.daemons:
+        for method in METHODS:
+            code = call(daemon, method, bytes(5 << 20))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, (method, code)
+    assert_unimpressed(training)
+
+
+def test_broken_streams_are_given_up(training: Cluster) -> None:
+    """Garbage where tensors and states are streamed."""
+    rng = random.Random(4)
+    host, port = address_of(training.leader)
+    before = training.leader.status()["counters"]
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        push = channel.stream_unary(f"/{TENSOR_SERVICE}/Push", bytes, bytes)
+        fetch = channel.unary_stream(f"/{STATE_SERVICE}/Fetch", bytes, bytes)
+        for _ in range(10):
+            noise = [b"\xff" + rng.randbytes(500) for _ in range(3)]
+            with pytest.raises(grpc.RpcError):
+                push(iter(noise), timeout=10.0)
+            with pytest.raises(grpc.RpcError):
+                list(fetch(noise[0], timeout=10.0))
+    wait_for_counters(training, training.leader, before, "", at_least=20)
+    assert_unimpressed(training)
+
+
+def test_a_member_that_is_none_is_not_obeyed(training: Cluster) -> None:
+    """Well-formed messages of the right run from a node that never joined."""
+    from decod.ids import NodeId, RunId
+    from decod.protocol.messages import Heartbeat
+    from decod.wire import codec
+    from decod.wire.v1 import control_pb2
+
+    run_id = RunId(training.leader.status()["run_id"])
+    stranger = NodeId("b" * 51 + "a")
+    envelopes = [
+        codec.encode(run_id, stranger, 1, sequence, Heartbeat()) for sequence in range(1, 100)
+    ]
+    payload = control_pb2.DeliverRequest(envelopes=envelopes).SerializeToString()
+    for daemon in training.daemons:
+        call(daemon, METHODS[0], payload)
+    assert_unimpressed(training)
