@@ -6,18 +6,22 @@ imports nothing heavy: `decod status` must answer at once.
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
 
+_log = logging.getLogger(__name__)
+
 SOCKET_NAME = "decod.sock"
 _LINE_SIZE_MAX_BYTES = 16 << 20
 """Longest answer: the status of a run with many thousand members."""
+_REQUEST_SIZE_MAX_BYTES = 1 << 16
+_REQUEST_TIMEOUT_S = 10.0
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -41,7 +45,7 @@ def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[s
         raise _no_daemon(state_dir, error) from error
     if not isinstance(answer, dict):
         raise _no_daemon(state_dir, ValueError("its answer is not an object"))
-    if "error" in answer:
+    if isinstance(answer.get("error"), dict):
         raise _error_of(answer["error"])
     return answer
 
@@ -60,9 +64,9 @@ def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
 
 
 def _error_of(error: dict[str, Any]) -> DecodError:
-    exit_code = int(error.get("exit_code", 1))
+    exit_code = error.get("exit_code")
     kinds = {kind.exit_code: kind for kind in _all_kinds(DecodError)}
-    kind = kinds.get(exit_code, DecodError)
+    kind = kinds.get(exit_code, DecodError) if type(exit_code) is int else DecodError
     what, why, fix = (str(error.get(key, "unknown")) for key in ("what", "why", "fix"))
     return kind(what, why=why, fix=fix, code=str(error.get("code", kind.code)))
 
@@ -92,6 +96,7 @@ class ControlServer:
         self._state_dir = state_dir
         self._answer = answer
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen. The caller holds the folder's lock, so an old socket is a dead one."""
@@ -112,35 +117,84 @@ class ControlServer:
             ) from error
         listener.setblocking(False)  # noqa: FBT003 - the standard library's signature.
         self._server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=_LINE_SIZE_MAX_BYTES
+            self._accept, sock=listener, limit=_REQUEST_SIZE_MAX_BYTES
         )
 
     async def close(self) -> None:
+        """Take no more requests; whoever still waits for an answer hears that this is the end."""
         if self._server is not None:
             self._server.close()
         (self._state_dir / SOCKET_NAME).unlink(missing_ok=True)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, TimeoutError):
-            try:
-                async with asyncio.timeout(10.0):
-                    line = await reader.readline()
-                request = json.loads(line)
-                answer = await self._answer(request if isinstance(request, dict) else {})
-            except DecodError as error:
-                answer = {"error": describe_error(error)}
-            except ValueError:
-                answer = {
-                    "error": {
-                        "code": "E-RUN-002",
-                        "what": "unreadable request",
-                        "why": "a request is one JSON object on one line",
-                        "fix": "use the decod command of the same version",
-                    }
-                }
+        answer: dict[str, Any] | None = None
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                line = await reader.readline()
+            answer = await self._answer_to(line)
+        except ValueError:
+            answer = _error_answer(_unreadable(f"more than {_REQUEST_SIZE_MAX_BYTES} bytes"))
+        except asyncio.CancelledError:
+            answer = _error_answer(_ending())
+        except (ConnectionError, TimeoutError):
+            _log.debug("a client of the control socket has gone or says nothing")
+        if answer is not None:
             writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
         writer.close()
+
+    async def _answer_to(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            return _error_answer(_unreadable("no JSON"))
+        if not isinstance(request, dict):
+            return _error_answer(_unreadable("no JSON object"))
+        try:
+            return await self._answer(request)
+        except DecodError as error:
+            return _error_answer(error)
+        except Exception as error:  # noqa: BLE001 - answered, and logged with its traceback.
+            # The run goes on without this answer.
+            _log.exception("control.failed")
+            return _error_answer(_unexpected(error))
+
+
+def _unreadable(what: str) -> DecodError:
+    return DecodError(
+        f"unreadable request: {what}",
+        why="a request is one JSON object on one line",
+        fix="use the decod command of the same version",
+        code="E-RUN-002",
+    )
+
+
+def _ending() -> NotRunningError:
+    return NotRunningError(
+        "the daemon ended before it could answer",
+        why="its node has stopped",
+        fix="look at its output, or at node.log in its state folder",
+        code="E-RUN-007",
+    )
+
+
+def _unexpected(error: Exception) -> DecodError:
+    return DecodError(
+        f"{type(error).__name__} in the daemon: {str(error)[:200]}",
+        why="this is a bug in decod",
+        fix="report it with node.log of the daemon's state folder",
+    )
+
+
+def _error_answer(error: DecodError) -> dict[str, Any]:
+    return {"error": describe_error(error)}
 
 
 def describe_error(error: DecodError) -> dict[str, Any]:

@@ -17,8 +17,16 @@ from decod.protocol.events import LinkMeasured, Received
 from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, Message
 from decod.protocol.view import Member
 
-_FORGET_AFTER_S = 30.0
+FORGET_AFTER_S = 30.0
 """How long a node that left can still be reached, for what there is left to tell it."""
+
+FORGET_CANDIDATE_AFTER_S = 900.0
+"""How long a candidate that is silent can still be reached: it may be building a large stage."""
+
+CANDIDATES_MAX = 4096
+"""Candidates that are known at a time; offers of others are dropped, and repeated by them."""
+
+_NAMES_MAX = 20_000
 
 
 class Gateway:
@@ -53,6 +61,9 @@ class Gateway:
         self._status = status
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
+        self._candidates: dict[NodeId, float] = {}
+        """When each was heard last."""
+        self._names: dict[NodeId, str] = {}
 
     def attach(self, driver: NodeDriver) -> None:
         """Begin to hand messages on."""
@@ -64,9 +75,46 @@ class Gateway:
         """Take a control message. Terms matter once leaders are elected."""
         if self._driver is None or self._driver.stopped.done():
             return
-        if isinstance(message, Join):
-            self.client.set_address(sender, message.address)
+        if isinstance(message, Join) and not self._meet(sender, message):
+            return
+        if sender in self._candidates:
+            self._candidates[sender] = asyncio.get_running_loop().time()
         self._driver.post(Received(sender, message))
+
+    def _meet(self, sender: NodeId, offer: Join) -> bool:
+        """Take in a candidate's address; returns whether its offer can be looked at."""
+        assert self._driver is not None
+        if self._driver.machine.leader is None:
+            # Only the leader answers offers; nobody else needs to know where the stranger is.
+            return False
+        loop = asyncio.get_running_loop()
+        if sender not in self._candidates and sender not in self._members:
+            if len(self._candidates) >= CANDIDATES_MAX:
+                return False
+            self._candidates[sender] = loop.time()
+            loop.call_later(FORGET_CANDIDATE_AFTER_S, self._forget_candidate, sender)
+        self.client.set_address(sender, offer.address)
+        self._remember_name(sender, offer.name)
+        return True
+
+    def _forget_candidate(self, node: NodeId) -> None:
+        loop = asyncio.get_running_loop()
+        forget_s = self._candidates[node] + FORGET_CANDIDATE_AFTER_S
+        if node not in self._members and loop.time() < forget_s:
+            loop.call_at(forget_s, self._forget_candidate, node)
+            return
+        del self._candidates[node]
+        self._forget(node)
+
+    def _remember_name(self, node: NodeId, name: str) -> None:
+        self._names.pop(node, None)
+        self._names[node] = name
+        if len(self._names) > _NAMES_MAX:
+            del self._names[next(iter(self._names))]
+
+    def name_of(self, node: str) -> str | None:
+        """Return the name of a node that is or was a member or a candidate."""
+        return self._names.get(NodeId(node))
 
     def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:  # noqa: ARG002
         if self._driver is None or self._driver.stopped.done():
@@ -85,7 +133,10 @@ class Gateway:
         seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
     ) -> None:
         assert self._driver is not None
-        self._driver.tensor_arrived(sender, message, buffer)
+        if self._driver.stopped.done():
+            self._driver.tensor_failed(buffer)
+        else:
+            self._driver.tensor_arrived(sender, message, buffer)
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
@@ -127,7 +178,7 @@ class Gateway:
         seconds: float,
         size_bytes: int,
     ) -> None:
-        if self._driver is not None:
+        if self._driver is not None and not self._driver.stopped.done():
             self._driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes)
 
     def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
@@ -152,14 +203,15 @@ class Gateway:
         """Dial the members of a new view; who left can be reached a little longer."""
         now = frozenset(member.node_id for member in members)
         for member in members:
+            self._remember_name(member.node_id, member.name)
             if member.node_id != self._node_id:
                 self.client.set_address(member.node_id, member.address)
         for gone in self._members - now:
-            asyncio.get_running_loop().call_later(_FORGET_AFTER_S, self._forget, gone)
+            asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, gone)
         self._members = now
 
     def _forget(self, node: NodeId) -> None:
-        if node not in self._members:
+        if node not in self._members and node not in self._candidates:
             self.client.forget(node)
 
     async def fetch_state(

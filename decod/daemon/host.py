@@ -18,13 +18,13 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from decod.config.node import NodeConfig
+from decod.config.node import NodeConfig, parse_listen
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of
@@ -34,7 +34,8 @@ from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
 from decod.driver.jobs import Sizes
-from decod.errors import ConfigError, HardwareError
+from decod.errors import ConfigError, HardwareError, NetworkError
+from decod.heap import keep_freed_memory
 from decod.ids import NodeId, RunId
 from decod.net.dht import Dht
 from decod.net.identity import Identity as KeyIdentity
@@ -59,6 +60,9 @@ _MEMORY_SHARE = 0.5
 
 _DRAIN_S = 60.0
 """How long a leaving node waits for the round's end before it goes anyway."""
+
+_NUM_PORTS_TRIED = 16
+"""When the system chooses the port: each has to be free for TCP and for UDP."""
 
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
@@ -113,12 +117,17 @@ class StateFolder:
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
-        """Raise `ConfigError` if the folder can't be used, or another daemon uses it."""
+        """Lock the folder.
+
+        Raises:
+            ConfigError: The folder can't be used, or another daemon uses it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (self.path / "lock").open("a")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.unlock()
             raise ConfigError(
                 f"another decod daemon uses {self.path}",
                 why="a folder holds one node's identity",
@@ -136,6 +145,35 @@ class StateFolder:
     def unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
+            self._lock = None
+
+
+class Host:
+    """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
+
+    Raises:
+        ConfigError: The state folder is in use or can't be used.
+        HardwareError: The log can't be written.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        keep_freed_memory()
+        self._folder = StateFolder(config.state_dir)
+        self._folder.lock()
+        try:
+            self.identity = load_or_create_identity(config.state_dir)
+            self.log = LogContext({"node_id": self.identity.node_id})
+            set_up_logs(file=config.state_dir / "node.log", context=self.log)
+        except BaseException:
+            self._folder.unlock()
+            raise
+
+    def __enter__(self) -> "Host":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        close_logs()
+        self._folder.unlock()
 
 
 class Node:
@@ -144,14 +182,15 @@ class Node:
     Args:
         config: This host's choices.
         part: What the node is in the run.
+        host: Locked for it.
         say: Takes lines for the operator's terminal.
     """
 
-    def __init__(self, config: NodeConfig, part: Part, identity: KeyIdentity, say: Say) -> None:
+    def __init__(self, config: NodeConfig, part: Part, host: Host, say: Say) -> None:
         self.config = config
         self.part = part
         self.say = say
-        self.identity = identity
+        self.identity: KeyIdentity = host.identity
         self.address = ""
         self.progress = Progress()
         self.driver: NodeDriver | None = None
@@ -165,12 +204,13 @@ class Node:
         run = part.manifest.run
         self.gateway = Gateway(
             part.run_id,
-            identity.node_id,
+            self.identity.node_id,
             activation_bytes=activation_size_bytes(run),
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
         )
-        self.server = PeerServer(identity.node_id, part.run_id, self.gateway)
+        self.server = PeerServer(self.identity.node_id, part.run_id, self.gateway)
+        host.log.name_of = self.gateway.name_of
         self._stack = AsyncExitStack()
         self._signals = 0
         self._draining = asyncio.Event()
@@ -190,31 +230,74 @@ class Node:
 
     async def _start(self) -> None:
         config, loop = self.config, asyncio.get_running_loop()
-        self.arena = self._make_arena()
-        self._stack.callback(self.arena.close)
-        self.compute = await ComputeProcess.start(
-            self.arena, log_path=config.state_dir / "compute.log"
-        )
-        self._stack.push_async_callback(self.compute.close)
-        port = await self.server.start(config.listen_host, config.listen_port)
-        self._stack.push_async_callback(self.server.stop, 0.5)
-        self._stack.push_async_callback(self.gateway.client.close)
-        self.dht = Dht(
-            self.identity.node_id,
-            self.part.run_id,
-            wall_clock=time.time,  # noqa: TID251 - records end at instants that hosts share.
-            counters=self.server.counters,
-        )
-        await self.dht.start(config.listen_host, port)
-        self._stack.push_async_callback(self.dht.close)
-        control = ControlServer(config.state_dir, self._answer)
-        await control.start()
-        self._stack.push_async_callback(control.close)
-        self.address = config.advertise or f"{_reachable(config.listen_host)}:{port}"
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
         self._stack.callback(_ignore_signals)
+        loop.set_exception_handler(self._task_failed)
+        self._stack.callback(loop.set_exception_handler, None)
+        await self._start_compute()
+        port = await self._listen()
+        self.address = advertised(config, port)
+        control = ControlServer(config.state_dir, self._answer)
+        await control.start()
+        self._stack.push_async_callback(control.close)
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
+
+    async def _start_compute(self) -> None:
+        """Start the compute process first: it loads torch while the rest is built."""
+        try:
+            self.arena = self._make_arena()
+            self._stack.callback(self.arena.close)
+            log_path = self.config.state_dir / "compute.log"
+            self.compute = await ComputeProcess.start(self.arena, log_path=log_path)
+        except (OSError, OverflowError, ValueError) as error:
+            raise HardwareError(
+                "can't start the compute process",
+                why=str(error),
+                fix="free memory and disk space, or lower --capacity",
+                code="E-HW-005",
+            ) from error
+        self._stack.push_async_callback(self.compute.close)
+        ended = self.compute.ended
+        ended.add_done_callback(self._compute_ended)
+        self._stack.callback(ended.remove_done_callback, self._compute_ended)
+
+    async def _listen(self) -> int:
+        """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
+        config = self.config
+        num_tries = _NUM_PORTS_TRIED if config.listen_port == 0 else 1
+        while True:
+            port = await self.server.start(config.listen_host, config.listen_port)
+            self.dht = Dht(
+                self.identity.node_id,
+                self.part.run_id,
+                wall_clock=time.time,  # noqa: TID251 - records end at instants that hosts share.
+                counters=self.server.counters,
+            )
+            try:
+                await self.dht.start(config.listen_host, port)
+            except NetworkError:
+                await self.server.stop(0)
+                num_tries -= 1
+                if num_tries == 0:
+                    raise
+            else:
+                break
+        self._stack.push_async_callback(self.server.stop, 0.5)
+        self._stack.push_async_callback(self.gateway.client.close)
+        self._stack.push_async_callback(self.dht.close)
+        return port
+
+    def _compute_ended(self, ended: "asyncio.Future[str]") -> None:
+        if not ended.cancelled():
+            self.note("worker.died", reason=ended.result())
+
+    def _task_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Write to the log what no task or callback caught: asyncio would print it."""
+        error = context.get("exception")
+        fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
+        extra = {"event": "task.failed", "fields": fields}
+        _log.error("task.failed", exc_info=error, extra=extra)
 
     def _make_arena(self) -> Arena:
         """Return an arena that is large enough for whatever this node may have to hold."""
@@ -332,6 +415,21 @@ class Node:
         """Return when a signal or `decod drain` has asked this node to leave."""
         await self._draining.wait()
 
+    async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do some work; return False, with the work cancelled, if this node is to leave first."""
+        task = asyncio.create_task(work)
+        drained = asyncio.create_task(self.wait_drained())
+        try:
+            await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            task.result()
+            return True
+        finally:
+            for each in (task, drained):
+                each.cancel()
+            await asyncio.gather(task, drained, return_exceptions=True)
+
     def drain(self) -> None:
         """Ask the core to finish what it holds and leave; give up waiting after a while."""
         self.note("node.draining")
@@ -358,6 +456,8 @@ class Node:
     # --- what others see ----------------------------------------------------------------------
 
     def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
+        if not self.address:
+            return None
         leader = self.identity.node_id == self.part.leader
         return HelloInfo(
             run_id=self.part.run_id,
@@ -408,6 +508,14 @@ class Node:
         log_note(_log, event, fields)
 
 
+def advertised(config: NodeConfig, port: int) -> str:
+    """Return the address that others are told: the operator's, or what can be found out here."""
+    if config.advertise is None:
+        return f"{_reachable(config.listen_host)}:{port}"
+    host, port = parse_listen(config.advertise)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _reachable(host: str) -> str:
     """Return the address that others should dial when listening on `host`."""
     if host not in ("0.0.0.0", "::"):  # noqa: S104
@@ -428,20 +536,3 @@ def _ignore_signals() -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(number)
-
-
-def prepare_host(config: NodeConfig) -> tuple[StateFolder, KeyIdentity]:
-    """Lock the state folder, open the log, and return who this node is."""
-    folder = StateFolder(config.state_dir)
-    folder.lock()
-    identity = load_or_create_identity(config.state_dir)
-    set_up_logs(
-        file=config.state_dir / "node.log", context=LogContext({"node_id": identity.node_id})
-    )
-    return folder, identity
-
-
-def close_host(folder: StateFolder) -> None:
-    """Undo `prepare_host`."""
-    close_logs()
-    folder.unlock()

@@ -2,9 +2,13 @@
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import secrets
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,11 @@ from typing import Any
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
+from decod.daemon.contact import find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.host import Node, Part, Say, close_host, prepare_host
-from decod.daemon.volunteer import announce, find_run, full_status, run_until_stopped
+from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.volunteer import announce, full_status, same_identity, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.driver import ServedState
@@ -23,7 +28,7 @@ from decod.errors import ConfigError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net.identity import Identity
 from decod.net.join_string import JoinString
-from decod.protocol.effects import Stop
+from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import DrainRequested
 from decod.protocol.view import Role
 
@@ -54,8 +59,7 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 
 
 async def _run(options: LeaderOptions, say: Say) -> int:
-    folder, identity = prepare_host(options.node)
-    try:
+    with Host(options.node) as host:
         data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
         # Sizes are checked now, every byte while torch loads.
         with Dataset.open(data_dir) as dataset:
@@ -65,20 +69,53 @@ async def _run(options: LeaderOptions, say: Say) -> int:
                 data_vocab_size=dataset.vocab_size,
                 initial_weights=_weights_hash(options.init_dir),
             )
-            part = await _part(options, identity, manifest, data_dir)
-            async with Node(options.node, part, identity, say) as node:
-                verify = asyncio.create_task(asyncio.to_thread(dataset.verify))
-                return exit_code_of(await _lead(node, options, verify))
-    finally:
-        close_host(folder)
+            part, contacts = await _part(options, host.identity, manifest, data_dir)
+            async with Node(options.node, part, host, say) as node:
+                verified = in_thread(dataset.verify)
+                if part.leader == host.identity.node_id:
+                    return exit_code_of(await _lead(node, options, verified))
+                node.commands["status"] = lambda _: full_status(node)
+                if not await node.unless_drained(_wait(verified)):
+                    return 0
+                return exit_code_of(await take_part(node, contacts))
+
+
+async def _wait(future: "asyncio.Future[None]") -> None:
+    await future
+
+
+def in_thread(work: Callable[[], None]) -> "asyncio.Future[None]":
+    """Run `work` in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as caught:  # noqa: BLE001 - raised again where the result is awaited.
+            error = caught
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 async def _part(
     options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path
-) -> Part:
-    """Return what this node is: the leader of a new run, or a data node of another's."""
+) -> tuple[Part, tuple[str, ...]]:
+    """Return what this node is, the leader of a new run or a data node of another's; and peers."""
     if options.join is None:
-        return Part(
+        part = Part(
             role=Role.DATA,
             run_id=_new_run_id(manifest),
             manifest=manifest,
@@ -86,7 +123,14 @@ async def _part(
             data_dir=data_dir,
             init_dir=options.init_dir,
         )
+        return part, ()
     contact = await find_run(options.join)
+    if identity.node_id == contact.leader:
+        raise same_identity(options.node)
+    if options.init_dir is None:
+        # Its part of the weights comes from the leader.
+        given = contact.manifest.initial_weights
+        manifest = dataclasses.replace(manifest, initial_weights=given)
     if (difference := manifest.first_difference(contact.manifest)) is not None:
         raise RejectedError(
             f"this run file describes another run: {difference}",
@@ -94,7 +138,7 @@ async def _part(
             fix="copy the leader's run file and its prepared data",
             code="E-REJ-004",
         )
-    return Part(
+    part = Part(
         role=Role.DATA,
         run_id=contact.run_id,
         manifest=manifest,
@@ -102,6 +146,7 @@ async def _part(
         leader_address=contact.leader_address,
         data_dir=data_dir,
     )
+    return part, contact.addresses
 
 
 def _new_run_id(manifest: Manifest) -> RunId:
@@ -128,23 +173,21 @@ def _weights_hash(init_dir: Path | None) -> str:
     return digest.hexdigest()
 
 
-async def _lead(node: Node, options: LeaderOptions, verify: "asyncio.Task[None]") -> Stop:
-    leads = node.part.leader == node.identity.node_id
-    if leads:
-        address = node.address
-        prefix = node.part.manifest.sha256[:16]
-        join = JoinString(run_id=node.part.run_id, manifest_prefix=prefix, addresses=(address,))
-        node.join_string = str(join)
-        node.say(f"join string: {node.join_string}")
-    else:
-        node.commands["status"] = lambda _: full_status(node)
-    await verify
-    contact = () if leads else (node.part.leader_address,)
-    await announce(node, contact, leads=leads)
-    if not leads:
+async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+    prefix = node.part.manifest.sha256[:16]
+    join = JoinString(run_id=node.part.run_id, manifest_prefix=prefix, addresses=(node.address,))
+    node.join_string = str(join)
+    node.say(f"join string: {node.join_string}")
+    leading = _Leading(node, options)
+
+    async def begin() -> None:
+        await verified
+        await announce(node, (), leads=True)
         await node.prepare()
-        return await run_until_stopped(node)
-    return await _Leading(node, options).run()
+
+    if not await node.unless_drained(begin()):
+        return Stop(StopReason.DRAINED, "it had not begun to train")
+    return await leading.run()
 
 
 class _Leading:
@@ -158,6 +201,7 @@ class _Leading:
         self._exporting = asyncio.Lock()
         self._complete = asyncio.Event()
         self._shown_s = 0.0
+        self._shown_iteration = 0
         if node.part.manifest.initial_weights != "seed":
             node.gateway.initial_state = self._initial_state
         node.commands["export"] = self._export
@@ -166,7 +210,6 @@ class _Leading:
 
     async def run(self) -> Stop:
         node = self._node
-        await node.prepare()
         assert node.driver is not None
         complete = asyncio.create_task(self._complete.wait())
         drained = asyncio.create_task(node.wait_drained())
@@ -174,6 +217,7 @@ class _Leading:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         complete.cancel()
         drained.cancel()
+        self._show_last()
         if node.driver.stopped.done():
             return await node.wait_stopped()
         try:
@@ -219,9 +263,18 @@ class _Leading:
 
     def _show(self) -> None:
         """Say how training goes, at most once a second."""
-        progress, now_s = self._node.progress, time.monotonic()
-        if now_s - self._shown_s < 1.0 and not self._complete.is_set():
-            return
-        self._shown_s = now_s
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= 1.0:
+            self._shown_s = now_s
+            self._say_progress()
+
+    def _show_last(self) -> None:
+        """Say how it ended, if the last iteration came too soon after another to be shown."""
+        if self._node.progress.iteration != self._shown_iteration:
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        progress = self._node.progress
+        self._shown_iteration = progress.iteration
         rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
         self._node.say(f"iteration {progress.iteration}  loss {progress.loss:.4f}  {rate}")

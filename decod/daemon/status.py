@@ -24,7 +24,7 @@ class Progress:
     loss: float | None = None
     tokens_per_s: float | None = None
     message: str = ""
-    """The last thing that was not routine."""
+    """The last thing since then that was not routine."""
     on_commit: Callable[[], None] = lambda: None
     """Called after each commit."""
     _committed_s: float | None = None
@@ -37,6 +37,7 @@ class Progress:
             self._committed_s = now_s
             self.loss = fields["loss"]
             self.iteration = int(str(fields["round"]).partition(".")[0])
+            self.message = ""
             self.on_commit()
         elif event in ("round.aborted", "member.lost", "peer.suspected", "state.failed"):
             self.message = str(fields.get("reason", ""))

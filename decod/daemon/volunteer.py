@@ -1,20 +1,19 @@
 """`decod join`: finds the run that a join string names, and gives this host to it."""
 
 import asyncio
+import ipaddress
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from decod.config.node import NodeConfig
-from decod.config.schema import Manifest
+from decod.daemon.contact import Contact, find_run
 from decod.daemon.errors import exit_code_of
-from decod.daemon.host import Node, Part, Say, close_host, prepare_host
-from decod.errors import DecodError, NetworkError, RejectedError
-from decod.ids import NodeId, RunId
-from decod.net.ask import ask_status, hello
-from decod.net.join_string import JoinString
-from decod.net.server import HelloRequest
-from decod.protocol.effects import Stop
+from decod.daemon.host import Host, Node, Part, Say
+from decod.errors import ConfigError, DecodError, RejectedError
+from decod.net.ask import ask_status
+from decod.net.dht_record import LEADER, peer_name
+from decod.protocol.effects import Stop, StopReason
 from decod.protocol.view import Role
 
 _STATUS_TIMEOUT_S = 0.3
@@ -33,18 +32,6 @@ class JoinOptions:
     """The relay stage that the operator insists on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contact:
-    """A run as its first peer described it, checked against the join string."""
-
-    run_id: RunId
-    manifest: Manifest
-    leader: NodeId
-    leader_address: str
-    observed_address: str
-    addresses: tuple[str, ...]
-
-
 def run_join(options: JoinOptions, say: Say) -> int:
     """Train until the run ends or the operator stops it; return the exit code.
 
@@ -52,50 +39,6 @@ def run_join(options: JoinOptions, say: Say) -> int:
         DecodError: The run can't be found, does not take this node, or goes on without it.
     """
     return asyncio.run(_run(options, say))
-
-
-async def find_run(text: str) -> Contact:
-    """Ask the nodes that a join string names, one after another, about their run.
-
-    Raises:
-        NetworkError: The string is damaged, or nobody answers.
-        RejectedError: Who answers belongs to another run than the string says.
-    """
-    join = JoinString.parse(text)
-    error: DecodError | None = None
-    for address in join.addresses:
-        try:
-            info = await hello(address, HelloRequest(run_id=join.run_id))
-        except NetworkError as caught:
-            error = caught
-            continue
-        manifest = Manifest.from_json(info.manifest_json)
-        if not manifest.sha256.startswith(join.manifest_prefix):
-            raise RejectedError(
-                f"{address} has a run with manifest {manifest.sha256[:16]}, "
-                f"the join string names {join.manifest_prefix}",
-                why="the run was changed, or somebody else answers there",
-                fix="ask the run's organiser for a new join string",
-                code="E-REJ-005",
-            )
-        if info.leader is None:
-            error = NetworkError(
-                f"{address} does not know the run's leader",
-                why="it is starting or cut off",
-                fix="try again in a minute",
-                code="E-NET-023",
-            )
-            continue
-        return Contact(
-            run_id=join.run_id,
-            manifest=manifest,
-            leader=info.leader,
-            leader_address=info.leader_address or address,
-            observed_address=info.observed_address,
-            addresses=join.addresses,
-        )
-    assert error is not None
-    raise error
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
@@ -108,32 +51,54 @@ async def _run(options: JoinOptions, say: Say) -> int:
             fix="choose one of them, or auto",
             code="E-REJ-006",
         )
-    folder, identity = prepare_host(options.node)
-    try:
-        part = Part(
-            role=Role.RELAY,
-            run_id=contact.run_id,
-            manifest=contact.manifest,
-            leader=contact.leader,
-            leader_address=contact.leader_address,
-            stage_index=options.stage_index,
-        )
-        async with Node(options.node, part, identity, say) as node:
+    part = Part(
+        role=Role.RELAY,
+        run_id=contact.run_id,
+        manifest=contact.manifest,
+        leader=contact.leader,
+        leader_address=contact.leader_address,
+        stage_index=options.stage_index,
+    )
+    with Host(options.node) as host:
+        if host.identity.node_id == contact.leader:
+            raise same_identity(options.node)
+        async with Node(options.node, part, host, say) as node:
             node.commands["status"] = lambda _: full_status(node)
             _advertise_observed(node, contact)
-            say(f"{identity.name} joins run {contact.manifest.run.name} as {node.address}")
-            await announce(node, contact.addresses, leads=False)
-            await node.prepare()
-            return exit_code_of(await run_until_stopped(node))
-    finally:
-        close_host(folder)
+            say(f"{host.identity.name} joins run {contact.manifest.run.name} as {node.address}")
+            return exit_code_of(await take_part(node, contact.addresses))
+
+
+def same_identity(config: NodeConfig) -> ConfigError:
+    """Return the error for a node that has the identity of the leader that it wants to join."""
+    return ConfigError(
+        f"the run's leader has the identity that is kept in {config.state_dir}",
+        why="the folder was copied or moved, and two nodes can't have one identity",
+        fix="give a new --state-dir",
+        code="E-CFG-045",
+    )
+
+
+async def take_part(node: Node, contacts: tuple[str, ...]) -> Stop:
+    """Train with a run that another node leads, until it ends or this node is to leave."""
+
+    async def begin() -> None:
+        await announce(node, contacts, leads=False)
+        await node.prepare()
+
+    if not await node.unless_drained(begin()):
+        return Stop(StopReason.DRAINED, "it had not begun to train")
+    return await run_until_stopped(node)
 
 
 def _advertise_observed(node: Node, contact: Contact) -> None:
     """Use the address that the first peer saw, where this host listens on all and was told none."""
     everywhere = node.config.listen_host in ("0.0.0.0", "::")  # noqa: S104
-    if everywhere and node.config.advertise is None and contact.observed_address:
-        host, port = contact.observed_address, node.address.rpartition(":")[2]
+    observed = contact.observed_address
+    # A peer on the same host sees an address that means another host to everybody else.
+    useful = bool(observed) and not ipaddress.ip_address(observed).is_loopback
+    if everywhere and node.config.advertise is None and useful:
+        host, port = observed, node.address.rpartition(":")[2]
         node.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -144,9 +109,9 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
     if contacts:
         await dht.bootstrap(contacts)
     record = {"node_id": node.identity.node_id, "address": node.address}
-    await dht.publish(f"peer:{node.identity.node_id}", record, ttl_s=_RECORD_TTL_S)
+    await dht.publish(peer_name(node.identity.node_id), record, ttl_s=_RECORD_TTL_S)
     if leads:
-        await dht.publish("leader", {**record, "term": 1}, ttl_s=_RECORD_TTL_S)
+        await dht.publish(LEADER, {**record, "term": 1}, ttl_s=_RECORD_TTL_S)
 
 
 async def run_until_stopped(node: Node) -> Stop:
@@ -177,4 +142,11 @@ async def full_status(node: Node) -> dict[str, Any]:
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
     mine = ("node", "state", "counters", "timing", "join_string")
-    return {**own, **status, **{key: own[key] for key in mine}}
+    return {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
+
+
+def _better(own: Any, told: Any) -> Any:
+    """Return what the leader told, unless it is nothing or of another form."""
+    if told is None or (own is not None and not isinstance(told, type(own))):
+        return own
+    return told

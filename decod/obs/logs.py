@@ -9,7 +9,7 @@ import json
 import logging
 import logging.handlers
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +33,8 @@ class LogContext:
     """Fields that every record carries, such as `node_id` and `stage_index`; may change."""
 
     fields: dict[str, object] = field(default_factory=dict)
+    name_of: Callable[[str], str | None] = lambda _: None
+    """Returns the name of the node with an id; the text log shows it beside the id."""
 
 
 def _plain(value: object) -> Any:
@@ -73,13 +75,25 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:03:41 warning node k7q2 is silent`: local time, level unless it is info, text."""
+    """`12:03:41 warning brave-otter (k7q2) is silent`: local time, level if not info, text."""
+
+    def __init__(self, context: LogContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def _named(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Returns the fields with ids of known nodes replaced by name and short id."""
+        named = dict(list(fields.items())[:NUM_FIELDS_MAX])
+        for key, value in named.items():
+            if isinstance(value, str) and (name := self._context.name_of(value)):
+                named[key] = f"{name} ({value[:8]})"
+        return named
 
     @override
     def format(self, record: logging.LogRecord) -> str:
         event = getattr(record, "event", None)
         text = (
-            render_note(event, _record_fields(record))
+            render_note(event, self._named(_record_fields(record)))
             if isinstance(event, str)
             else clean_text(record.getMessage(), limit=1000)
         )
@@ -117,7 +131,7 @@ def set_up_logs(
     Args:
         file: Takes everything from DEBUG up, as JSON lines; kept to 4 times 16 MiB. None: no file.
         terminal_level: Least level on the terminal.
-        context: Fields of every line in the file.
+        context: Fields of every line in the file, and names of nodes for the terminal.
         terminal: Where text goes; stderr if absent.
 
     Returns:
@@ -126,6 +140,7 @@ def set_up_logs(
     Raises:
         HardwareError: The file cannot be opened.
     """
+    context = context or LogContext()
     logger = logging.getLogger(LOGGER_NAME)
     close_logs()
     logger.setLevel(logging.DEBUG)
@@ -143,11 +158,11 @@ def set_up_logs(
                 fix="free space, or choose another folder with --state-dir",
                 code="E-HW-010",
             ) from None
-        handler.setFormatter(JsonFormatter(context or LogContext()))
+        handler.setFormatter(JsonFormatter(context))
         logger.addHandler(handler)
     text = _TerminalHandler(terminal or sys.stderr)
     text.setLevel(terminal_level)
-    text.setFormatter(TextFormatter())
+    text.setFormatter(TextFormatter(context))
     logger.addHandler(text)
     return logger
 

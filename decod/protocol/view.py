@@ -163,8 +163,9 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     """Return the nodes of the next stage that `node_id` may send microbatches to.
 
     Data nodes know all of the first stage and all of the last: a flow must end where it began, and
-    may begin anywhere. Elsewhere every node of the next stage is known to somebody: two stages larger than
-    `max_peers` are laid along each other, and each node knows those nearest to its own place.
+    may begin anywhere. Elsewhere every node of the next stage is known to somebody: two stages
+    larger than `max_peers` are laid along each other, and each node knows those nearest to its own
+    place.
     """
     stage = view.by_id[node_id].stage_index
     here, there = view.roster(stage), _roster_after(view, stage)

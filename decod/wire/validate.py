@@ -27,7 +27,7 @@ PROTOCOL_VERSION_MAX = 2**16
 _NODE_ID = re.compile(r"[a-z2-7]{52}")
 _RUN_ID = re.compile(r"[a-z2-7]{26}")
 _STATE = re.compile(r"[a-z0-9_-]{0,32}")
-_NAME = re.compile(r"[a-z0-9-]{0,32}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{0,32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # A name or IPv4 address, or an IPv6 address in brackets (with a zone), then a port.
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]):([1-9][0-9]{0,4})")
@@ -65,7 +65,7 @@ def _pattern(pattern: re.Pattern[str], allowed: str) -> Callable[[str, str], str
     return check
 
 
-name = _pattern(_NAME, "at most 32 of a-z, 0-9 and hyphen")
+name = _pattern(_NAME, "at most 32 letters, digits, dots, _ and -")
 state = _pattern(_STATE, "at most 32 of a-z, 0-9, hyphen and underscore")
 sha256 = _pattern(_SHA256, "64 lower-case hexadecimal digits")
 _node_id = _pattern(_NODE_ID, "52 characters of a-z and 2-7")

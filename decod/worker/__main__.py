@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from decod.errors import DecodError
+from decod.heap import keep_freed_memory
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner, error_reply, malformed
 
@@ -75,6 +76,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the compute process until its socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m decod.worker")
     parser.add_argument("--socket-fd", type=int, required=True)

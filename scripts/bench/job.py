@@ -40,6 +40,8 @@ MODEL = ModelConfig(
 )
 BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=8)
 NUM_RELAY_STAGES = 2
+NUM_FIRST_BLOCKS = 2
+"""Blocks beside embedding and head on the data node: the three stages of decod weigh the same so."""
 """decod also has stage 0: embedding, norm and head."""
 NUM_PIPELINE_STAGES = 3
 """Of torch's pipeline, so that both have three processes that compute."""
@@ -79,7 +81,9 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         name="bench-throughput",
         num_iterations=num_iterations,
         model=model,
-        stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
+        stages=StagesConfig(
+            num_relay_stages=NUM_RELAY_STAGES, num_first_blocks=NUM_FIRST_BLOCKS
+        ),
         batch=BATCH,
         optimizer=OptimizerConfig(lr=1e-3),
     )

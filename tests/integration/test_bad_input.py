@@ -10,8 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from decod.ids import NodeId, Round, RunId
 from decod.net.channel import CONTROL_SERVICE, ENROLL_SERVICE, STATE_SERVICE, TENSOR_SERVICE
-from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from decod.net.join_string import JoinString
+from decod.protocol.messages import Heartbeat, Leave, Message, Suspect
+from decod.wire import codec
+from decod.wire.v1 import control_pb2
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -77,9 +82,6 @@ def test_a_join_string_cut_short_is_refused(training: Cluster, place: list[str],
 
 def test_a_join_string_of_another_run_is_refused(training: Cluster, place: list[str]) -> None:
     """All is well-formed, but who answers at the address belongs to another run."""
-    from decod.ids import RunId
-    from decod.net.join_string import JoinString
-
     true = JoinString.parse(join_string(training))
     foreign_run = JoinString(
         run_id=RunId("a" * 26), manifest_prefix=true.manifest_prefix, addresses=true.addresses
@@ -227,7 +229,7 @@ def test_random_datagrams_are_counted_and_dropped(training: Cluster) -> None:
 METHODS = [
     f"/{CONTROL_SERVICE}/Deliver",
     f"/{ENROLL_SERVICE}/Hello",
-    f"/{ENROLL_SERVICE}/GetStatus",
+    f"/{STATE_SERVICE}/ReadStatus",
 ]
 
 
@@ -248,8 +250,6 @@ def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
 
 def test_garbage_in_calls_is_counted_and_dropped(training: Cluster) -> None:
     """Bytes that are no protobuf, and protobuf that is no message of this run."""
-    from decod.wire.v1 import control_pb2
-
     rng = random.Random(3)
     before = training.leader.status()["counters"]
     num_sent = 0
@@ -292,19 +292,23 @@ def test_broken_streams_are_given_up(training: Cluster) -> None:
     assert_unimpressed(training)
 
 
-def test_a_member_that_is_none_is_not_obeyed(training: Cluster) -> None:
-    """Well-formed messages of the right run from a node that never joined."""
-    from decod.ids import NodeId, RunId
-    from decod.protocol.messages import Heartbeat
-    from decod.wire import codec
-    from decod.wire.v1 import control_pb2
-
-    run_id = RunId(training.leader.status()["run_id"])
-    stranger = NodeId("b" * 51 + "a")
+def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
+    """Well-formed messages of the right run from a node that never joined: it says that it is far
+    ahead, that it leaves, and that a live member is dead."""
+    status = training.leader.status()
+    run_id, stranger = RunId(status["run_id"]), NodeId("b" * 51 + "a")
+    relay = next(node for node in stage_nodes(status) if node["name"] == "relay-1-0")
+    said: list[Message] = [
+        Heartbeat(Round(1_000_000, 1)),
+        Leave("I was never here", at_once=True),
+        Suspect(NodeId(relay["id"]), "I do not like it"),
+    ]
     envelopes = [
-        codec.encode(run_id, stranger, 1, sequence, Heartbeat()) for sequence in range(1, 100)
+        codec.encode(run_id, stranger, 1, sequence, message)
+        for sequence, message in enumerate(said * 10, start=1)
     ]
     payload = control_pb2.DeliverRequest(envelopes=envelopes).SerializeToString()
     for daemon in training.daemons:
-        call(daemon, METHODS[0], payload)
+        assert call(daemon, METHODS[0], payload) is grpc.StatusCode.OK
     assert_unimpressed(training)
+    assert not training.leader.events("round.aborted")[1:], "the first is the run's opening"

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 0.02
-"""A look reads a file or asks a socket: often enough to be prompt, seldom enough to cost nothing."""
+"""A look reads a file or asks a socket: often enough to be prompt, seldom enough to be cheap."""
 
 _never = threading.Event()
 

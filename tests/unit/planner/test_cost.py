@@ -34,9 +34,7 @@ def test_the_hops_of_a_path_add_up_to_every_nodes_whole_compute_time() -> None:
     free = Link(0.0, 1.0)
     times_s = [1.0, 2.0, 4.0]
     total_s = sum(
-        link_cost_s(
-            compute_here_s=here, compute_there_s=there, forth=free, back=free, size_bytes=0
-        )
+        link_cost_s(compute_here_s=here, compute_there_s=there, forth=free, back=free, size_bytes=0)
         for here, there in zip(times_s, times_s[1:] + times_s[:1], strict=True)
     )
     assert total_s == sum(times_s)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,6 @@ from decod.ids import NodeId
 from decod.protocol.view import (
     Member,
     View,
-    flow_bound,
     flow_quota,
     next_peers,
     previous_peers,
@@ -138,14 +136,17 @@ def test_every_member_is_known_to_somebody_of_the_stage_before(view: View, max_p
 @given(views, st.integers(1, 9))
 def test_relays_know_a_bounded_number_of_relays(view: View, max_peers: int) -> None:
     for m in view.members:
-        if m.stage_index + 1 < view.num_stages:
+        if 0 < m.stage_index < view.num_stages - 1:
             here, there = len(view.roster(m.stage_index)), len(view.roster(m.stage_index + 1))
             bound = max(max_peers, -(-there // here))
             assert len(next_peers(view, m.node_id, max_peers=max_peers)) == min(bound, there)
 
 
 @given(views)
-def test_the_last_stage_knows_all_data_nodes(view: View) -> None:
+def test_data_nodes_know_all_of_the_first_stage_and_of_the_last(view: View) -> None:
+    first = tuple(m.node_id for m in view.roster(1))
+    for data_node in view.data_nodes:
+        assert next_peers(view, data_node.node_id, max_peers=1) == first
     for m in view.roster(view.num_stages - 1):
         all_data = tuple(d.node_id for d in view.data_nodes)
         assert next_peers(view, m.node_id, max_peers=1) == all_data
@@ -191,25 +192,19 @@ def test_scarce_capacity_is_shared_in_proportion(view: View) -> None:
             assert abs(got - share) <= 0.5 + len(slots) * 0.5 * wanted / total + 0.5
 
 
-@given(views)
-def test_the_bound_is_what_the_tightest_stage_carries(view: View) -> None:
-    for data_node in view.data_nodes:
-        carried = [
-            sum(flow_quota(view, m.node_id).get(data_node.node_id, 0) for m in roster)
-            for roster in view.rosters[1:]
-        ]
-        assert flow_bound(view, data_node.node_id) == min(carried)
-
-
 def test_two_equal_relays_share_the_flows_of_one_data_node() -> None:
     view = build([[4], [4, 4]])
     names = [m.node_id for m in view.roster(1)]
     assert [flow_quota(view, name) for name in names] == [{D0: 2}, {D0: 2}]
 
 
-@pytest.mark.parametrize(("capacity", "bounds"), [(1, (1, 0)), (2, (1, 1)), (3, (2, 1))])
-def test_too_little_capacity_leaves_a_data_node_without_flows(
-    capacity: int, bounds: tuple[int, int]
-) -> None:
-    view = build([[2, 2], [capacity], [8]])
-    assert (flow_bound(view, D0), flow_bound(view, D1)) == bounds
+def test_too_little_capacity_is_shared_among_the_data_nodes() -> None:
+    view = build([[2, 2], [3]])
+    relay = view.roster(1)[0].node_id
+    assert flow_quota(view, relay) == {D0: 2, D1: 1}
+
+
+def test_neighbours_along_the_pipeline_serve_the_same_data_nodes() -> None:
+    view = build([[2, 2], [2, 2], [1, 1, 1, 1]])
+    quotas = [[flow_quota(view, m.node_id) for m in roster] for roster in view.rosters[1:]]
+    assert quotas == [[{D0: 2}, {D1: 2}], [{D0: 1}, {D0: 1}, {D1: 1}, {D1: 1}]]

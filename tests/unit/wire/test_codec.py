@@ -210,7 +210,7 @@ BAD: dict[str, pb.Envelope] = {
     "data index twice": commit(member(0), member(1, role=1, stage_index=0, data_node_index=0)),
     "stage beyond num_stages": commit(member(0), member(1, stage_index=2)),
     "num_stages 0": commit(member(0), num_stages=0),
-    "name with a capital": commit(member(0, name="Bob")),
+    "name with a space": commit(member(0, name="bob 2")),
 }
 
 

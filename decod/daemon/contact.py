@@ -1,0 +1,120 @@
+"""Finding a run: from a join string to its manifest and its leader."""
+
+import base64
+import secrets
+import time
+from dataclasses import dataclass
+
+from decod.config.schema import Manifest
+from decod.errors import DecodError, NetworkError, RejectedError
+from decod.ids import NodeId, RunId
+from decod.net.ask import hello
+from decod.net.dht import Dht
+from decod.net.dht_record import LEADER
+from decod.net.join_string import JoinString
+from decod.net.server import HelloInfo, HelloRequest
+from decod.wire import validate
+
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - answers come from other hosts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """A run as its first peer described it, checked against the join string."""
+
+    run_id: RunId
+    manifest: Manifest
+    leader: NodeId
+    leader_address: str
+    observed_address: str
+    addresses: tuple[str, ...]
+
+
+async def find_run(text: str) -> Contact:
+    """Ask the nodes that a join string names, one after another, about their run.
+
+    A node that knows the run but not its leader's address still leads there, through the DHT.
+
+    Raises:
+        NetworkError: The string is damaged, or nobody answers.
+        RejectedError: Who answers belongs to another run than the string says.
+    """
+    join = JoinString.parse(text)
+    error: DecodError | None = None
+    for address in join.addresses:
+        try:
+            info = await hello(address, HelloRequest(run_id=join.run_id))
+        except NetworkError as caught:
+            error = caught
+            continue
+        manifest = _checked_manifest(address, info, join)
+        leader = await _leader_of(address, info, join)
+        if leader is None:
+            error = NetworkError(
+                f"{address} does not know the run's leader",
+                why="it is starting or cut off",
+                fix="try again in a minute",
+                code="E-NET-023",
+            )
+            continue
+        return Contact(
+            run_id=join.run_id,
+            manifest=manifest,
+            leader=leader[0],
+            leader_address=leader[1],
+            observed_address=info.observed_address,
+            addresses=join.addresses,
+        )
+    assert error is not None
+    raise error
+
+
+def _checked_manifest(address: str, info: HelloInfo, join: JoinString) -> Manifest:
+    manifest = Manifest.from_json(info.manifest_json)
+    if not manifest.sha256.startswith(join.manifest_prefix):
+        raise RejectedError(
+            f"{address} has a run with manifest {manifest.sha256[:16]}, "
+            f"the join string names {join.manifest_prefix}",
+            why="the run was changed, or somebody else answers there",
+            fix="ask the run's organiser for a new join string",
+            code="E-REJ-005",
+        )
+    return manifest
+
+
+async def _leader_of(address: str, info: HelloInfo, join: JoinString) -> tuple[NodeId, str] | None:
+    """Return the leader's id and address as a node told them, or as the DHT does."""
+    if info.leader is not None and info.leader_address:
+        return info.leader, info.leader_address
+    if info.leader == info.node_id:
+        return info.node_id, address
+    found = await find_leader(join.run_id, join.addresses)
+    # The DHT proves nothing: what the node said goes first.
+    return found if found is not None and info.leader in (None, found[0]) else None
+
+
+async def find_leader(
+    run_id: RunId, addresses: tuple[str, ...], *, listen_host: str = _ANY_HOST
+) -> tuple[NodeId, str] | None:
+    """Return id and address of a run's leader as its DHT tells them, or None.
+
+    Args:
+        run_id: The run.
+        addresses: Nodes of it.
+        listen_host: Where their answers can arrive.
+    """
+    # A visitor's id: nothing is published under it, and nobody keeps it for long.
+    visitor = NodeId(base64.b32encode(secrets.token_bytes(32)).decode().lower()[:52])
+    dht = Dht(visitor, run_id, wall_clock=time.time)  # noqa: TID251 - hosts share these instants.
+    try:
+        await dht.start(listen_host, 0)
+    except NetworkError:
+        return None
+    try:
+        await dht.bootstrap(addresses)
+        record = await dht.lookup(LEADER)
+    finally:
+        await dht.close()
+    if record is None:
+        return None
+    return validate.node_id("node_id", record["node_id"]), record["address"]

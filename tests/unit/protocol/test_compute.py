@@ -1,0 +1,171 @@
+"""The order in which a host's device works."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decod.ids import JobId
+from decod.protocol import jobs
+from decod.protocol.compute import ComputeQueue
+from decod.protocol.effects import Effect, FreeTensor, StartJob
+from decod.protocol.events import JobFailed, JobFinished
+from decod.protocol.tensors import TensorStore
+from tests.unit.protocol.cast import freed, jobs_of, mb, tensor
+
+
+def done(number: int, *outputs: int) -> JobFinished:
+    tensors = tuple(tensor(k) for k in outputs)
+    return JobFinished(JobId(number), jobs.Nothing(), tensors, duration_s=1.0)
+
+
+@pytest.fixture
+def store() -> TensorStore:
+    return TensorStore()
+
+
+@pytest.fixture
+def queue(store: TensorStore) -> ComputeQueue:
+    return ComputeQueue(store)
+
+
+def fill(queue: ComputeQueue) -> list[Effect]:
+    """Give the device the two jobs that it holds at a time."""
+    return queue.submit(jobs.Embed(mb(90))) + queue.submit(jobs.Embed(mb(91)))
+
+
+def test_the_device_holds_two_jobs_and_gets_the_next_when_one_ends(queue: ComputeQueue) -> None:
+    assert queue.idle
+    assert fill(queue) == [
+        StartJob(JobId(1), jobs.Embed(mb(90))),
+        StartJob(JobId(2), jobs.Embed(mb(91))),
+    ]
+    assert queue.submit(jobs.Embed(mb(1))) == []
+    job, effects = queue.finished(done(1))
+    assert job == jobs.Embed(mb(90))
+    assert effects == [StartJob(JobId(3), jobs.Embed(mb(1)))]
+    queue.finished(done(2))
+    assert not queue.idle
+    queue.finished(done(3))
+    assert queue.idle
+
+
+@pytest.mark.parametrize("backward", [jobs.Backward, jobs.Head, jobs.EmbedBackward])
+@pytest.mark.parametrize("forward", [jobs.Forward, jobs.Embed])
+def test_what_frees_memory_goes_before_what_fills_it(
+    queue: ComputeQueue,
+    backward: type[jobs.Backward],
+    forward: type[jobs.Forward],
+) -> None:
+    fill(queue)
+    for job in (forward(mb(1)), backward(mb(2)), jobs.Drop(mb(3)), jobs.Gather(2)):
+        queue.submit(job)
+    order = [job for k in range(1, 5) for job in jobs_of(queue.finished(done(k))[1])]
+    assert order == [jobs.Drop(mb(3)), jobs.Gather(2), backward(mb(2)), forward(mb(1))]
+
+
+def test_jobs_of_one_kind_keep_their_order(queue: ComputeQueue) -> None:
+    fill(queue)
+    for k in range(3):
+        queue.submit(jobs.Forward(mb(k)))
+    order = [job for k in range(1, 4) for job in jobs_of(queue.finished(done(k))[1])]
+    assert order == [jobs.Forward(mb(k)) for k in range(3)]
+
+
+def test_inputs_are_released_and_outputs_belong_to_the_caller(
+    queue: ComputeQueue, store: TensorStore
+) -> None:
+    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
+    job, effects = queue.finished(done(1, 7))
+    assert job == jobs.Forward(mb(0))
+    assert effects == [FreeTensor(tensor(1).id)]
+    assert len(store) == 1
+    assert freed(store.release(tensor(7).id)) == [7]
+
+
+def test_a_failed_job_gives_its_inputs_back(queue: ComputeQueue, store: TensorStore) -> None:
+    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
+    job, effects = queue.finished(JobFailed(JobId(1), "not finite", fatal=False))
+    assert job == jobs.Forward(mb(0))
+    assert freed(effects) == [1]
+    assert queue.idle
+
+
+def test_a_reset_drops_what_waits_and_what_runs(queue: ComputeQueue, store: TensorStore) -> None:
+    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
+    queue.submit(jobs.Forward(mb(1)), [store.add(tensor(2))])
+    queue.submit(jobs.Forward(mb(2)), [store.add(tensor(3))])
+    queue.submit(jobs.Backward(mb(3)), [store.add(tensor(4))])
+    queue.submit(jobs.Reduce(0, 2, 8), [store.add(tensor(5))])
+    effects = queue.reset()
+    assert sorted(freed(effects)) == [3, 4, 5]
+    assert jobs_of(effects) == []
+
+    stale, effects = queue.finished(done(1, 11))
+    assert stale is None
+    assert freed(effects) == [1, 11]
+    assert jobs_of(effects) == [jobs.Reset()]
+    assert queue.finished(JobFailed(JobId(2), "reset", fatal=False))[0] is None
+    assert queue.finished(done(3))[0] == jobs.Reset()
+    assert (len(store), queue.idle) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "job", [jobs.Build(1), jobs.Load(3, "{}"), jobs.Snapshot(True), jobs.Commit(3)]
+)
+def test_a_reset_keeps_what_belongs_to_no_round(queue: ComputeQueue, job: jobs.Job) -> None:
+    """The commit is of the round before: an abort that follows at once must not undo it."""
+    queue.submit(job)
+    queue.submit(jobs.Embed(mb(0)))
+    queue.submit(job)
+    queue.reset()
+    assert queue.finished(done(1))[0] == job
+    assert queue.finished(done(2))[0] is None
+    assert queue.finished(done(3))[0] == job
+    assert queue.finished(done(4))[0] == jobs.Reset()
+
+
+STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset"]
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=60))
+def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
+    """The oracle is a plain list of what was started and not ended."""
+    store = TensorStore()
+    queue = ComputeQueue(store)
+    running: list[StartJob] = []
+    next_tensor, freed_all = 1, []
+
+    def note(effects: list[Effect]) -> None:
+        running.extend(e for e in effects if isinstance(e, StartJob))
+        freed_all.extend(freed(effects))
+        assert len(running) <= 2
+
+    for step in [*steps, *["end"] * 100]:
+        if step.startswith("submit"):
+            kind = {"forward": jobs.Forward(mb(0)), "backward": jobs.Backward(mb(0))}
+            job = kind.get(step.split()[1], jobs.Load(1, ""))
+            note(queue.submit(job, [store.add(tensor(next_tensor))]))
+            next_tensor += 1
+        elif step == "reset":
+            note(queue.reset())
+        elif running:
+            start = running.pop(0)
+            if step == "fail":
+                note(queue.finished(JobFailed(start.job_id, "", fatal=False))[1])
+                continue
+            event = done(start.job_id, next_tensor)
+            next_tensor += 1
+            job_ended, effects = queue.finished(event)
+            note(effects)
+            if job_ended is not None:
+                note(store.release(tensor(next_tensor - 1).id))
+    assert queue.idle
+    assert len(store) == 0
+    assert sorted(freed_all) == list(range(1, next_tensor))
+
+
+def test_a_compute_process_that_ends_idle_fails_no_job(queue: ComputeQueue) -> None:
+    ended = JobFailed(JobId(99), "exit code 1", fatal=True)
+    assert queue.finished(ended) == (None, [])
+    with pytest.raises(AssertionError):
+        queue.finished(done(99))

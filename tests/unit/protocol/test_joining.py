@@ -1,0 +1,86 @@
+"""A candidate's way in."""
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
+from decod.protocol.identity import Identity
+from decod.protocol.jobs import Build, Built
+from decod.protocol.joining import Joining
+from decod.protocol.links import LinkTable
+from decod.protocol.messages import Assign, Join, Prepared
+from decod.protocol.view import Role, View
+from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, R1A, ROUND, STRANGER, jobs_of, view_of
+
+IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2)
+OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
+ASSIGN = Assign(1, -1)
+
+
+def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
+    nobody = View(version=0, leader=NodeId(D0), term=1, num_stages=2, members=())
+    links = LinkTable(activation_size_bytes=0, compute_s=1.0)
+    context = Context(node_id=R1A, config=CONFIG, links=links, view=nobody, round=ROUND)
+    return Joining(context, IDENTITY, OFFER, fetches_initial=fetches_initial), context
+
+
+def test_an_offer_is_repeated_until_it_is_answered() -> None:
+    joining, _ = machine()
+    assert joining.deadline_s is None
+    assert joining.knock(0.0) == [Send(D0, OFFER)]
+    assert joining.deadline_s == 2.0
+    assert joining.knock(2.0) == [Send(D0, OFFER)]
+    assert joining.deadline_s == 4.0
+
+
+def test_a_candidate_builds_its_stage_and_says_that_it_stands_ready() -> None:
+    joining, _ = machine()
+    joining.knock(0.0)
+    effects = joining.assigned(ASSIGN)
+    assert effects[0] == Note("stage.assigned", (("stage", 1),))
+    assert jobs_of(effects) == [Build(1)]
+    assert joining.knock(2.0) == []
+    assert joining.built(3.0, Built("h"), initial=False) == [Send(D0, Prepared(1, "h"))]
+    assert joining.deadline_s == 5.0
+    assert joining.knock(5.0) == [Send(D0, Prepared(1, "h"))]
+
+
+def test_a_repeated_assignment_builds_nothing_again_another_one_does() -> None:
+    joining, _ = machine()
+    joining.assigned(ASSIGN)
+    joining.built(1.0, Built("h"), initial=False)
+    assert joining.assigned(ASSIGN) == []
+    assert jobs_of(joining.assigned(Assign(2, -1))) == [Build(2)]
+    assert joining.knock(9.0) == []
+
+
+def test_a_member_ignores_assignments_and_stops_knocking() -> None:
+    joining, context = machine()
+    joining.knock(0.0)
+    joining.entered()
+    assert joining.deadline_s is None
+    joining.knock(1.0)
+    context.adopt(view_of("d0", "r1a"))
+    assert joining.knock(2.0) == []
+    assert joining.deadline_s is None
+    assert joining.assigned(ASSIGN) == []
+
+
+def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() -> None:
+    joining, _ = machine(fetches_initial=True)
+    joining.assigned(ASSIGN)
+    assert joining.built(1.0, Built("seed"), initial=False) == [FetchState(D0, 1, 0)]
+    assert joining.knock(3.0) == [], "one fetch at a time"
+    joining.fetch_failed()
+    assert joining.knock(5.0) == [FetchState(D0, 1, 0)]
+    assert joining.built(6.0, Built("given"), initial=True) == [Send(D0, Prepared(1, "given"))]
+    assert joining.knock(8.0) == [Send(D0, Prepared(1, "given"))]
+
+
+def test_a_candidate_gives_up_when_the_leader_is_silent_for_long() -> None:
+    joining, _ = machine()
+    joining.knock(10.0)
+    joining.heard(20.0, D0)
+    joining.heard(70.0, STRANGER)
+    assert joining.knock(80.0) == [Send(D0, OFFER)]
+    stop = Stop(StopReason.LEADER_LOST, "the leader has not answered for 61 s")
+    assert joining.knock(81.0) == [stop]

@@ -1,0 +1,119 @@
+"""Heartbeats, doubts, and a node's own connection to the run."""
+
+import pytest
+
+from decod.ids import Round
+from decod.protocol.effects import Note, Send, Stop, StopReason
+from decod.protocol.membership import Membership
+from decod.protocol.messages import CatchUp, Heartbeat, Suspect
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R2A,
+    ROUND,
+    STRANGER,
+    configured,
+    context_of,
+    notes_of,
+    sent,
+    view_of,
+)
+
+VIEW = view_of("d0", "r1a", "r1b", "r2a")
+"""On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""
+
+
+def machine(node: str = "r1a", **changes: float) -> Membership:
+    config = configured(num_watchers=1, heartbeat_timeout_s=2.0, **changes)
+    member = next(m.node_id for m in VIEW.members if m.node_id == node)
+    membership = Membership(context_of(member, VIEW, config=config))
+    membership.adopt(0.0)
+    return membership
+
+
+def test_a_node_tells_its_watchers_once_an_interval_that_it_lives() -> None:
+    membership = machine()
+    assert membership.deadline_s == 1.0
+    assert membership.overdue(0.9) == []
+    assert membership.overdue(1.0) == [Send(R1B, Heartbeat(ROUND))]
+    assert membership.deadline_s == 2.0
+
+
+def test_a_node_without_a_view_does_nothing() -> None:
+    membership = Membership(context_of(R1A, VIEW))
+    assert membership.deadline_s is None
+    assert membership.overdue(100.0) == []
+
+
+def test_after_a_stall_one_heartbeat_is_owed_not_a_burst() -> None:
+    membership = machine()
+    assert [m for _, m in sent(membership.overdue(50.0)) if isinstance(m, Heartbeat)] == [
+        Heartbeat(ROUND)
+    ]
+    assert membership.deadline_s == 51.0
+
+
+def test_a_new_view_does_not_delay_the_heartbeat() -> None:
+    membership = machine()
+    membership.adopt(0.9)
+    assert membership.deadline_s == 1.0
+
+
+def test_silence_makes_a_suspect_and_any_word_is_a_sign_of_life() -> None:
+    membership = machine("r2a")  # It listens to r1b.
+    membership.heard(0.0, R1B)
+    assert sent(membership.overdue(2.0)) == [(D0, Heartbeat(ROUND))]
+    membership.heard(1.5, R1B)
+    membership.heard(1.5, STRANGER)
+    assert sent(membership.overdue(3.5)) == [(D0, Heartbeat(ROUND))]
+    effects = membership.overdue(4.5)
+    assert (D0, Suspect(R1B, "no heartbeat")) in sent(effects)
+    assert notes_of(effects) == ["peer.suspected"]
+
+
+def test_a_doubt_is_repeated_once_an_interval_and_noted_once() -> None:
+    membership = machine()
+    doubt = Send(D0, Suspect(R2A, "unreachable"))
+    note = Note("peer.suspected", (("peer", R2A), ("reason", "unreachable")))
+    assert membership.suspect(5.0, R2A, "unreachable") == [note, doubt]
+    assert membership.suspect(5.9, R2A, "unreachable") == []
+    assert membership.suspect(6.0, R2A, "unreachable") == [doubt]
+    membership.heard(6.5, R2A)
+    assert membership.suspect(7.0, R2A, "unreachable") == [note, doubt]
+
+
+def test_nobody_doubts_a_stranger_and_the_leader_is_not_told_of_itself() -> None:
+    membership = machine()
+    assert membership.suspect(5.0, STRANGER, "gone") == []
+    assert notes_of(membership.suspect(5.0, D0, "gone")) == ["peer.suspected"]
+    assert sent(membership.suspect(9.0, D0, "gone")) == []
+
+
+def test_a_node_that_hears_no_announcement_asks_and_then_gives_up() -> None:
+    membership = machine(leader_timeout_s=20.0)
+    membership.announced(1.0)
+    assert CatchUp(ROUND) not in [m for _, m in sent(membership.overdue(7.0))]
+    assert (D0, CatchUp(ROUND)) in sent(membership.overdue(8.1))
+    assert not any(isinstance(e, Stop) for e in membership.overdue(21.0))
+    stop = membership.overdue(22.1)[-1]
+    assert stop == Stop(StopReason.LEADER_LOST, "no announcement of the leader for 21 s")
+
+
+def test_the_leader_waits_for_nobodys_announcement() -> None:
+    membership = machine("d0")
+    effects = membership.overdue(500.0)
+    assert not any(isinstance(e, Stop) for e in effects)
+    assert all(not isinstance(m, CatchUp) for _, m in sent(effects))
+
+
+def test_what_was_missed_is_asked_for_once_an_interval() -> None:
+    membership = machine()
+    assert membership.catch_up(3.0) == [Send(D0, CatchUp(Round(1, 1)))]
+    assert membership.catch_up(3.9) == []
+    assert membership.catch_up(4.0) == [Send(D0, CatchUp(Round(1, 1)))]
+
+
+@pytest.mark.parametrize("node", ["d0"])
+def test_the_leader_asks_itself_nothing(node: str) -> None:
+    assert machine(node).catch_up(3.0) == []

@@ -1,0 +1,93 @@
+"""Messages that could not be delivered."""
+
+import pytest
+
+from decod.ids import Round
+from decod.protocol.context import Context
+from decod.protocol.effects import Send, SendTensor
+from decod.protocol.events import SendFailed
+from decod.protocol.messages import (
+    Abort,
+    CanTake,
+    Commit,
+    Heartbeat,
+    Join,
+    Leave,
+    Message,
+    Ping,
+    ReducedPart,
+    Withdraw,
+)
+from decod.protocol.outbox import Outbox
+from decod.protocol.view import Opening, Role
+from tests.unit.protocol.cast import D0, MANIFEST, R1A, ROUND, context_of, freed, tensor, view_of
+
+VIEW = view_of("d0", "r1a", version=3)
+EARLIER = Round(1, 0)
+
+
+@pytest.fixture
+def context() -> Context:
+    return context_of(R1A, VIEW)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CanTake(ROUND),
+        Withdraw(3, 7),
+        Leave("drained"),
+        Abort(EARLIER, Opening(ROUND, Round(0, 0), VIEW), "lost a node"),
+        Commit(EARLIER, Opening(ROUND, EARLIER, VIEW), 1.0, 1),
+    ],
+)
+def test_what_still_matters_is_tried_again_after_a_pause(
+    context: Context, message: Message
+) -> None:
+    outbox = Outbox(context)
+    assert outbox.deadline_s is None
+    assert outbox.undelivered(5.0, SendFailed(D0, message, "refused")) == []
+    assert outbox.deadline_s == 6.0
+    assert outbox.overdue(5.9) == []
+    assert outbox.overdue(6.0) == [Send(D0, message)]
+    assert outbox.deadline_s is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CanTake(EARLIER),
+        Withdraw(2, 7),
+        Heartbeat(ROUND),
+        Ping(1),
+        Join("a:1", Role.RELAY, 1, None, MANIFEST, incarnation=1),
+        Abort(EARLIER, Opening(EARLIER, Round(0, 0), VIEW), "lost a node"),
+    ],
+)
+def test_what_no_longer_matters_is_dropped(context: Context, message: Message) -> None:
+    """A candidate's offer is repeated by who makes it; a ping by the leader."""
+    outbox = Outbox(context)
+    assert outbox.undelivered(5.0, SendFailed(D0, message, "refused")) == []
+    assert outbox.deadline_s is None
+
+
+def test_a_tensor_waits_with_its_message_and_is_freed_with_it(context: Context) -> None:
+    outbox = Outbox(context)
+    context.tensors.add(tensor(1))
+    context.tensors.add(tensor(2))
+    current, stale = ReducedPart(ROUND, 0), ReducedPart(EARLIER, 0)
+    assert outbox.undelivered(0.0, SendFailed(D0, current, "reset", tensor(1).id)) == []
+    effects = outbox.undelivered(0.0, SendFailed(D0, stale, "reset", tensor(2).id))
+    assert freed(effects) == [2]
+    assert outbox.overdue(1.0) == [SendTensor(D0, current, tensor(1).id)]
+
+
+def test_a_message_that_went_stale_while_it_waited_is_dropped(context: Context) -> None:
+    outbox = Outbox(context)
+    context.tensors.add(tensor(1))
+    outbox.undelivered(0.0, SendFailed(D0, CanTake(ROUND), "reset"))
+    outbox.undelivered(0.5, SendFailed(D0, ReducedPart(ROUND, 0), "reset", tensor(1).id))
+    context.round = Round(1, 2)
+    assert outbox.overdue(1.0) == []
+    assert outbox.deadline_s == 1.5
+    assert freed(outbox.overdue(1.5)) == [1]

@@ -1,0 +1,39 @@
+"""CAN TAKE goes from the sinks to the sources (GWTF V-E)."""
+
+from decod.protocol.effects import Send
+from decod.protocol.flow import DataFlows, RelayFlow, RelayFlows
+from decod.protocol.messages import CanTake
+from decod.protocol.readiness import Readiness
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, R2A, R2B, ROUND, context_of, flow, view_of
+
+VIEW = view_of("d0", "d1", "r1a", "r1b", "r2a", "r2b")
+
+
+def test_a_relay_tells_who_sends_to_it_when_all_behind_those_flows_are_ready() -> None:
+    context = context_of(R1A, VIEW)
+    flows, readiness = RelayFlows(0.0, context), Readiness(context)
+    for slot, downstream, upstream in ((0, R2A, D0), (1, R2B, D0), (2, R2B, D1)):
+        flows.entries[flow(slot)] = RelayFlow(flow(slot), downstream, 1.0)
+        flows.outflows.paired[flow(slot)] = upstream
+    flows.entries[flow(3)] = RelayFlow(flow(3), R2A, 1.0)  # Nobody sends along it yet.
+    assert readiness.tell(flows) == []
+    readiness.peer_ready(R2B)
+    assert readiness.tell(flows) == [Send(D1, CanTake(ROUND))]
+    readiness.peer_ready(R2A)
+    assert readiness.tell(flows) == [Send(D0, CanTake(ROUND))]
+    assert readiness.tell(flows) == [], "each is told once"
+    readiness.reset()
+    assert readiness.tell(flows) == []
+    readiness.peer_ready(R2A)
+    readiness.peer_ready(R2B)
+    assert readiness.tell(flows) == [Send(D0, CanTake(ROUND)), Send(D1, CanTake(ROUND))]
+
+
+def test_a_data_node_begins_because_nothing_lies_behind_it() -> None:
+    context = context_of(D0, VIEW)
+    flows, readiness = DataFlows(0.0, context), Readiness(context)
+    assert readiness.tell(flows) == []
+    flows.outflows.paired = {flow(0): R2A, flow(1): R2B, flow(2): R2A}
+    assert readiness.tell(flows) == [Send(R2A, CanTake(ROUND)), Send(R2B, CanTake(ROUND))]
+    flows.outflows.paired[flow(3)] = R1B
+    assert readiness.tell(flows) == [Send(R1B, CanTake(ROUND))]

@@ -1,0 +1,174 @@
+"""A stage's state: fetched from members, handed to others."""
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import FetchState, RefuseState, ServeState, Stop, StopReason
+from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested
+from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
+from decod.protocol.messages import Leave
+from decod.protocol.state import StageState
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R1C,
+    context_of,
+    end_job,
+    freed,
+    jobs_of,
+    member,
+    sent,
+    tensor,
+    view_of,
+)
+
+NEW = [member(f"r1{letter}", since_iteration=4) for letter in "xyz"]
+VIEW = view_of("d0", "r1a", "r1b", *NEW)
+X, Y, Z = (m.node_id for m in NEW)
+
+
+def fetch_of(effects: object) -> list[NodeId]:
+    assert isinstance(effects, list)
+    return [e.donor for e in effects if isinstance(e, FetchState)]
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def test_at_the_start_of_the_run_everybody_holds_the_state_already() -> None:
+    state = StageState(context_of(R1A, VIEW))
+    assert not state.loaded
+    assert state.enter(0) == []
+    assert state.loaded
+
+
+def test_newcomers_spread_over_the_older_members() -> None:
+    asked = [fetch_of(StageState(context_of(node, VIEW)).enter(4)) for node in (X, Y, Z)]
+    assert asked == [[R1A], [R1B], [R1A]]
+
+
+def test_another_donor_is_tried_when_one_fails_and_then_the_node_leaves() -> None:
+    state = StageState(context_of(Y, VIEW))
+    effects = state.enter(4)
+    assert effects[-1] == FetchState(R1B, 1, 4)
+    assert fetch_of(state.fetch_failed(StateFetchFailed(R1B, 4, "reset"))) == [R1A]
+    effects = state.load_failed("hash of blocks.0 differs")
+    reason = "no member could give this node its stage's state"
+    assert sent(effects) == [(D0, Leave(reason, at_once=True))]
+    assert effects[-1] == Stop(StopReason.REMOVED, reason)
+
+
+def test_a_newcomer_among_newcomers_finds_no_donor() -> None:
+    state = StageState(context_of(X, view_of("d0", *NEW)))
+    assert isinstance(state.enter(4)[-1], Stop)
+
+
+def test_what_was_fetched_is_loaded() -> None:
+    context = context_of(X, VIEW)
+    state = StageState(context)
+    state.enter(4)
+    effects = state.fetched(StateFetched(4, "{}", tensor(1)))
+    assert jobs_of(effects) == [Load(4, "{}")]
+    assert freed(end_job(context, effects)) == [1]
+
+
+@pytest.mark.parametrize(("iteration", "loaded"), [(3, False), (4, True)])
+def test_state_that_is_not_wanted_is_freed(iteration: int, loaded: bool) -> None:
+    state = StageState(context_of(X, VIEW))
+    state.enter(4)
+    state.loaded = loaded
+    effects = state.fetched(StateFetched(iteration, "{}", tensor(1)))
+    assert freed(effects) == [1]
+    assert jobs_of(effects) == []
+
+
+# --- giving ---------------------------------------------------------------------------------------
+
+
+def holder(iteration: int = 4) -> tuple[StageState, Context]:
+    context = context_of(R1A, VIEW)
+    state = StageState(context)
+    state.enter(0)
+    state.committed(iteration)
+    return state, context
+
+
+def ask(request_id: int, iteration: int = 4, *, with_optimizer: bool = True) -> StateRequested:
+    return StateRequested(request_id, iteration, with_optimizer)
+
+
+def test_one_copy_serves_all_who_wait_for_the_same() -> None:
+    """A donor's memory must not grow with the number of newcomers (I6)."""
+    state, context = holder()
+    effects = state.requested(ask(1))
+    assert jobs_of(effects) == [Snapshot(with_optimizer=True)]
+    assert state.requested(ask(2)) == []
+    other = state.requested(ask(3, with_optimizer=False))
+    assert jobs_of(other) == [Snapshot(with_optimizer=False)]
+    end_job(context, effects, tensor(1))
+    served = state.copied(SnapshotTaken(4, "m"), tensor(1))
+    assert served == [ServeState((1, 2), 4, "m", tensor(1).id)]
+    assert len(context.tensors) == 0, "the driver owns it now"
+    end_job(context, other, tensor(2))
+    assert state.copied(SnapshotTaken(4, "m"), tensor(2)) == [
+        ServeState((3,), 4, "m", tensor(2).id)
+    ]
+
+
+def test_a_request_after_the_copy_was_served_gets_its_own() -> None:
+    state, context = holder()
+    end_job(context, state.requested(ask(1)), tensor(1))
+    state.copied(SnapshotTaken(4, "m"), tensor(1))
+    assert jobs_of(state.requested(ask(2))) == [Snapshot(with_optimizer=True)]
+
+
+@pytest.mark.parametrize("iteration", [3, 6, 0])
+def test_state_that_is_not_held_is_refused(iteration: int) -> None:
+    state, _ = holder()
+    (refusal,) = state.requested(ask(1, iteration))
+    expected = f"holds the state of iteration 4, not {iteration}"
+    assert refusal == RefuseState(1, expected)
+
+
+def test_a_node_that_has_not_loaded_gives_nothing() -> None:
+    state = StageState(context_of(X, VIEW))
+    state.enter(4)
+    assert isinstance(state.requested(ask(1))[0], RefuseState)
+
+
+def test_a_request_for_the_next_iteration_waits_for_its_commit() -> None:
+    state, _ = holder()
+    assert state.requested(ask(1, 5)) == []
+    assert jobs_of(state.committed(5)) == [Snapshot(with_optimizer=True)]
+    assert state.committed(6) == []
+
+
+def test_no_more_than_64_requests_wait() -> None:
+    state, _ = holder()
+    for k in range(32):
+        state.requested(ask(k, 5))
+        state.requested(ask(100 + k, 4))
+    assert state.requested(ask(999)) == [RefuseState(999, "too many requests wait")]
+
+
+def test_a_copy_of_another_iteration_than_asked_for_is_refused_and_freed() -> None:
+    state, context = holder()
+    end_job(context, state.requested(ask(1)), tensor(1))
+    effects = state.copied(SnapshotTaken(5, "m"), tensor(1))
+    assert effects[0] == RefuseState(1, "the state has moved on")
+    assert freed(effects) == [1]
+
+
+def test_a_copy_that_fails_is_refused_to_all_who_waited() -> None:
+    state, _ = holder()
+    state.requested(ask(1))
+    state.requested(ask(2))
+    assert state.copy_failed("no memory") == [RefuseState(k, "no memory") for k in (1, 2)]
+
+
+def test_a_member_is_no_newcomer_of_a_later_iteration() -> None:
+    """Whoever was admitted before the last commit can give state to who was admitted after it."""
+    view = view_of("d0", member("r1b", since_iteration=3), member("r1c", since_iteration=4))
+    assert fetch_of(StageState(context_of(R1C, view)).enter(4)) == [R1B]
