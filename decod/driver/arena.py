@@ -9,6 +9,7 @@ import bisect
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 64
@@ -75,6 +76,9 @@ class Arena:
     def close(self) -> None:
         """Give the memory back. Views that somebody still holds keep their pages until then."""
         os.close(self.fd)
+        self._view.release()
+        with suppress(BufferError):
+            self._map.close()
 
 
 def _aligned(size_bytes: int) -> int:

@@ -1,8 +1,8 @@
 """What the tests with real processes share."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,19 +17,28 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows beside a failure what the daemons wrote last."""
-    report: Any = yield
+    report = yield
     if report.failed:
         report.sections += [("daemons", living.tails()) for living in cluster.living]
     return report
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
+def _end_politely() -> Iterator[None]:
+    """Makes SIGTERM end the session as Ctrl-C does, so that clusters end their daemons."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
 def training(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     """A run that trains without end: a leader and one relay in each of two stages.
 
-    Tests may look at it, ask it for things, and bother it; none may end it.
+    Tests may look at it, ask it for things, and bother it; none may end it. Each module has its
+    own, because it takes all the processors that it can get from the modules behind.
     """
     run = make_run(min_nodes_per_stage=1)
     folder = tmp_path_factory.mktemp("training")

@@ -43,7 +43,7 @@ def wait_for_counters(
     cluster: Cluster, daemon: Daemon, before: dict[str, int], prefix: str, *, at_least: int
 ) -> None:
     def grown() -> bool:
-        counters = daemon.status()["counters"]
+        counters: dict[str, int] = daemon.status()["counters"]
         return at_least <= sum(
             count - before.get(name, 0)
             for name, count in counters.items()

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from decod.model.config import ModelDtype
 from decod.model.folder import read_config
 from tests.support.cluster import Cluster, assert_refused, run_decod
-from tests.support.oracle import assert_agreement, transformers_loss
+from tests.support.oracle import assert_agreement, import_transformers, transformers_loss
 from tests.support.runs import make_run, microbatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -18,12 +17,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 def save_random_model(folder: Path, model_type: str) -> None:
     """Writes a tiny model whose weights are large enough to matter, as transformers writes it."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
+    transformers = import_transformers()
     torch.set_num_threads(1)
     torch.manual_seed(11)
-    config: Any
     if model_type == "gpt2":
         config = transformers.GPT2Config(
             vocab_size=257,
@@ -35,7 +31,7 @@ def save_random_model(folder: Path, model_type: str) -> None:
             bos_token_id=256,
             eos_token_id=256,
         )
-        model: Any = transformers.GPT2LMHeadModel(config)
+        model = transformers.GPT2LMHeadModel(config)
     else:
         config = transformers.LlamaConfig(
             vocab_size=257,

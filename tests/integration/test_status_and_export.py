@@ -152,7 +152,7 @@ def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: 
         assert abs(loss / training.leader.losses()[iteration + 1] - 1) < 1e-8
         iterations.append(iteration)
     assert iterations[0] < iterations[1]
-    assert_agreement(folder)
+    assert_agreement(tmp_path / "model-1")
 
 
 def exported_iteration(result: subprocess.CompletedProcess[str]) -> int:

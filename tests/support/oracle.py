@@ -14,11 +14,18 @@ from decod.model.stage import FirstStage, empty_stage
 from tests.support.runs import Tokens
 
 
-def load_transformers(folder: Path) -> Any:
-    """Returns the model of a folder as transformers reads it, in the folder's own precision."""
+def import_transformers() -> Any:
+    """Returns the library, told to be quiet. It is slow to load, so it is not loaded above."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    library: Any = transformers
+    library.utils.logging.disable_progress_bar()
+    return library
+
+
+def load_transformers(folder: Path) -> Any:
+    """Returns the model of a folder as transformers reads it, in the folder's own precision."""
+    transformers = import_transformers()
     with warnings.catch_warnings():
         # What other libraries think of each other is no finding about decod.
         warnings.simplefilter("ignore")

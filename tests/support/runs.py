@@ -107,11 +107,11 @@ def reference(
     return train_reference(run.model, run.optimizer, run.seed, tokens)
 
 
-def loss_errors(found: dict[int, float], expected: list[float]) -> np.ndarray[Any, Any]:
-    """Returns every iteration's relative error of the loss; found must hold them without a gap."""
+def loss_error(found: dict[int, float], expected: list[float]) -> float:
+    """Returns the largest relative error of any iteration's loss; `found` must have no gap."""
     assert sorted(found) == list(range(1, len(expected) + 1)), sorted(found)
     losses = np.array([found[iteration] for iteration in sorted(found)])
-    return np.abs(losses / np.array(expected) - 1)
+    return float(np.abs(losses / np.array(expected) - 1).max())
 
 
 def weight_error(folder: Path, expected: dict[str, Tensor]) -> float:

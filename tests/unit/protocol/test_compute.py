@@ -142,7 +142,10 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
 
     for step in [*steps, *["end"] * 100]:
         if step.startswith("submit"):
-            kind = {"forward": jobs.Forward(mb(0)), "backward": jobs.Backward(mb(0))}
+            kind: dict[str, jobs.Job] = {
+                "forward": jobs.Forward(mb(0)),
+                "backward": jobs.Backward(mb(0)),
+            }
             job = kind.get(step.split()[1], jobs.Load(1, ""))
             note(queue.submit(job, [store.add(tensor(next_tensor))]))
             next_tensor += 1

@@ -1,0 +1,42 @@
+"""Nodes for tests: built like a daemon's, but nothing of them listens until a test says so."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from decod.config.node import NodeConfig
+from decod.config.schema import Manifest, RunConfig
+from decod.daemon.host import Host, Node, Part
+from decod.data.params import BatchConfig
+from decod.ids import NodeId, RunId
+from decod.model.config import ModelConfig
+from decod.protocol.view import Role
+
+RUN_ID = RunId("r" * 26)
+STRANGER = NodeId("b" * 52)
+
+
+def make_manifest(**changes: object) -> Manifest:
+    sizes = {"vocab_size": 257, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    run = RunConfig(
+        name="tiny",
+        model=ModelConfig(**sizes),  # type: ignore[arg-type]
+        batch=BatchConfig(sequence_length=8, microbatch_size=2, num_microbatches=2),
+        **changes,  # type: ignore[arg-type]
+    )
+    return Manifest(run=run, data_index_sha256="0" * 64, data_vocab_size=257)
+
+
+@contextmanager
+def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
+    """Yields a node of a tiny run; to be used within an event loop."""
+    config = NodeConfig(listen_host="127.0.0.1", listen_port=0, state_dir=folder, name="me")
+    with Host(config) as host:
+        part = Part(
+            role=Role.DATA if leads else Role.RELAY,
+            run_id=RUN_ID,
+            manifest=make_manifest(),
+            leader=host.identity.node_id if leads else STRANGER,
+            leader_address="" if leads else "127.0.0.1:1",
+        )
+        yield Node(config, part, host, lambda _: None)

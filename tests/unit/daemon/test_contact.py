@@ -1,0 +1,116 @@
+"""From a join string to the run's leader, whoever the string names."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon.contact import find_leader, find_run
+from decod.errors import NetworkError, RejectedError
+from decod.ids import NodeId
+from decod.net.dht import Dht
+from decod.net.dht_record import LEADER
+from decod.net.join_string import JoinString
+from decod.net.server import HelloInfo, PeerHandler, PeerServer
+from tests.unit.daemon.nodes import RUN_ID, make_manifest
+
+LEADER_ID, OTHER = NodeId("l" * 52), NodeId("o" * 52)
+MANIFEST = make_manifest()
+INFO = HelloInfo(
+    run_id=RUN_ID,
+    manifest_json=MANIFEST.to_json(),
+    node_id=OTHER,
+    leader=LEADER_ID,
+    leader_address="127.0.0.1:99",
+)
+
+
+class Peer:
+    """A node that answers Hello with `info`, and takes part in the DHT."""
+
+    def __init__(self, info: HelloInfo | None, node_id: NodeId = OTHER) -> None:
+        handler = SimpleNamespace(hello=lambda _: info)
+        self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", handler))
+        self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)
+        self.address = ""
+
+    async def __aenter__(self) -> "Peer":
+        port = await self.server.start("127.0.0.1", 0)
+        await self.dht.start("127.0.0.1", port)
+        self.address = f"127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.dht.close()
+        await self.server.stop(0)
+
+
+def join_string(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> str:
+    return str(JoinString(run_id=RUN_ID, manifest_prefix=prefix, addresses=addresses))
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test
+
+    asyncio.run(bounded())
+
+
+def test_a_first_contact_that_does_not_lead_names_the_leader() -> None:
+    async def test() -> None:
+        async with Peer(INFO) as peer:
+            contact = await find_run(join_string("127.0.0.1:1", peer.address))
+            assert (contact.leader, contact.leader_address) == (LEADER_ID, "127.0.0.1:99")
+            assert contact.manifest == MANIFEST
+            assert contact.observed_address == "127.0.0.1"
+
+    run(test())
+
+
+def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_dht() -> None:
+    async def test() -> None:
+        unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
+        async with Peer(unknowing) as peer, Peer(None, LEADER_ID) as leader:
+            value = {"node_id": LEADER_ID, "address": leader.address, "term": 1}
+            await leader.dht.bootstrap([peer.address])
+            assert await leader.dht.publish(LEADER, value, ttl_s=60) == 1
+            contact = await find_run(join_string(peer.address))
+            assert (contact.leader, contact.leader_address) == (LEADER_ID, leader.address)
+
+    run(test())
+
+
+def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
+    async def test() -> None:
+        unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
+        async with Peer(unknowing) as peer:
+            with pytest.raises(NetworkError, match="does not know the run's leader"):
+                await find_run(join_string(peer.address))
+            assert await find_leader(RUN_ID, (peer.address,)) is None
+
+    run(test())
+
+
+def test_a_node_that_is_starting_is_told_from_one_that_is_not_there() -> None:
+    async def test() -> None:
+        async with Peer(None) as peer:
+            with pytest.raises(NetworkError, match="E-NET-004"):
+                await find_run(join_string(peer.address))
+        with pytest.raises(NetworkError, match="E-NET-003"):
+            await find_run(join_string("127.0.0.1:1"))
+
+    run(test())
+
+
+def test_a_run_that_is_not_the_one_of_the_join_string_is_refused() -> None:
+    async def test() -> None:
+        async with Peer(INFO) as peer:
+            with pytest.raises(RejectedError, match="E-REJ-005"):
+                await find_run(join_string(peer.address, prefix="0" * 16))
+
+    run(test())

@@ -1,0 +1,221 @@
+"""Between peers and driver: what is let in, what is dropped, and who is remembered."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon import gateway as module
+from decod.daemon.gateway import Gateway
+from decod.driver.driver import NodeDriver, ServedState
+from decod.errors import DecodError
+from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.net.server import StateBlob, StateRequest
+from decod.protocol.events import Received
+from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join
+from decod.protocol.view import Member, Role
+
+ME, PEER, OTHER = (NodeId(letter * 52) for letter in "abc")
+RUN = RunId("r" * 26)
+M = MicrobatchId(1, 0, 0)
+FLOW = FlowId(ME, 0)
+SIZE = 64
+
+
+class FakeDriver:
+    """Takes everything."""
+
+    def __init__(self, *, leads: bool = True) -> None:
+        self.machine = SimpleNamespace(leader=object() if leads else None)
+        self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.part_bytes_max = 100
+        self.events: list[Any] = []
+        self.freed: list[memoryview] = []
+        self.state: ServedState | str = "no state"
+
+    def post(self, event: Any) -> None:
+        self.events.append(event)
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        return memoryview(bytearray(size_bytes))
+
+    def tensor_failed(self, buffer: memoryview) -> None:
+        self.freed.append(buffer)
+
+    async def request_state(self, iteration: int, *, with_optimizer: bool) -> ServedState | str:
+        return self.state
+
+
+def make_gateway() -> Gateway:
+    return Gateway(RUN, ME, activation_bytes=SIZE, hello=lambda _: None, status=lambda: "{}")
+
+
+def run(
+    test: Callable[[Gateway, FakeDriver], Coroutine[Any, Any, None]], *, leads: bool = True
+) -> None:
+    async def main() -> None:
+        gateway, driver = make_gateway(), FakeDriver(leads=leads)
+        gateway.attach(cast("NodeDriver", driver))
+        try:
+            async with asyncio.timeout(10):
+                await test(gateway, driver)
+        finally:
+            await gateway.client.close()
+
+    asyncio.run(main())
+
+
+def offer(address: str = "127.0.0.1:7", name: str = "merry-marlin") -> Join:
+    return Join(
+        address=address,
+        role=Role.RELAY,
+        capacity=1,
+        stage_index=None,
+        manifest_sha256="0" * 64,
+        incarnation=1,
+        name=name,
+    )
+
+
+def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane") -> Member:
+    return Member(
+        node_id=node,
+        address=address,
+        role=Role.RELAY,
+        stage_index=1,
+        capacity=1,
+        name=name,
+        since_iteration=0,
+    )
+
+
+def test_nothing_is_taken_in_before_the_core_runs() -> None:
+    async def main() -> None:
+        gateway = make_gateway()
+        gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
+        assert gateway.allocate(PEER, ForwardActivation(Round(1, 1), M, FLOW), SIZE) is None
+        request = StateRequest(run_id=RUN, sender=PEER, iteration=1, with_optimizer=True)
+        assert await gateway.state(request) == "this node is starting"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [ForwardActivation, BackwardGradient])
+def test_an_activation_has_exactly_the_runs_size(
+    kind: type[ForwardActivation] | type[BackwardGradient],
+) -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        message = kind(Round(1, 1), M, FLOW)
+        for size_bytes in (0, SIZE - 1, SIZE + 1, 1 << 40):
+            assert gateway.allocate(PEER, message, size_bytes) is None
+        assert gateway.allocate(PEER, message, SIZE) is not None
+
+    run(test)
+
+
+def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        assert gateway.allocate(PEER, CanTake(Round(1, 1)), 100) is not None
+        assert gateway.allocate(PEER, CanTake(Round(1, 1)), 101) is None
+
+    run(test)
+
+
+def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        message = ForwardActivation(Round(1, 1), M, FLOW)
+        buffer = gateway.allocate(PEER, message, SIZE)
+        assert buffer is not None
+        driver.stopped.set_result(None)
+        gateway.tensor_arrived(PEER, message, buffer, 0.1)
+        gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
+        gateway.on_latency(PEER, 0.1)
+        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1)
+        gateway.on_send_failed(PEER, message, 1, reason="gone")
+        assert driver.freed == [buffer]
+        assert driver.events == []
+
+    run(test)
+
+
+def test_the_leader_remembers_where_a_candidate_is() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.deliver(PEER, 1, offer())
+        assert gateway.client.address_of(PEER) == "127.0.0.1:7"
+        assert gateway.name_of(PEER) == "merry-marlin"
+        assert gateway.name_of(OTHER) is None
+        assert driver.events == [Received(PEER, offer())]
+
+    run(test)
+
+
+def test_an_offer_to_a_node_that_does_not_lead_changes_nothing() -> None:
+    """Or a stranger could say where a member is dialled."""
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.use_members((member(PEER),))
+        gateway.deliver(PEER, 1, offer("6.6.6.6:6"))
+        assert gateway.client.address_of(PEER) == "127.0.0.1:9"
+
+    run(test, leads=False)
+
+
+def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.deliver(PEER, 1, offer())
+        gateway.deliver(OTHER, 1, offer())
+        gateway.deliver(PEER, 1, offer())
+        assert [event.sender for event in driver.events] == [PEER, PEER]
+        assert gateway.client.address_of(OTHER) is None
+
+    run(test)
+
+
+def test_who_left_can_be_reached_a_little_longer_then_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        timers: list[tuple[Any, ...]] = []
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer))
+        gateway.use_members((member(ME), member(PEER), member(OTHER)))
+        gateway.use_members((member(ME),))
+        monkeypatch.undo()
+        assert sorted(timer[2] for timer in timers) == [PEER, OTHER]
+        assert all(timer[0] == module.FORGET_AFTER_S for timer in timers)
+        gateway.use_members((member(ME), member(OTHER)))  # It came back in time.
+        assert gateway.client.address_of(PEER) is not None
+        for _, forget, node in timers:
+            forget(node)
+        assert gateway.client.address_of(PEER) is None
+        assert gateway.client.address_of(OTHER) is not None
+        assert gateway.client.address_of(ME) is None
+        assert gateway.name_of(PEER) == "calm-crane", "logs still speak of it"
+
+    run(test)
+
+
+def test_a_state_is_given_with_what_releases_it_or_refused() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        request = StateRequest(run_id=RUN, sender=PEER, iteration=3, with_optimizer=True)
+        assert await gateway.state(request) == "no state"
+        released: list[int] = []
+        driver.state = ServedState(3, "{}", memoryview(b"x"), lambda: released.append(1))
+        blob = await gateway.state(request)
+        assert isinstance(blob, StateBlob)
+        blob.release()
+        assert released == [1]
+
+    run(test)
+
+
+def test_a_state_of_an_unknown_donor_is_an_error() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        with pytest.raises(DecodError, match="no address"):
+            await gateway.fetch_state(PEER, 1, lambda _: None)
+
+    run(test)

@@ -1,0 +1,199 @@
+"""The life of a node around its core: folder, ports, addresses, and leaving early."""
+
+import asyncio
+import json
+import logging
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.config.node import NodeConfig
+from decod.daemon import host as module
+from decod.daemon.host import Host, advertised
+from decod.daemon.volunteer import Contact, _advertise_observed
+from decod.errors import ConfigError, HardwareError, NetworkError
+from decod.net.dht import Dht
+from decod.net.server import HelloRequest
+from tests.unit.daemon.nodes import make_node
+
+
+def test_a_folder_serves_one_daemon_at_a_time(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=tmp_path / "new" / "folder")
+    with Host(config) as first:
+        with pytest.raises(ConfigError, match="E-CFG-041"):
+            Host(config)
+        identity = first.identity
+    with Host(config) as second:
+        assert second.identity == identity
+
+
+def test_a_host_that_fails_to_begin_leaves_its_folder_free(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=tmp_path)
+    (tmp_path / "node.log").mkdir()
+    with pytest.raises(HardwareError):
+        Host(config)
+    (tmp_path / "node.log").rmdir()
+    with Host(config):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="E-CFG-042"):
+        Host(NodeConfig(state_dir=tmp_path / "file" / "x"))
+
+
+def test_the_terminal_names_nodes_and_the_file_keeps_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Host(NodeConfig(state_dir=tmp_path)) as host:
+        host.log.name_of = {"abcdefghijkl": "merry-marlin"}.get
+        fields = {"peer": "abcdefghijkl", "reason": "silent"}
+        extra = {"event": "member.lost", "fields": fields}
+        logging.getLogger("decod").warning("member.lost", extra=extra)
+    assert "merry-marlin (abcdefgh) is gone: silent" in capsys.readouterr().err
+    assert json.loads((tmp_path / "node.log").read_text())["peer"] == "abcdefghijkl"
+
+
+@pytest.mark.parametrize(
+    ("advertise", "address"),
+    [
+        (None, "127.0.0.1:5"),
+        ("example.org:7", "example.org:7"),
+        ("example.org", "example.org:7700"),
+        ("[::1]:7", "[::1]:7"),
+    ],
+)
+def test_what_others_are_told_can_be_dialled(advertise: str | None, address: str) -> None:
+    config = NodeConfig(listen_host="127.0.0.1", advertise=advertise)
+    assert advertised(config, 5) == address
+
+
+@pytest.mark.parametrize(
+    ("observed", "address"),
+    [("127.0.0.1", "10.0.0.9:5"), ("", "10.0.0.9:5"), ("1.2.3.4", "1.2.3.4:5"), ("::9", "[::9]:5")],
+)
+def test_a_peer_on_this_host_does_not_say_where_others_reach_it(
+    observed: str, address: str
+) -> None:
+    node = SimpleNamespace(config=NodeConfig(listen_host="0.0.0.0"), address="10.0.0.9:5")
+    contact = SimpleNamespace(observed_address=observed)
+    _advertise_observed(cast("Any", node), cast("Contact", contact))
+    assert node.address == address
+
+
+def test_another_port_is_tried_if_its_udp_twin_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[socket.socket] = []
+    start = Dht.start
+
+    async def start_late(dht: Dht, host: str, port: int) -> int:
+        if len(taken) < 2:
+            taken.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            taken[-1].bind((host, port))
+        return await start(dht, host, port)
+
+    monkeypatch.setattr(module.Dht, "start", start_late)
+
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            port = await node._listen()
+            assert port not in [twin.getsockname()[1] for twin in taken]
+            await node._stack.aclose()
+
+    asyncio.run(test())
+    assert len(taken) == 2
+    for twin in taken:
+        twin.close()
+
+
+def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+        async def test() -> None:
+            with make_node(tmp_path) as node:
+                node.config = NodeConfig(
+                    listen_host="127.0.0.1", listen_port=port, state_dir=tmp_path
+                )
+                with pytest.raises(NetworkError, match="UDP"):
+                    await node._listen()
+                await node._stack.aclose()
+
+        asyncio.run(test())
+
+
+def test_strangers_hear_nothing_before_the_node_knows_its_address(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            assert node._hello(HelloRequest()) is None
+            node.address = "127.0.0.1:7"
+            info = node._hello(HelloRequest())
+            assert info is not None
+            assert info.leader_address == "127.0.0.1:7"
+
+    asyncio.run(test())
+
+
+def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
+    """The first Ctrl-C while torch still loads ends the daemon in peace, and at once."""
+
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            cancelled = asyncio.Event()
+
+            async def load() -> None:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.set()
+                    raise
+
+            begun = asyncio.create_task(node.unless_drained(load()))
+            await asyncio.sleep(0)
+            answer = await node._answer({"command": "drain"})
+            assert answer == {"draining": True}
+            assert not await begun
+            assert cancelled.is_set()
+
+    asyncio.run(test())
+
+
+def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise HardwareError("a", why="b", fix="c")
+
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            assert await node.unless_drained(asyncio.sleep(0))
+            with pytest.raises(HardwareError):
+                await node.unless_drained(fail())
+
+    asyncio.run(test())
+
+
+def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
+            await node._answer({"command": ["x"]})
+
+    asyncio.run(test())
+
+
+def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            error = ZeroDivisionError("a bug")
+            node._task_failed(
+                asyncio.get_running_loop(), {"message": "in a task", "exception": error}
+            )
+
+    asyncio.run(test())
+    record = json.loads((tmp_path / "node.log").read_text().splitlines()[-1])
+    assert (record["event"], record["level"]) == ("task.failed", "error")
+    assert "ZeroDivisionError: a bug" in record["traceback"]

@@ -1,0 +1,178 @@
+"""What the leader's daemon does beside its core; and how a node's end becomes an exit code."""
+
+import asyncio
+import dataclasses
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.config.node import NodeConfig
+from decod.config.run_file import RunFile
+from decod.daemon import leader as module
+from decod.daemon.contact import Contact
+from decod.daemon.errors import TemporaryError, error_of, exit_code_of
+from decod.daemon.export import export_model
+from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, in_thread
+from decod.driver.compute import JobError
+from decod.errors import ConfigError, DecodError, HardwareError, NetworkError, RejectedError
+from decod.net.identity import Identity
+from decod.protocol.effects import Stop, StopReason
+from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest, make_node
+
+
+def options(folder: Path, **changes: Any) -> LeaderOptions:
+    run_file = cast("RunFile", SimpleNamespace())
+    return LeaderOptions(run_file=run_file, node=NodeConfig(state_dir=folder), **changes)
+
+
+def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
+    assert _weights_hash(None) == "seed"
+    with pytest.raises(ConfigError, match="config.json"):
+        _weights_hash(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    before = _weights_hash(tmp_path)
+    assert len(before) == 64
+    (tmp_path / "model.safetensors").write_bytes(b"abd")
+    after = _weights_hash(tmp_path)
+    assert before != after
+    (tmp_path / "notes.txt").write_text("not a weight")
+    assert _weights_hash(tmp_path) == after
+
+
+class Joining:
+    """A run that another node leads, found without a network."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        manifest = dataclasses.replace(make_manifest(), **changes)
+        contact = Contact(
+            run_id=RUN_ID,
+            manifest=manifest,
+            leader=STRANGER,
+            leader_address="127.0.0.1:1",
+            observed_address="",
+            addresses=("127.0.0.1:1", "127.0.0.1:2"),
+        )
+
+        async def find(_: str) -> Contact:
+            return contact
+
+        monkeypatch.setattr(module, "find_run", find)
+
+    def part(self, folder: Path, *, node_id: str = "m" * 52, **mine: Any) -> Any:
+        identity = cast("Identity", SimpleNamespace(node_id=node_id))
+        manifest = make_manifest(**mine)
+        return asyncio.run(_part(options(folder, join="..."), identity, manifest, folder))
+
+
+def test_a_further_data_node_joins_with_the_same_run_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, contacts = Joining(monkeypatch).part(tmp_path)
+    assert (part.run_id, part.leader) == (RUN_ID, STRANGER)
+    assert contacts == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+def test_another_run_file_is_refused_and_the_field_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RejectedError, match="run.seed is 3 here and 0 there"):
+        Joining(monkeypatch).part(tmp_path, seed=3)
+
+
+def test_a_further_data_node_needs_no_folder_of_the_given_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, _ = Joining(monkeypatch, initial_weights="a" * 64).part(tmp_path)
+    assert part.manifest.initial_weights == "a" * 64
+
+
+def test_the_leaders_own_identity_can_not_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="E-CFG-045"):
+        Joining(monkeypatch).part(tmp_path, node_id=STRANGER)
+
+
+def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            lines: list[str] = []
+            node.say = lines.append
+            leading = _Leading(node, options(tmp_path))
+            for iteration in range(1, 6):
+                fields = {"round": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
+                node.progress.take("round.committed", fields, now_s=float(iteration))
+            assert len(lines) == 1, "at most one a second"
+            leading._show_last()
+            leading._show_last()
+            assert lines[1:] == ["iteration 5  loss 2.0000  8 tokens/s"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("path", [None, "", "model", "./model"])
+def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            _Leading(node, options(tmp_path))
+            request = {"command": "export"} | ({} if path is None else {"path": path})
+            with pytest.raises(ConfigError, match="E-CFG-044"):
+                await node._answer(request)
+
+    asyncio.run(test())
+
+
+def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            with pytest.raises(NetworkError, match="has not begun"):
+                await export_model(node, tmp_path / "model")
+
+    asyncio.run(test())
+
+
+def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:
+    never = threading.Event()
+
+    async def test() -> None:
+        await in_thread(lambda: None)
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: cast("None", 1 // 0))
+        in_thread(lambda: cast("None", never.wait()))
+
+    asyncio.run(test())  # Returns, though the last one runs on.
+    never.set()
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (StopReason.FINISHED, 0),
+        (StopReason.DRAINED, 0),
+        (StopReason.REFUSED, RejectedError),
+        (StopReason.REMOVED, TemporaryError),
+        (StopReason.LEADER_LOST, TemporaryError),
+        (StopReason.FAILED, DecodError),
+    ],
+)
+def test_every_end_has_an_exit_code(reason: StopReason, expected: int | type[DecodError]) -> None:
+    stop = Stop(reason, "because")
+    if isinstance(expected, int):
+        assert exit_code_of(stop) == expected
+    else:
+        with pytest.raises(expected, match="because"):
+            exit_code_of(stop)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("E-CFG-009", ConfigError), ("E-HW-003", HardwareError), ("nonsense", DecodError)],
+)
+def test_an_error_of_the_compute_process_keeps_its_class(code: str, kind: type[DecodError]) -> None:
+    found = error_of(JobError({"code": code, "what": "a", "why": "b", "fix": "c"}))
+    assert type(found) is kind
+    assert str(found) == f"{code} a: b. Try: c"

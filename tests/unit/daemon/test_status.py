@@ -1,0 +1,158 @@
+"""What `decod status` tells: every field of docs/status.md, at every stage of a node's life."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon import volunteer
+from decod.daemon.host import Node, facts_of
+from decod.daemon.status import Progress
+from decod.daemon.volunteer import full_status
+from decod.driver.driver import NodeDriver
+from decod.ids import NodeId
+from decod.protocol.identity import Identity
+from decod.protocol.messages import Join
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.view import Role
+from tests.unit.daemon.nodes import STRANGER, make_node
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
+
+
+def documented_fields() -> set[str]:
+    rows = re.findall(r"^\| (`.*?) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def give_core(node: Node) -> NodeMachine:
+    """Give a node the core that `prepare` would, without what runs it."""
+    identity = Identity(
+        node_id=node.identity.node_id,
+        address="127.0.0.1:7",
+        role=node.part.role,
+        capacity=2,
+        name="me",
+    )
+    facts = facts_of(node.part.manifest)
+    machine = NodeMachine(
+        identity, ProtocolConfig(), facts, leader=node.part.leader, compute_s=1.0, rng=Random(1)
+    )
+    driver = SimpleNamespace(machine=machine, timing=lambda: {"wall_s": 1.0})
+    node.driver = cast("NodeDriver", driver)
+    return machine
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("running", [True, False])
+def test_a_status_has_the_documented_fields_and_is_json(
+    tmp_path: Path, leads: bool, running: bool
+) -> None:
+    async def test() -> None:
+        with make_node(tmp_path, leads=leads) as node:
+            if running:
+                give_core(node).start(0.0)
+            status = json.loads(json.dumps(node.local_status(), allow_nan=False))
+            assert set(status) == documented_fields()
+            assert status["state"] == ("joining" if running else "starting")
+            assert status["leader"]["id"] == node.part.leader
+            assert len(status["stages"]) == 3
+
+    asyncio.run(test())
+
+
+def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            machine = give_core(node)
+            machine.start(0.0)
+            assert machine.leader is not None
+            offer = Join(
+                address="127.0.0.1:9",
+                role=Role.RELAY,
+                capacity=3,
+                stage_index=None,
+                manifest_sha256=node.part.manifest.sha256,
+                incarnation=1,
+                name="calm-crane",
+            )
+            machine.leader.join(1.0, STRANGER, offer)
+            status = node.local_status()
+            told = {candidate["name"]: candidate for candidate in status["candidates"]}
+            assert told["calm-crane"]["capacity"] == 3
+            json.dumps(status, allow_nan=False)
+
+    asyncio.run(test())
+
+
+def test_progress_follows_the_commits() -> None:
+    progress, shown = Progress(), []
+    progress.on_commit = lambda: shown.append(progress.iteration)
+    progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
+    assert progress.message == "silent"
+    progress.take("round.committed", {"round": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0)
+    assert (progress.iteration, progress.loss, progress.tokens_per_s) == (3, 2.5, None)
+    assert progress.message == "", "what was wrong has been overcome"
+    progress.take("round.committed", {"round": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0)
+    assert progress.tokens_per_s == 50.0
+    assert shown == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "5", "{}", '{"schema_version": 9}', "[" * 99_999, '{"schema_version": 1}'],
+)
+def test_a_leader_that_tells_nonsense_leaves_what_the_node_knows(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(*_: Any, **__: Any) -> str:
+        return text
+
+    monkeypatch.setattr(volunteer, "ask_status", tell)
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            assert await full_status(node) == node.local_status()
+
+    asyncio.run(test())
+
+
+def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "schema_version": 1,
+        "run_state": "training",
+        "iteration": 7,
+        "loss": 1.5,
+        "stages": "not a list",
+        "state": "joining",
+        "node": {"id": NodeId("x")},
+        "made_up": 1,
+        "join_string": "theirs",
+    }
+
+    async def tell(*_: Any, **__: Any) -> str:
+        return json.dumps(told)
+
+    monkeypatch.setattr(volunteer, "ask_status", tell)
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            own, status = node.local_status(), await full_status(node)
+            assert (status["run_state"], status["iteration"], status["loss"]) == (
+                "training",
+                7,
+                1.5,
+            )
+            for key in ("node", "state", "join_string", "stages", "counters"):
+                assert status[key] == own[key], key
+            assert "made_up" not in status
+
+    asyncio.run(test())

@@ -1,0 +1,252 @@
+"""The compute process's end of life, with stand-ins for it; and the contract with the real one."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.driver.arena import Arena
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from tests.waiting import wait_until
+
+STAND_IN = """
+import json, os, signal, socket, sys
+connection = socket.socket(fileno=int(sys.argv[2]))
+def say(text): connection.sendall(text.encode() + b"\\n")
+def answer(job, result): say(json.dumps(dict(job=job, ok=True, seconds=0.5, result=result)))
+for line in connection.makefile("rb"):
+    job = json.loads(line)
+    match job["kind"]:
+        case "echo": answer(job["job"], job)
+        case "pid": answer(job["job"], {"pid": os.getpid()})
+        case "refuse":
+            error = dict(code="E-HW-003", what="no room", why="it is full", fix="free some")
+            say(json.dumps(dict(job=job["job"], ok=False, error=error)))
+        case "wait": pass
+        case "exit": sys.exit(3)
+        case "say": say(job["text"])
+        case "complain": print("a warning", file=sys.stderr, flush=True); answer(job["job"], {})
+while "stubborn" in sys.argv[0]: signal.pause()
+"""
+COMMAND = (sys.executable, "-I", "-S", "-c", STAND_IN)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test
+
+    asyncio.run(bounded())
+
+
+class StandIn:
+    """A started stand-in, closed at the end."""
+
+    def __init__(self, *, script: str = STAND_IN, end_s: float = 5.0, log: Path | None = None):
+        self.command = (*COMMAND[:-1], script)
+        self.end_s = end_s
+        self.log = log
+        self.arena = Arena(1 << 16)
+
+    async def __aenter__(self) -> ComputeProcess:
+        self.process = await ComputeProcess.start(
+            self.arena, command=self.command, end_s=self.end_s, log_path=self.log
+        )
+        return self.process
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.process.close()
+        self.arena.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_replies_come_to_the_jobs_in_their_order() -> None:
+    async def test() -> None:
+        async with StandIn() as compute:
+            region = Arena(4096).allocate(100)
+            assert region is not None
+            first = compute.submit("echo", {"x": 1}, inputs=(region,))
+            second = compute.submit("echo", {"x": 2}, outputs=(region,))
+            assert (await second).result["outputs"] == [{"offset": 0, "num_bytes": 100}]
+            assert first.result().result["x"] == 1
+            assert first.result().duration_s == 0.5
+
+    run(test())
+
+
+def test_a_refused_job_tells_why_and_the_next_one_runs() -> None:
+    async def test() -> None:
+        async with StandIn() as compute:
+            with pytest.raises(JobError, match="E-HW-003 no room: it is full"):
+                await compute.submit("refuse")
+            assert (await compute.submit("echo")).result["kind"] == "echo"
+
+    run(test())
+
+
+def test_whoever_waits_hears_of_the_process_being_killed() -> None:
+    async def test() -> None:
+        async with StandIn() as compute:
+            waiting = [compute.submit("wait") for _ in range(3)]
+            os.kill(compute.pid, signal.SIGKILL)
+            for future in waiting:
+                with pytest.raises(ComputeDiedError, match="signal 9"):
+                    await future
+            assert "signal 9" in await compute.ended
+            with pytest.raises(ComputeDiedError):
+                await compute.submit("echo")
+
+    run(test())
+
+
+def test_a_process_that_ends_while_idle_is_noticed() -> None:
+    async def test() -> None:
+        async with StandIn() as compute:
+            with pytest.raises(ComputeDiedError, match="exit code 3"):
+                await compute.submit("exit")
+            assert "exit code 3" in await compute.ended
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[1]",
+        "5",
+        "{}",
+        '{"job": 7, "ok": true, "seconds": 1, "result": {}}',
+        "x" * (9 << 20),
+        '{"job": 0, "ok": true, "seconds": 1, "result": 5}',
+        '{"job": 0, "ok": false}',
+    ],
+    ids=range(8),
+)
+def test_a_process_that_talks_nonsense_counts_as_ended(text: str) -> None:
+    nonsense = STAND_IN.replace('job["text"]', f"{text[:1000]!r} * {max(1, len(text) // 1000)}")
+
+    async def test() -> None:
+        async with StandIn(script=nonsense) as compute:
+            waiting = compute.submit("say")
+            with pytest.raises(ComputeDiedError):
+                await waiting
+            await compute.ended
+
+    run(test())
+
+
+def test_a_reply_that_nobody_asked_for_ends_it() -> None:
+    unasked = STAND_IN.replace("for line", "answer(0, {})\nfor line")
+
+    async def test() -> None:
+        async with StandIn(script=unasked) as compute:
+            await compute.ended
+
+    run(test())
+
+
+def test_a_process_that_hangs_at_its_end_is_killed() -> None:
+    stubborn = STAND_IN.replace('"stubborn" in sys.argv[0]', "True")
+
+    async def test() -> None:
+        async with StandIn(script=stubborn, end_s=0.2) as compute:
+            pid = int((await compute.submit("pid")).result["pid"])
+            waiting = compute.submit("wait")
+            await compute.close()
+            assert not is_alive(pid)
+            with pytest.raises(ComputeDiedError, match="signal 9"):
+                await waiting
+
+    run(test())
+
+
+def test_a_cancelled_job_does_not_take_the_reply_of_the_next() -> None:
+    async def test() -> None:
+        async with StandIn() as compute:
+            compute.submit("echo", {"x": 1}).cancel()
+            assert (await compute.submit("echo", {"x": 2})).result["x"] == 2
+
+    run(test())
+
+
+def test_a_request_that_would_end_the_process_is_refused_before_it_gets_there() -> None:
+    """The manifest in a load job comes from a peer, and may have two megabytes."""
+
+    async def test() -> None:
+        async with StandIn() as compute:
+            with pytest.raises(JobError, match="E-RUN-006"):
+                await compute.submit("echo", {"x": "y" * (1 << 20)})
+            assert (await compute.submit("echo", {"x": "y" * (1 << 19)})).result["kind"] == "echo"
+
+    run(test())
+
+
+def test_what_it_writes_on_stderr_is_in_the_log(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with StandIn(log=tmp_path / "log") as compute:
+            await compute.submit("complain")
+
+    run(test())
+    assert (tmp_path / "log").read_text() == "a warning\n"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    arena = Arena(1)
+    with pytest.raises(OSError, match="No such file"):
+        asyncio.run(ComputeProcess.start(arena, log_path=tmp_path / "no" / "log"))
+    arena.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+NODE = """
+import asyncio, sys
+from decod.driver.arena import Arena
+from decod.driver.compute import ComputeProcess
+
+async def main():
+    compute = await ComputeProcess.start(Arena(1 << 16))
+    for kind in ("ping", "no such kind", "ping"):
+        try:
+            print((await compute.submit(kind)).result, flush=True)
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+    print(compute.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.processes
+def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() -> None:
+    async def test() -> None:
+        node = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", NODE, stdout=asyncio.subprocess.PIPE
+        )
+        assert node.stdout is not None
+        try:
+            lines = [(await node.stdout.readline()).decode().strip() for _ in range(4)]
+            assert lines[:3] == ["{}", "JobError", "{}"]
+            pid = int(lines[3])
+            assert is_alive(pid)
+        finally:
+            node.kill()
+            await node.wait()
+        await wait_until(lambda: not is_alive(pid), timeout_s=10)
+
+    run(test())

@@ -1,0 +1,93 @@
+"""Every job of the core is one that the compute process knows, with the sizes that it expects."""
+
+import json
+import os
+from typing import Any, get_args
+
+import pytest
+
+from decod.driver.jobs import Sizes, request_of, result_of
+from decod.ids import MicrobatchId
+from decod.protocol import jobs
+from decod.worker.arena import Arena
+from decod.worker.jobs import JobRunner
+
+M = MicrobatchId(3, 1, 2)
+SIZES = Sizes(activation_bytes=100, wire_element_bytes=2, sum_element_bytes=4, num_parameters=7)
+
+JOBS: tuple[jobs.Job, ...] = (
+    jobs.Build(1),
+    jobs.Embed(M),
+    jobs.Forward(M),
+    jobs.Head(M),
+    jobs.Backward(M),
+    jobs.EmbedBackward(M),
+    jobs.Drop(M),
+    jobs.Reset(),
+    jobs.Gather(3),
+    jobs.Reduce(part=0, num_parts=3, weights_total=5),
+    jobs.Propose(iteration=4, num_parts=3, weights_total=5),
+    jobs.Commit(4),
+    jobs.Snapshot(with_optimizer=True),
+    jobs.Load(4, json.dumps({"tensors": []})),
+)
+WITH_INPUT = (jobs.Forward, jobs.Head, jobs.Backward, jobs.EmbedBackward, jobs.Load)
+# What the daemon itself asks for, beside the core.
+DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export"}
+
+
+def test_every_kind_of_job_is_here() -> None:
+    assert {type(job) for job in JOBS} == set(get_args(jobs.Job))
+
+
+def test_the_compute_process_knows_these_kinds_and_no_others() -> None:
+    kinds = {request_of(job, SIZES).kind for job in JOBS}
+    known = JobRunner(Arena(-1))._kinds
+    assert kinds | DAEMONS_KINDS == set(known)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: type(job).__name__)
+def test_a_request_is_well_formed_for_the_compute_process(job: jobs.Job) -> None:
+    """It gets as far as the missing configuration: nothing else was wrong with it."""
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    request = request_of(job, SIZES)
+    outputs = [{"offset": 0, "num_bytes": n} for n in request.output_bytes]
+    inputs = [{"offset": 0, "num_bytes": 100}] * (type(job) in WITH_INPUT)
+    message = {"job": 0, "kind": request.kind, **request.fields}
+    message |= {"inputs": inputs, "outputs": outputs}
+    reply = JobRunner(Arena(descriptor)).run(json.loads(json.dumps(message)))
+    os.close(descriptor)
+    assert "no configure came before" in reply["error"]["what"], reply
+
+
+def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
+    gathered = request_of(jobs.Gather(3), SIZES).output_bytes
+    assert sum(gathered) == 7 * 2
+    reduced = [
+        request_of(jobs.Reduce(part, num_parts=3, weights_total=1), SIZES).output_bytes[0]
+        for part in range(3)
+    ]
+    assert sum(reduced) == 7 * 4
+    assert [2 * n for n in gathered] == reduced
+
+
+@pytest.mark.parametrize(
+    ("job", "reply", "result"),
+    [
+        (jobs.Build(1), {"hash": "ab"}, jobs.Built("ab")),
+        (jobs.Load(1, "{}"), {"hash": "ab"}, jobs.Built("ab")),
+        (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
+        (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
+        (jobs.Commit(1), {}, jobs.Nothing()),
+        (
+            jobs.Snapshot(with_optimizer=False),
+            {"iteration": 3, "tensors": [], "num_bytes": 0},
+            jobs.SnapshotTaken(3, '{"tensors":[]}'),
+        ),
+    ],
+)
+def test_a_reply_becomes_the_cores_result(
+    job: jobs.Job, reply: dict[str, Any], result: jobs.JobResult
+) -> None:
+    assert result_of(job, reply) == result

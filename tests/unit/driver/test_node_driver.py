@@ -1,0 +1,433 @@
+"""The driver with a scripted machine, a fake transport and a fake compute process."""
+
+import asyncio
+import gc
+import json
+from collections import deque
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.driver.arena import Arena, Region
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.driver import NO_JOB, NodeDriver, ServedState
+from decod.driver.jobs import Sizes
+from decod.ids import JobId, MicrobatchId, NodeId, Round, TensorId
+from decod.protocol import effects as fx
+from decod.protocol import events as ev
+from decod.protocol import jobs
+from decod.protocol.effects import Effect
+from decod.protocol.messages import CanTake, Message
+from decod.protocol.node import NodeMachine
+from decod.protocol.view import Member
+from tests.waiting import wait_until
+
+PEER = NodeId("b" * 52)
+MESSAGE = CanTake(Round(1, 1))
+M = MicrobatchId(1, 0, 0)
+MANIFEST = '{"tensors":[]}'
+
+
+class ScriptedMachine:
+    """Answers each event with the next list of effects; what is beyond the script has none."""
+
+    def __init__(self) -> None:
+        self.context = SimpleNamespace(view=SimpleNamespace(term=1))
+        self.deadline_s: float | None = None
+        self.first: list[Effect] = []
+        self.script: deque[list[Effect] | Exception | Callable[[ev.Event], list[Effect]]] = deque()
+        self.events: list[ev.Event] = []
+
+    def start(self, now_s: float) -> list[Effect]:
+        return self.first
+
+    def step(self, now_s: float, event: ev.Event) -> list[Effect]:
+        self.events.append(event)
+        answer = self.script.popleft() if self.script else []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(event) if callable(answer) else answer
+
+
+class FakeTransport:
+    """Writes down what it is told; `fetched` is what a donor gives."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.fetched: Callable[[Callable[[int], memoryview | None]], tuple[str, memoryview]]
+
+    def send(self, to: NodeId, term: int, message: Message) -> None:
+        self.told.append(("send", to, term, message))
+
+    def send_tensor(
+        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+    ) -> None:
+        self.told.append(("send_tensor", to, bytes(data), token))
+
+    def use_members(self, members: tuple[Member, ...]) -> None:
+        self.told.append(("use_members", members))
+
+    async def fetch_state(
+        self, donor: NodeId, iteration: int, allocate: Callable[[int], memoryview | None]
+    ) -> tuple[str, memoryview]:
+        return self.fetched(allocate)
+
+
+class FakeCompute:
+    """Keeps jobs until the test ends them."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[Region, ...]]] = []
+
+    def submit(
+        self,
+        kind: str,
+        fields: dict[str, Any] | None = None,
+        *,
+        inputs: tuple[Region, ...] = (),
+        outputs: tuple[Region, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.jobs.append((kind, future, outputs))
+        return future
+
+
+class Bench:
+    """A driver and everything around it."""
+
+    def __init__(self) -> None:
+        self.machine = ScriptedMachine()
+        self.transport = FakeTransport()
+        self.compute = FakeCompute()
+        self.arena = Arena(1 << 16)
+        self.notes: list[fx.Note] = []
+        self.completed: list[int] = []
+        self.unhandled: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: self.unhandled.append(context)
+        )
+        self.driver = NodeDriver(
+            cast("NodeMachine", self.machine),
+            cast("ComputeProcess", self.compute),
+            self.arena,
+            Sizes(activation_bytes=64, wire_element_bytes=4, sum_element_bytes=8),
+            on_note=self.notes.append,
+            on_run_complete=self.completed.append,
+        )
+
+    def script(
+        self, *answers: list[Effect] | Exception | Callable[[ev.Event], list[Effect]]
+    ) -> None:
+        self.machine.script.extend(answers)
+
+    def arrive(self, data: bytes) -> TensorId:
+        """A tensor arrives from the peer; returns its id."""
+        buffer = self.driver.allocate(len(data))
+        assert buffer is not None
+        buffer[:] = data
+        self.driver.tensor_arrived(PEER, MESSAGE, buffer)
+        event = self.machine.events[-1]
+        assert isinstance(event, ev.Received)
+        assert event.tensor is not None
+        return event.tensor.id
+
+
+def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        bench = Bench()
+        async with asyncio.timeout(10):
+            bench.driver.start(bench.transport)
+            await test(bench)
+            await bench.driver.close()
+            gc.collect()
+            await asyncio.sleep(0)
+        assert not bench.unhandled
+        bench.arena.close()
+
+    asyncio.run(bounded())
+
+
+def start_job(job: jobs.Job, *inputs: TensorId, job_id: int = 1) -> Effect:
+    return fx.StartJob(JobId(job_id), job, inputs)
+
+
+NUDGE = ev.DrainRequested()
+
+
+def test_effects_are_carried_out_in_order_and_nested_events_wait_their_turn() -> None:
+    async def test(bench: Bench) -> None:
+        note = fx.Note("x.y")
+        # A job without room fails at once: that event must wait for the effects behind it.
+        bench.driver.allocate(1 << 16)
+        bench.script(
+            [start_job(jobs.Forward(M)), fx.Send(PEER, MESSAGE), note, fx.UseMembers(())],
+            [fx.CompleteRun(7)],
+        )
+        bench.driver.post(NUDGE)
+        assert bench.transport.told == [("send", PEER, 1, MESSAGE), ("use_members", ())]
+        assert bench.notes == [note]
+        assert bench.completed == [7]
+        assert bench.machine.events == [
+            NUDGE,
+            ev.JobFailed(JobId(1), "no room for its result", fatal=False),
+        ]
+
+    run(test)
+
+
+def test_the_timer_follows_the_machines_deadline() -> None:
+    async def test(bench: Bench) -> None:
+        now_s = asyncio.get_running_loop().time()
+
+        def expect(deadline_s: float | None) -> Callable[[ev.Event], list[Effect]]:
+            def answer(event: ev.Event) -> list[Effect]:
+                bench.machine.deadline_s = deadline_s
+                return []
+
+            return answer
+
+        bench.script(expect(now_s + 3600), expect(now_s + 0.01), expect(None), expect(None))
+        bench.driver.post(NUDGE)
+        bench.driver.post(NUDGE)  # Sooner than before: the timer must not wait for an hour.
+        await wait_until(lambda: len(bench.machine.events) == 3)
+        assert bench.machine.events[2] == ev.DeadlinePassed()
+        bench.driver.post(NUDGE)
+        assert len(bench.machine.events) == 4
+
+    run(test)
+
+
+def test_a_bug_in_the_machine_ends_the_node_with_that_error() -> None:
+    async def test(bench: Bench) -> None:
+        bench.script(ZeroDivisionError("a bug"))
+        bench.driver.post(NUDGE)
+        with pytest.raises(ZeroDivisionError):
+            await bench.driver.stopped
+        bench.driver.post(NUDGE)
+        assert len(bench.machine.events) == 1, "a broken machine is never stepped again"
+        assert await bench.driver.request_state(1, with_optimizer=True) == "this node has stopped"
+
+    run(test)
+
+
+def test_a_reply_that_makes_no_sense_ends_the_node_too() -> None:
+    async def test(bench: Bench) -> None:
+        bench.script([start_job(jobs.Build(1))])
+        bench.driver.post(NUDGE)
+        bench.compute.jobs[0][1].set_result(Reply({}, 0.0))
+        with pytest.raises(KeyError):
+            await bench.driver.stopped
+
+    run(test)
+
+
+def test_a_tensor_goes_from_the_network_to_a_job_to_the_network_and_is_freed() -> None:
+    async def test(bench: Bench) -> None:
+        tensor = bench.arrive(b"in")
+        bench.script([start_job(jobs.Forward(M), tensor), fx.FreeTensor(tensor)])
+        bench.driver.post(NUDGE)
+        (_, future, outputs), output = bench.compute.jobs[0], TensorId(tensor + 1)
+        outputs[0].view[:3] = b"out"
+        bench.script([fx.SendTensor(PEER, MESSAGE, output)])
+        future.set_result(Reply({}, 0.25))
+        await wait_until(lambda: bench.transport.told)
+        assert bench.transport.told[0][2][:3] == b"out"
+        assert bench.driver.timing()["compute_s"] == 0.25
+        bench.script([fx.FreeTensor(output)])
+        bench.driver.tensor_sent(PEER, output, duration_s=1.0, size_bytes=64)
+        assert bench.machine.events[-1] == ev.TensorSent(PEER, output, 64, 1.0)
+        assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+def test_a_tensor_that_breaks_off_or_fails_to_go_is_told() -> None:
+    async def test(bench: Bench) -> None:
+        buffer = bench.driver.allocate(10)
+        assert buffer is not None
+        bench.driver.tensor_failed(buffer)
+        assert bench.arena.used_bytes == 0
+        bench.driver.send_failed(PEER, MESSAGE, 3, reason="gone")
+        bench.driver.send_failed(PEER, MESSAGE, None, reason="gone")
+        assert bench.machine.events == [
+            ev.SendFailed(PEER, MESSAGE, "gone", TensorId(3)),
+            ev.SendFailed(PEER, MESSAGE, "gone", None),
+        ]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "fatal"),
+    [
+        (JobError({"code": "E-X-001", "what": "w", "why": "y", "fix": "f"}), False),
+        (ComputeDiedError("killed"), True),
+    ],
+)
+def test_a_failed_job_frees_its_output(error: Exception, fatal: bool) -> None:
+    async def test(bench: Bench) -> None:
+        bench.script([start_job(jobs.Forward(M))])
+        bench.driver.post(NUDGE)
+        assert bench.arena.used_bytes == 64
+        bench.compute.jobs[0][1].set_exception(error)
+        await wait_until(lambda: len(bench.machine.events) == 2)
+        assert bench.machine.events[1] == ev.JobFailed(JobId(1), str(error), fatal)
+        assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+def test_the_death_of_an_idle_compute_process_is_told() -> None:
+    async def test(bench: Bench) -> None:
+        bench.compute.ended.set_result("killed")
+        await wait_until(lambda: bench.machine.events)
+        assert bench.machine.events == [ev.JobFailed(NO_JOB, "killed", fatal=True)]
+
+    run(test)
+
+
+def test_jobs_that_fail_after_the_end_make_no_noise() -> None:
+    """Their errors are looked at, or asyncio would print `never retrieved` on the terminal."""
+
+    async def test(bench: Bench) -> None:
+        bench.script([start_job(jobs.Forward(M)), fx.Stop(fx.StopReason.DRAINED, "done")])
+        bench.driver.post(NUDGE)
+        bench.compute.jobs.pop()[1].set_exception(ComputeDiedError("closed"))
+        assert (await bench.driver.stopped).reason is fx.StopReason.DRAINED
+
+    run(test)
+
+
+def test_a_state_is_copied_once_its_size_is_known_and_served_to_all_then_freed_once() -> None:
+    async def test(bench: Bench) -> None:
+        askers = [
+            asyncio.create_task(bench.driver.request_state(4, with_optimizer=True))
+            for _ in range(3)
+        ]
+        await wait_until(lambda: len(bench.machine.events) == 3)
+        bench.script([start_job(jobs.Snapshot(with_optimizer=True))])
+        bench.driver.post(NUDGE)
+        described = {"num_bytes": 100, "iteration": 4, "tensors": []}
+        bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
+        await wait_until(lambda: len(bench.compute.jobs) == 2)
+
+        def serve(event: ev.Event) -> list[Effect]:
+            assert isinstance(event, ev.JobFinished)
+            assert event.result == jobs.SnapshotTaken(4, MANIFEST)
+            return [fx.ServeState((1, 2, 3), 4, MANIFEST, event.outputs[0].id)]
+
+        bench.script(serve)
+        askers[2].cancel()  # Its release comes by itself.
+        bench.compute.jobs[1][1].set_result(Reply(described, 0.0))
+        await wait_until(lambda: askers[0].done() and askers[1].done() and askers[2].done())
+        first, second = askers[0].result(), askers[1].result()
+        assert isinstance(first, ServedState)
+        assert isinstance(second, ServedState)
+        assert first.data is second.data
+        assert bench.driver.regions([first.data])[0].size_bytes == 100
+        first.release()
+        assert bench.arena.used_bytes > 0
+        second.release()
+        assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+def test_a_refused_state_says_why() -> None:
+    async def test(bench: Bench) -> None:
+        bench.script([fx.RefuseState(1, "not here")])
+        assert await bench.driver.request_state(4, with_optimizer=False) == "not here"
+
+    run(test)
+
+
+def test_who_waits_for_a_state_at_the_end_is_told() -> None:
+    async def test(bench: Bench) -> None:
+        asker = asyncio.create_task(bench.driver.request_state(4, with_optimizer=False))
+        await wait_until(lambda: bench.machine.events)
+        await bench.driver.close()
+        assert await asker == "this node has stopped"
+
+    run(test)
+
+
+def test_a_fetched_state_reaches_the_machine() -> None:
+    async def test(bench: Bench) -> None:
+        def give(allocate: Callable[[int], memoryview | None]) -> tuple[str, memoryview]:
+            buffer = allocate(8)
+            assert buffer is not None
+            return MANIFEST, buffer
+
+        bench.transport.fetched = give
+        bench.script([fx.FetchState(PEER, 1, 4)])
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: len(bench.machine.events) == 2)
+        event = bench.machine.events[1]
+        assert event == ev.StateFetched(4, MANIFEST, ev.Tensor(TensorId(1), 8))
+
+    run(test)
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"tensors": 1}', "[" * 100_000, None])
+def test_a_fetch_that_fails_gives_its_memory_back(manifest: str | None) -> None:
+    async def test(bench: Bench) -> None:
+        def give(allocate: Callable[[int], memoryview | None]) -> tuple[str, memoryview]:
+            buffer = allocate(8)
+            assert buffer is not None
+            if manifest is None:
+                raise OSError("broken off")
+            return manifest, buffer
+
+        bench.transport.fetched = give
+        bench.script([fx.FetchState(PEER, 1, 4)])
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: len(bench.machine.events) == 2)
+        event = bench.machine.events[1]
+        assert isinstance(event, ev.StateFetchFailed)
+        assert event.reason
+        assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+def test_a_copy_whose_asker_has_gone_is_given_back() -> None:
+    """The device may still be writing into it when the asker goes."""
+
+    async def test(bench: Bench) -> None:
+        asker = asyncio.create_task(bench.driver.run_copy("initial", {"stage_index": 1}))
+        await wait_until(lambda: bench.compute.jobs)
+        described = {"num_bytes": 100, "iteration": 0, "tensors": []}
+        bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
+        await wait_until(lambda: len(bench.compute.jobs) == 2)
+        asker.cancel()
+        await asyncio.gather(asker, return_exceptions=True)
+        assert bench.arena.used_bytes > 0
+        bench.compute.jobs[1][1].set_result(Reply(described, 0.0))
+        await wait_until(lambda: bench.arena.used_bytes == 0)
+
+    run(test)
+
+
+def test_a_copy_is_given_with_its_manifest_or_its_error() -> None:
+    async def test(bench: Bench) -> None:
+        asker = asyncio.create_task(bench.driver.run_copy("initial", {}))
+        await wait_until(lambda: bench.compute.jobs)
+        tensors = [{"name": "x"}]
+        described = {"num_bytes": 100, "iteration": 0, "tensors": tensors}
+        bench.compute.jobs[0][1].set_result(Reply(described, 0.0))
+        await wait_until(lambda: len(bench.compute.jobs) == 2)
+        bench.compute.jobs[1][1].set_result(Reply(described, 0.0))
+        served = await asker
+        assert isinstance(served, ServedState)
+        assert json.loads(served.manifest) == {"tensors": tensors}
+        served.release()
+        asker = asyncio.create_task(bench.driver.run_copy("initial", {}))
+        await wait_until(lambda: len(bench.compute.jobs) == 3)
+        bench.compute.jobs[2][1].set_exception(ComputeDiedError("gone"))
+        assert await asker == "gone"
+        assert bench.arena.used_bytes == 0
+
+    run(test)

@@ -1,0 +1,158 @@
+"""Who may enter, and which stage each newcomer prepares."""
+
+import dataclasses
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.admission import Admission, RunShape
+from decod.protocol.effects import Send
+from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
+from decod.protocol.view import Role, View
+from tests.unit.protocol.cast import (
+    CONFIG,
+    D0,
+    MANIFEST,
+    R1A,
+    R1B,
+    R2A,
+    configured,
+    member,
+    notes_of,
+    sent,
+    view_of,
+)
+
+SHAPE = RunShape(num_relay_stages=2, num_data_nodes=2, num_iterations=3, manifest_sha256=MANIFEST)
+NOBODY = View(version=0, leader=D0, term=1, num_stages=3, members=())
+RELAY = Join("r:1", Role.RELAY, 2, None, MANIFEST, incarnation=1)
+DATA = Join("d:1", Role.DATA, 4, None, MANIFEST, incarnation=1)
+
+
+def insisting(stage_index: int | None) -> Join:
+    return dataclasses.replace(RELAY, stage_index=stage_index)
+
+
+@pytest.fixture
+def admission() -> Admission:
+    return Admission(CONFIG, SHAPE)
+
+
+def test_a_relay_without_wishes_waits_for_the_leader_to_place_it(admission: Admission) -> None:
+    assert notes_of(admission.join(NOBODY, R1A, RELAY)) == ["candidate.joined"]
+    assert admission.join(NOBODY, R1A, RELAY) == []
+    assert admission.candidates[R1A].stage_index is None
+
+
+def test_who_insists_on_a_stage_gets_it_and_a_repeat_the_same_answer(admission: Admission) -> None:
+    first = admission.join(NOBODY, R1A, insisting(2))
+    assert sent(first) == [(R1A, Assign(2, -1))]
+    assert admission.join(NOBODY, R1A, insisting(2)) == [Send(R1A, Assign(2, -1))]
+
+
+def test_data_nodes_get_the_free_ordinals(admission: Admission) -> None:
+    view = view_of(member("d1"), num_stages=3)
+    assert sent(admission.join(view, D0, DATA)) == [(D0, Assign(0, 0))]
+    reason = "the run takes 2 data nodes and has them all"
+    assert sent(admission.join(view, NodeId("d2"), DATA)) == [(NodeId("d2"), Refuse(reason))]
+    assert NodeId("d2") not in admission.candidates
+
+
+@pytest.mark.parametrize("stage_index", [0, -1, 3, 10**6])
+def test_a_stage_that_is_none_is_refused(admission: Admission, stage_index: int) -> None:
+    ((_, refusal),) = sent(admission.join(NOBODY, R1A, insisting(stage_index)))
+    reason = f"stage {stage_index} is not a relay stage: choose auto or 1 to 2"
+    assert refusal == Refuse(reason)
+    assert admission.candidates == {}
+
+
+def test_another_manifest_is_refused_with_both_hashes(admission: Admission) -> None:
+    foreign = dataclasses.replace(RELAY, manifest_sha256="f" * 64)
+    ((_, refusal),) = sent(admission.join(NOBODY, R1A, foreign))
+    assert isinstance(refusal, Refuse)
+    assert "f" * 16 in refusal.reason
+    assert "0" * 16 in refusal.reason
+
+
+def test_a_restarted_candidate_begins_anew(admission: Admission) -> None:
+    admission.join(NOBODY, R1A, insisting(1))
+    admission.prepared(R1A, Prepared(1, "h"))
+    assert admission.repeated(R1A, insisting(1))
+    restarted = dataclasses.replace(insisting(2), incarnation=2)
+    assert not admission.repeated(R1A, restarted)
+    assert sent(admission.join(NOBODY, R1A, restarted)) == [(R1A, Assign(2, -1))]
+    assert not admission.any_prepared
+
+
+def test_waiting_candidates_go_where_they_are_needed_most(admission: Admission) -> None:
+    """Stage 2 is full, stage 1 half empty, though both have the same capacity."""
+    view = view_of("d0", "r1a", "r2a")
+    loads = {R1A: NodeLoad(R1A, 1, 2, 0, ""), R2A: NodeLoad(R2A, 2, 2, 0, "")}
+    admission.join(view, R1B, RELAY)
+    effects = admission.assign_waiting(view, loads)
+    assert sent(effects) == [(R1B, Assign(2, -1))]
+    assert notes_of(effects) == ["candidate.assigned"]
+    assert admission.assign_waiting(view, loads) == []
+
+
+def test_candidates_on_their_way_count_as_capacity() -> None:
+    admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
+    for name, stage in (("a", 1), ("b", 2), ("c", 1)):
+        admission.join(NOBODY, NodeId(name), insisting(stage))
+    admission.join(NOBODY, NodeId("x"), RELAY)
+    assert sent(admission.assign_waiting(NOBODY, {})) == [(NodeId("x"), Assign(2, -1))]
+
+
+def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission) -> None:
+    join = dataclasses.replace(insisting(1), name="attic")
+    admission.join(NOBODY, R1A, join)
+    assert admission.members(since_iteration=4) == []
+    assert admission.prepared(R1A, Prepared(1, "h")) == []
+    assert admission.any_prepared
+    (new,) = admission.members(since_iteration=4)
+    assert new == dataclasses.replace(member("r1a", since_iteration=4), address="r:1", name="attic")
+
+
+@pytest.mark.parametrize("message", [Prepared(2, "h"), Prepared(0, "h")])
+def test_who_prepared_another_stage_is_not_ready(admission: Admission, message: Prepared) -> None:
+    admission.join(NOBODY, R1A, insisting(1))
+    assert admission.prepared(R1A, message) == []
+    assert admission.prepared(R1B, Prepared(1, "h")) == []
+    assert not admission.any_prepared
+
+
+def test_who_builds_other_weights_than_its_stage_is_refused(admission: Admission) -> None:
+    """Members of a stage must start from the same bits (I3)."""
+    for node in (R1A, R1B):
+        admission.join(NOBODY, node, insisting(1))
+    admission.prepared(R1A, Prepared(1, "h"))
+    effects = admission.prepared(R1B, Prepared(1, "other"))
+    reason = "it builds other initial weights than the rest of its stage"
+    assert effects == [Send(R1B, Refuse(reason))]
+    assert R1B not in admission.candidates
+
+
+@pytest.mark.parametrize(
+    ("present", "started", "enough"),
+    [
+        (["d0", "r1a", "r1b", "r2a", "r2b"], False, True),
+        (["d0", "r1a", "r1b", "r2a"], False, False),
+        (["d0", "r1a", "r2a"], True, True),
+        (["d0", "r1a"], True, False),
+        (["r1a", "r1b", "r2a", "r2b"], False, False),
+    ],
+)
+def test_a_run_begins_with_the_least_number_and_goes_on_with_one(
+    present: list[str], started: bool, enough: bool
+) -> None:
+    admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
+    view = view_of(*present, num_stages=3)
+    assert admission.enough(view, started=started) is enough
+
+
+def test_prepared_candidates_count_towards_enough(admission: Admission) -> None:
+    view = view_of("d0", "r1a", num_stages=3)
+    admission.join(view, R2A, insisting(2))
+    assert not admission.enough(view, started=False)
+    admission.prepared(R2A, Prepared(2, "h"))
+    assert admission.enough(view, started=False)

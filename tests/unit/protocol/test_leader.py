@@ -1,0 +1,513 @@
+"""The leader's decisions: each is made once, in the state that allows it, and is told to all."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from decod.ids import NodeId, Round
+from decod.protocol.admission import RunShape
+from decod.protocol.effects import CompleteRun, Effect, Send
+from decod.protocol.leader import Leader, LeaderState
+from decod.protocol.messages import (
+    Abort,
+    Assign,
+    BeginAggregation,
+    CatchUp,
+    Commit,
+    Join,
+    Leave,
+    Message,
+    NodeLoad,
+    Ping,
+    Prepared,
+    Ready,
+    Refuse,
+    Report,
+    UtilisationQuery,
+)
+from decod.protocol.view import Role
+from tests.unit.protocol.cast import (
+    D0,
+    D1,
+    MANIFEST,
+    R1A,
+    R1B,
+    R1C,
+    STRANGER,
+    configured,
+    notes_of,
+    sent,
+)
+
+CONFIG = configured(round_timeout_s=100.0, min_data_nodes=2)
+LEAVE = Leave("drained by its operator")
+
+
+def report(round_: Round, num: int = 2, digest: int = 7, failure: str = "") -> Report:
+    return Report(round_, num, digest, 1, loss_sum=2.5 * num, num_tokens=10 * num, failure=failure)
+
+
+class Run:
+    """A leader d0 with data node d1 and relays of one stage, all joined by their messages."""
+
+    def __init__(self, *relays: NodeId, num_iterations: int = 0) -> None:
+        shape = RunShape(
+            num_relay_stages=1,
+            num_data_nodes=2,
+            num_iterations=num_iterations,
+            manifest_sha256=MANIFEST,
+        )
+        self.leader = Leader(D0, CONFIG, shape)
+        self.leader.start(0.0)
+        self.incarnations = itertools.count(1)
+        for node in relays:
+            self.enter(node)
+        for node in (D0, D1):
+            self.enter(node)
+
+    def offer(self, node: NodeId) -> Join:
+        role = Role.DATA if node.startswith("d") else Role.RELAY
+        stage = None if role is Role.DATA else 1
+        return Join(f"{node}:1", role, 2, stage, MANIFEST, next(self.incarnations), name=node)
+
+    def enter(self, node: NodeId) -> list[Effect]:
+        join = self.offer(node)
+        stage = 0 if join.role is Role.DATA else 1
+        effects = self.leader.join(0.0, node, join)
+        return effects + self.leader.prepared(0.0, node, Prepared(stage, f"h{stage}"))
+
+    def aggregate(self) -> list[Effect]:
+        """Let both data nodes report."""
+        effects = self.leader.report(1.0, D0, report(self.leader.round))
+        return effects + self.leader.report(1.0, D1, report(self.leader.round))
+
+    def commit(self, now_s: float = 2.0) -> list[Effect]:
+        self.aggregate()
+        return self.leader.voted(now_s, Ready(self.leader.round, ((0, "a"), (1, "b"))))
+
+
+def decision(effects: list[Effect], to: NodeId = D0) -> Message:
+    (message,) = [m for node, m in sent(effects) if node == to and isinstance(m, (Commit, Abort))]
+    return message
+
+
+def opening_view(effects: list[Effect]) -> set[NodeId]:
+    message = decision(effects)
+    assert isinstance(message, (Commit, Abort))
+    return set(message.opening.view.by_id)
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def test_the_run_is_opened_when_every_stage_has_its_members() -> None:
+    run = Run(R1A)
+    leader = run.leader
+    assert leader.state is LeaderState.TRAINING
+    assert leader.round == Round(1, 1)
+    assert set(leader.view.by_id) == {D0, D1, R1A}
+    assert leader.view.version == 1
+    assert leader.admission.candidates == {}
+
+
+def test_nothing_is_opened_while_a_stage_lacks_members() -> None:
+    leader = Run().leader
+    assert leader.state is LeaderState.GATHERING
+    assert leader.round == Round(1, 0)
+    assert leader.catch_up(D1, CatchUp(Round(0, 0))) == []
+    assert leader.report(1.0, D0, report(leader.round)) == []
+
+
+def test_the_opening_is_an_abort_of_an_attempt_that_never_was() -> None:
+    run = Run(R1A)
+    leader = Run().leader
+    run = Run()
+    effects = run.enter(R1A)
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert (message.round, message.opening.round) == (Round(1, 0), Round(1, 1))
+    assert message.opening.committed == Round(0, 0)
+    assert "run.opened" in notes_of(effects)
+    assert leader.state is LeaderState.GATHERING
+
+
+# --- a round --------------------------------------------------------------------------------------
+
+
+def test_when_all_shares_are_done_the_batch_is_their_sum() -> None:
+    leader = Run(R1A).leader
+    assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == []
+    assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == [], "a repeat"
+    begin = BeginAggregation(leader.round, 3, 12)
+    assert leader.report(1.0, D1, report(leader.round, 1, digest=7)) == [Send(D0, begin)]
+    assert leader.state is LeaderState.AGGREGATING
+    assert leader.report(1.0, D1, report(leader.round)) == []
+
+
+@pytest.mark.parametrize(
+    ("sender", "round_"),
+    [(R1A, Round(1, 1)), (STRANGER, Round(1, 1)), (D1, Round(1, 0)), (D1, Round(2, 1))],
+)
+def test_only_data_nodes_report_and_only_on_this_round(sender: NodeId, round_: Round) -> None:
+    leader = Run(R1A).leader
+    leader.report(1.0, D0, report(leader.round))
+    assert leader.report(1.0, sender, report(round_)) == []
+    assert leader.state is LeaderState.TRAINING
+
+
+def test_a_vote_of_all_is_committed_once() -> None:
+    run = Run(R1A)
+    leader = run.leader
+    effects = run.commit()
+    message = decision(effects)
+    assert isinstance(message, Commit)
+    assert message.round == message.opening.committed == Round(1, 1)
+    assert message.opening.round == leader.round == Round(2, 1)
+    assert (message.loss, message.num_tokens) == (2.5, 40)
+    assert leader.state is LeaderState.TRAINING
+    assert leader.voted(3.0, Ready(Round(1, 1), ())) == [], "of a round that is over"
+    assert leader.voted(3.0, Ready(Round(2, 1), ())) == [], "nothing is aggregated yet"
+    assert leader.hold(3.0, held=False) == []
+    assert leader.committed == Round(1, 1)
+
+
+def test_without_changes_of_membership_a_commit_keeps_the_view() -> None:
+    run = Run(R1A)
+    view = run.leader.view
+    run.commit()
+    assert run.leader.view is view
+
+
+def test_a_vote_against_repeats_the_round() -> None:
+    run = Run(R1A)
+    run.aggregate()
+    effects = run.leader.voted(2.0, Ready(Round(1, 1), (), failure="no memory"))
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert (message.round, message.opening.round) == (Round(1, 1), Round(1, 2))
+    assert message.reason == "no memory"
+    assert notes_of(effects) == ["round.aborted"]
+    assert run.leader.view.version == 2, "flows are built anew"
+
+
+def test_a_share_that_can_not_be_finished_repeats_the_round() -> None:
+    run = Run(R1A)
+    effects = run.leader.report(1.0, D1, report(Round(1, 1), failure="gradient lost"))
+    assert isinstance(decision(effects), Abort)
+    assert run.leader.round == Round(1, 2)
+
+
+def test_an_empty_batch_repeats_the_round() -> None:
+    leader = Run(R1A).leader
+    leader.report(1.0, D0, report(leader.round, 0))
+    effects = leader.report(1.0, D1, report(leader.round, 0))
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert message.reason == "no microbatch found a way through"
+
+
+def test_a_round_without_progress_is_repeated_and_each_step_is_progress() -> None:
+    leader = Run(R1A).leader
+    for now_s in (50.0, 99.0):
+        assert not [e for e in leader.overdue(now_s) if isinstance(e, Send) and e.to == D1]
+        assert leader.round == Round(1, 1)
+    leader.report(99.0, D0, report(leader.round))
+    leader.overdue(100.0)
+    assert leader.round == Round(1, 1)
+    effects = leader.overdue(199.0)
+    assert leader.round == Round(1, 2)
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert message.reason == "no progress in time"
+
+
+def test_a_run_whose_rounds_take_long_is_given_longer() -> None:
+    run = Run(R1A)
+    run.commit(now_s=200.0)
+    run.leader.overdue(999.0)
+    assert run.leader.round == Round(2, 1), "four times 200 s are not over"
+    run.leader.overdue(1000.0)
+    assert run.leader.round == Round(2, 2)
+
+
+def test_after_five_failed_attempts_the_run_ends() -> None:
+    run = Run(R1A)
+    for k in range(5):
+        assert run.leader.state is LeaderState.TRAINING
+        run.aggregate()
+        effects = run.leader.voted(2.0, Ready(Round(1, 1 + k), (), failure="no memory"))
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert message.opening.finished
+    assert message.opening.failed
+    assert message.reason == "iteration 1 failed 5 times, last: no memory"
+    assert run.leader.state is LeaderState.FINISHED
+    assert run.leader.deadline_s is None
+
+
+def test_a_commit_forgives_earlier_failures() -> None:
+    run = Run(R1A)
+    for _ in range(3):
+        for _ in range(4):
+            run.aggregate()
+            run.leader.voted(2.0, Ready(run.leader.round, (), failure="no memory"))
+        run.commit()
+    assert run.leader.committed.iteration == 3
+
+
+def test_commits_wait_while_they_are_held() -> None:
+    run = Run(R1A)
+    assert run.leader.hold(0.0, held=True) == []
+    assert run.commit() == []
+    assert run.leader.committed == Round(0, 0)
+    assert isinstance(decision(run.leader.hold(3.0, held=False)), Commit)
+    assert run.leader.hold(3.0, held=False) == []
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_after_the_last_iteration_members_hold_still() -> None:
+    run = Run(R1A, num_iterations=1)
+    run.enter(R1B)
+    effects = run.commit()
+    message = decision(effects)
+    assert isinstance(message, Commit)
+    assert message.opening.paused
+    assert R1B not in message.opening.view, "nobody enters a run that is done"
+    assert effects[-1] == CompleteRun(1)
+    assert run.leader.state is LeaderState.PAUSED
+    assert run.leader.report(3.0, D0, report(run.leader.round)) == []
+
+
+def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
+    run = Run(R1A)
+    run.enter(R1B)
+    effects = run.leader.finish(reason="enough", failed=False)
+    assert (R1B, Refuse("enough")) in sent(effects)
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert message.opening.finished
+    assert not message.opening.failed
+    assert run.leader.finish(reason="again", failed=True) == []
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+def test_a_candidate_that_is_ready_enters_with_the_next_commit() -> None:
+    run = Run(R1A)
+    assert decisions(run.enter(R1B)) == []
+    assert opening_view(run.commit()) == {D0, D1, R1A, R1B}
+    assert run.leader.view.by_id[R1B].since_iteration == 1
+
+
+def decisions(effects: list[Effect]) -> list[Message]:
+    return [m for _, m in sent(effects) if isinstance(m, (Commit, Abort))]
+
+
+def test_a_member_that_repeats_its_offer_gets_the_last_decision() -> None:
+    run = Run()
+    join = run.offer(R1A)
+    run.leader.join(0.0, R1A, join)
+    opened = decision(run.leader.prepared(0.0, R1A, Prepared(1, "h1")))
+    assert run.leader.join(1.0, R1A, join) == [Send(R1A, opened)]
+
+
+def test_a_member_that_restarted_is_removed_and_a_candidate_again() -> None:
+    run = Run(R1A, R1B)
+    effects = run.leader.join(5.0, R1B, run.offer(R1B))
+    assert opening_view(effects) == {D0, D1, R1A}
+    assert notes_of(effects) == ["member.lost", "round.aborted", "candidate.joined"]
+    assert (R1B, Assign(1, -1)) in sent(effects)
+
+
+def test_a_member_that_offers_what_the_run_refuses_stays_a_member() -> None:
+    run = Run(R1A)
+    foreign = dataclasses.replace(run.offer(R1A), manifest_sha256="f" * 64)
+    ((_, refusal),) = sent(run.leader.join(5.0, R1A, foreign))
+    assert isinstance(refusal, Refuse)
+    assert R1A in run.leader.view
+
+
+# --- doubts ---------------------------------------------------------------------------------------
+
+
+def test_a_suspect_that_answers_stays() -> None:
+    leader = Run(R1A, R1B).leader
+    assert leader.suspect(5.0, R1B, "no heartbeat") == [Send(R1B, Ping(1))]
+    assert leader.suspect(6.0, R1B, "no heartbeat") == [], "it has been asked"
+    assert leader.deadline_s == 1.0
+    leader.answered(R1A, 1)
+    leader.answered(R1B, 99)
+    leader.answered(R1B, 1)
+    leader.overdue(8.0)
+    assert R1B in leader.view
+    assert leader.suspect(9.0, R1B, "again") == [Send(R1B, Ping(2))]
+
+
+def test_a_suspect_that_is_silent_is_removed_and_told() -> None:
+    leader = Run(R1A, R1B).leader
+    leader.suspect(5.0, R1B, "no heartbeat")
+    effects = leader.overdue(8.0)
+    message = decision(effects)
+    assert isinstance(message, Abort)
+    assert message.reason == "lost r1b (no heartbeat)"
+    assert opening_view(effects) == {D0, D1, R1A}
+    assert (R1B, message) in sent(effects)
+    assert leader.round == Round(1, 2)
+
+
+def test_one_lost_ping_costs_no_member_two_do() -> None:
+    leader = Run(R1A, R1B).leader
+    assert leader.unreachable(5.0, R1B, ping=False, reason="refused") == [Send(R1B, Ping(1))]
+    assert leader.unreachable(5.0, R1B, ping=False, reason="refused") == []
+    assert leader.unreachable(5.1, R1B, ping=True, reason="refused") == [Send(R1B, Ping(1))]
+    effects = leader.unreachable(5.2, R1B, ping=True, reason="refused")
+    assert opening_view(effects) == {D0, D1, R1A}
+    assert leader.unreachable(5.3, R1B, ping=True, reason="refused") == [], "it is no member"
+
+
+def test_strangers_and_the_leader_itself_are_not_doubted() -> None:
+    leader = Run(R1A).leader
+    assert leader.suspect(5.0, STRANGER, "gone") == []
+    assert leader.suspect(5.0, D0, "gone") == []
+
+
+def test_a_candidate_that_is_gone_is_forgotten_without_a_word() -> None:
+    run = Run(R1A)
+    run.enter(R1B)
+    run.leader.suspect(5.0, R1B, "refused")
+    assert notes_of(run.leader.overdue(8.0)) == []
+    assert R1B not in run.leader.admission.candidates
+    assert run.leader.round == Round(1, 1)
+
+
+def test_two_members_lost_at_once_cost_one_repetition() -> None:
+    leader = Run(R1A, R1B, R1C).leader
+    for node in (R1B, R1C):
+        leader.suspect(5.0, node, "no heartbeat")
+    effects = leader.overdue(8.0)
+    assert leader.round == Round(1, 2)
+    assert opening_view(effects) == {D0, D1, R1A}
+    for node in (R1B, R1C):
+        assert isinstance(decision(effects, node), Abort)
+
+
+def test_a_stage_that_is_lost_before_the_first_commit_is_filled_again() -> None:
+    run = Run(R1A)
+    run.leader.suspect(5.0, R1A, "no heartbeat")
+    run.leader.overdue(8.0)
+    assert run.leader.state is LeaderState.GATHERING
+    assert run.leader.overdue(1000.0) is not None
+    assert run.leader.round == Round(1, 2), "a round without all its stages has no deadline"
+    assert opening_view(run.enter(R1B)) == {D0, D1, R1B}
+    assert run.leader.state is LeaderState.TRAINING
+
+
+def test_a_stage_that_is_lost_after_a_commit_ends_the_run() -> None:
+    """Nobody else holds its weights: anything else would be another model."""
+    run = Run(R1A)
+    run.commit()
+    run.leader.suspect(5.0, R1A, "no heartbeat")
+    message = decision(run.leader.overdue(8.0))
+    assert isinstance(message, Abort)
+    assert message.opening.failed
+    lost = "stage 1 has lost its last member, and nobody else holds its weights"
+    assert message.reason == lost
+
+
+# --- leaving --------------------------------------------------------------------------------------
+
+
+def test_who_leaves_finishes_the_round_and_is_let_go_with_the_commit() -> None:
+    run = Run(R1A, R1B)
+    assert notes_of(run.leader.leave(1.0, R1B, LEAVE)) == ["member.leaving"]
+    assert run.leader.leave(1.0, R1B, LEAVE) == []
+    effects = run.commit()
+    assert opening_view(effects) == {D0, D1, R1A}
+    assert isinstance(decision(effects, R1B), Commit)
+    assert run.leader.leaving == {}
+
+
+def test_the_last_of_a_stage_stays_until_somebody_else_holds_its_weights() -> None:
+    run = Run(R1A)
+    run.leader.leave(1.0, R1A, LEAVE)
+    assert opening_view(run.commit()) == {D0, D1, R1A}
+    run.enter(R1B)
+    assert opening_view(run.commit()) == {D0, D1, R1A, R1B}
+    assert opening_view(run.commit()) == {D0, D1, R1B}
+
+
+def test_of_several_who_leave_a_stage_one_stays() -> None:
+    run = Run(R1A, R1B)
+    for node in (R1A, R1B):
+        run.leader.leave(1.0, node, LEAVE)
+    assert opening_view(run.commit()) == {D0, D1, R1A}
+
+
+def test_who_can_not_finish_is_done_without_at_once() -> None:
+    run = Run(R1A, R1B)
+    effects = run.leader.leave(1.0, R1B, Leave("device failed", at_once=True))
+    assert opening_view(effects) == {D0, D1, R1A}
+
+
+def test_candidates_and_strangers_leave_without_a_trace() -> None:
+    run = Run(R1A)
+    run.enter(R1B)
+    assert run.leader.leave(1.0, R1B, LEAVE) == []
+    assert R1B not in run.leader.admission.candidates
+    assert run.leader.leave(1.0, STRANGER, LEAVE) == []
+
+
+def test_while_nodes_are_gathered_leaving_is_at_once() -> None:
+    run = Run(R1A, R1B)
+    for node in (R1A, R1B):
+        run.leader.leave(1.0, node, Leave("device failed", at_once=True))
+    assert run.leader.state is LeaderState.GATHERING
+    assert opening_view(run.leader.leave(1.0, D1, LEAVE)) == {D0}
+
+
+# --- catching up ----------------------------------------------------------------------------------
+
+
+def test_who_missed_a_decision_gets_the_last_one() -> None:
+    run = Run(R1A)
+    committed = decision(run.commit())
+    assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, committed)]
+    assert run.leader.catch_up(R1A, CatchUp(Round(2, 1))) == [Send(R1A, committed)]
+    assert run.leader.catch_up(STRANGER, CatchUp(Round(1, 1))) == [Send(STRANGER, committed)]
+
+
+def test_who_missed_the_beginning_of_aggregation_gets_that() -> None:
+    run = Run(R1A)
+    run.aggregate()
+    begin = BeginAggregation(Round(1, 1), 4, 14)
+    assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, begin)]
+
+
+# --- utilisation ----------------------------------------------------------------------------------
+
+
+def test_members_are_asked_regularly_how_busy_they_are() -> None:
+    leader = Run(R1A).leader
+    assert leader.deadline_s == 1.0
+    assert leader.overdue(1.0) == [Send(D0, UtilisationQuery(1, Round(1, 1)))]
+    assert leader.deadline_s == 3.0
+    assert leader.overdue(3.0) == [Send(D0, UtilisationQuery(2, Round(1, 1)))]
+
+
+def test_while_nodes_are_gathered_candidates_are_placed_without_asking() -> None:
+    run = Run()
+    wait = dataclasses.replace(run.offer(R1A), stage_index=None)
+    run.leader.join(0.0, R1A, wait)
+    assert (R1A, Assign(1, -1)) in sent(run.leader.overdue(1.0))
+
+
+def test_answers_place_the_candidates_that_wait() -> None:
+    run = Run(R1A)
+    run.leader.join(0.0, R1B, dataclasses.replace(run.offer(R1B), stage_index=None))
+    loads = (NodeLoad(R1A, 2, 2, 9, "training"),)
+    assert (R1B, Assign(1, -1)) in sent(run.leader.utilisation(loads))
+    assert run.leader.loads == {R1A: loads[0]}

@@ -1,0 +1,538 @@
+"""Whole nodes: which messages count, what a decision does, and how a node ends."""
+
+import pytest
+
+from decod.ids import JobId, NodeId, Round, TensorId
+from decod.protocol import events as ev
+from decod.protocol import messages
+from decod.protocol.effects import (
+    FetchState,
+    FreeTensor,
+    Send,
+    Stop,
+    StopReason,
+    UseMembers,
+)
+from decod.protocol.identity import NodeState
+from decod.protocol.jobs import Built, Load, Nothing, Reset
+from decod.protocol.view import Opening, View
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    STRANGER,
+    configured,
+    flow,
+    mb,
+    notes_of,
+    sent,
+    tensor,
+)
+from tests.unit.protocol.world import World
+
+
+def training(*relays: str, num_iterations: int = 2, **config: float) -> World:
+    """Return a world in which d0 and the relays are about to train their first microbatch."""
+    names = relays or ("r1a",)
+    world = World(
+        config=configured(min_nodes_per_stage=len(names), **config), num_iterations=num_iterations
+    )
+    world.start("d0")
+    for name in names:
+        world.start(name, stage_index=1)
+    world.settle(["ForwardActivation", f"to={names[0]}"])
+    world.seen.clear()
+    return world
+
+
+def context_of(world: World, name: str) -> object:
+    return world.hosts[NodeId(name)].machine.context
+
+
+def stops(world: World, name: str) -> Stop:
+    stop = world.hosts[NodeId(name)].stop
+    assert stop is not None
+    return stop
+
+
+def abort(world: World, round_: Round, view: View | None = None, **flags: bool) -> messages.Abort:
+    machine = world.hosts[D0].machine
+    opening = Opening(round_, Round(0, 0), view or machine.context.view, **flags)
+    return messages.Abort(machine.context.round, opening, "of a test")
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_relays", [1, 2, 3])
+def test_a_run_commits_all_its_iterations_and_holds_nothing_after(num_relays: int) -> None:
+    names = ("r1a", "r1b", "r1c")[:num_relays]
+    world = training(*names, num_iterations=3)
+    world.settle()
+    world.wait(60.0)
+    assert "d0 has the result of iteration 3" in world.seen
+    for host in world.hosts.values():
+        assert host.machine.state is NodeState.PAUSED
+        assert host.iteration == 3
+        assert host.tensors == set(), "everything is freed at the commit (I6)"
+        assert len(host.machine.context.tensors) == 0
+    world.step("d0", ev.DrainRequested())
+    world.settle()
+    assert {h.stop.reason for h in world.hosts.values() if h.stop} == {StopReason.FINISHED}
+    assert all(host.machine.state is NodeState.STOPPED for host in world.hosts.values())
+
+
+def test_a_node_says_how_busy_it_is() -> None:
+    world = training(num_iterations=1)
+    world.settle()
+    machine = world.hosts[R1A].machine
+    expected = messages.NodeLoad(R1A, num_flows=1, capacity=1, num_microbatches=1, state="paused")
+    assert machine.own_load() == expected
+    assert world.hosts[D0].machine.own_load().num_microbatches == 1
+
+
+def test_the_leader_knows_how_busy_everybody_is() -> None:
+    world = training("r1a", "r1b")
+    world.settle()
+    world.wait(5.0)
+    leader = world.hosts[D0].machine.leader
+    assert leader is not None
+    assert set(leader.loads) == {D0, R1A, R1B}
+
+
+def test_states_follow_the_life_of_a_node() -> None:
+    world = World(num_iterations=1)
+    world.start("d0")
+    world.start("r1a", stage_index=1)
+    machine = world.hosts[R1A].machine
+    states = [machine.state]
+    for message in ("ForwardActivation", "Ready"):
+        world.settle([message])
+        states.append(machine.state)
+    world.settle()
+    states.append(machine.state)
+    world.step("r1a", ev.DrainRequested())
+    states.append(machine.state)
+    world.kill("d0")
+    world.wait(100.0)
+    states.append(machine.state)
+    assert machine.deadline_s is None
+    assert [state.value for state in states] == [
+        "joining",
+        "training",
+        "aggregating",
+        "paused",
+        "draining",
+        "stopped",
+    ]
+
+
+# --- stale and early messages ---------------------------------------------------------------------
+
+
+def test_a_message_of_an_earlier_round_is_dropped_and_its_tensor_freed() -> None:
+    world = training()
+    old = messages.ReducedPart(Round(1, 0), 0)
+    assert world.hosts[R1A].machine.step(0.0, ev.Received(D0, old, tensor(900))) == [
+        FreeTensor(TensorId(900))
+    ]
+    assert world.step("r1a", ev.Received(D0, messages.CanTake(Round(1, 0)))) == []
+
+
+def test_a_message_of_an_earlier_view_is_dropped() -> None:
+    world = training()
+    assert world.step("r1a", ev.Received(D0, messages.Withdraw(0, 1))) == []
+
+
+def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
+    world = training()
+    part = messages.ReducedPart(Round(1, 1), 0)
+    effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
+    assert effects == [FreeTensor(TensorId(900))]
+    assert world.step("r1a", ev.Received(STRANGER, messages.CanTake(Round(1, 1)))) == []
+
+
+def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
+    """An asker's request may overtake the opening that made it possible."""
+    world = training()
+    view = world.hosts[D0].machine.context.view
+    later = View.of(view.members, version=2, leader=D0, term=1, num_stages=2)
+    early = [
+        ev.Received(D0, messages.FlowCost(2, D0, 0.0, 1, 1.0)),
+        ev.Received(D0, messages.CanTake(Round(1, 2))),
+    ]
+    for event in early:
+        assert world.step("r1a", event) == []
+    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2), later)))
+    assert (D0, messages.RequestFlow(2, 1, D0, 0.0)) in sent(effects)
+
+
+def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
+    world = training()
+    machine = world.hosts[R1A].machine
+    early = messages.ReducedPart(Round(9, 1), 0)
+    for number in range(4096):
+        assert machine.step(0.0, ev.Received(D0, early, tensor(1000 + number))) == []
+    effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
+    assert effects == [FreeTensor(TensorId(1000))]
+    for number in range(4095):
+        effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
+        assert effects == [FreeTensor(TensorId(1001 + number))]
+    assert machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1)))) == []
+
+
+def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
+    world = training()
+    for message in (
+        messages.ForwardActivation(Round(1, 1), mb(0), flow(0)),
+        messages.BackwardGradient(Round(1, 1), mb(0), flow(0)),
+        messages.ReducedPart(Round(1, 1), 0),
+    ):
+        assert world.step("r1a", ev.Received(D0, message)) == []
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_passed_down_the_tree_once() -> None:
+    world = training("r1a", "r1b")
+    decision = abort(world, Round(1, 2))
+    effects = world.step("r1a", ev.Received(D0, decision))
+    assert (R1B, decision) in sent(effects)
+    assert world.step("r1a", ev.Received(D0, decision)) == []
+
+
+def test_an_abort_clears_the_device_and_the_round_is_opened_again() -> None:
+    world = training()
+    world.settle(["Complete", "to=d0"])
+    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
+    assert "round.opened" in notes_of(effects)
+    assert context_of(world, "r1a").round == Round(1, 2)  # type: ignore[attr-defined]
+    assert Reset() in [start.job for start in world.hosts[R1A].work]
+
+
+def test_new_members_are_known_before_they_are_told() -> None:
+    """The driver dials a child of the tree where the view says."""
+    world = training("r1a", "r1b")
+    view = world.hosts[D0].machine.context.view
+    later = View.of(view.members, version=2, leader=D0, term=1, num_stages=2)
+    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2), later)))
+    assert effects[0] == UseMembers(later.members)
+    assert isinstance(effects[1], Send)
+
+
+def test_a_member_that_the_run_goes_on_without_stops() -> None:
+    world = training("r1a", "r1b")
+    members = [m for m in world.hosts[D0].machine.context.view.members if m.node_id != R1B]
+    later = View.of(members, version=2, leader=D0, term=1, num_stages=2)
+    world.step("r1b", ev.Received(D0, abort(world, Round(1, 2), later)))
+    assert stops(world, "r1b").reason is StopReason.REMOVED
+
+
+def test_a_goodbye_to_a_former_self_is_not_for_a_candidate() -> None:
+    world = training("r1a")
+    world.start("r1b", stage_index=1)
+    assert world.step("r1b", ev.Received(D0, abort(world, Round(1, 2)))) == []
+    assert world.hosts[R1B].stop is None
+
+
+def test_a_candidate_stops_when_the_run_ends() -> None:
+    world = training("r1a")
+    world.start("r1b", stage_index=1)
+    finished = abort(world, Round(1, 2), finished=True, failed=True)
+    world.step("r1b", ev.Received(D0, finished))
+    assert stops(world, "r1b") == Stop(StopReason.FAILED, "of a test")
+
+
+def test_a_commit_can_end_the_run_too() -> None:
+    world = training("r1a")
+    view = world.hosts[D0].machine.context.view
+    opening = Opening(Round(2, 1), Round(1, 1), view, finished=True)
+    world.step("r1a", ev.Received(D0, messages.Commit(Round(1, 1), opening, 1.0, 1)))
+    assert stops(world, "r1a") == Stop(StopReason.FINISHED, "the run is over")
+
+
+def test_a_node_that_missed_a_commit_can_not_follow() -> None:
+    """It does not hold the parameters that the others have now (I3)."""
+    world = training("r1a")
+    view = world.hosts[D0].machine.context.view
+    opening = Opening(Round(3, 1), Round(2, 1), view)
+    world.step("r1a", ev.Received(D0, messages.Commit(Round(2, 1), opening, 1.0, 1)))
+    stop = stops(world, "r1a")
+    assert stop == Stop(StopReason.REMOVED, "the run has committed iteration 2 without it")
+
+
+def test_a_heartbeat_of_a_later_round_makes_a_node_ask_what_it_missed() -> None:
+    world = training("r1a")
+    beat = messages.Heartbeat(Round(2, 1))
+    ask = Send(D0, messages.CatchUp(Round(1, 1)))
+    assert world.step("r1a", ev.Received(D0, beat)) == [ask]
+    assert world.step("r1a", ev.Received(D0, messages.Heartbeat(Round(1, 1)))) == []
+
+
+# --- joining and state ----------------------------------------------------------------------------
+
+
+def test_a_newcomer_loads_the_state_of_its_stage_before_it_trains() -> None:
+    world = training("r1a", num_iterations=3)
+    world.start("r1b", stage_index=1)
+    world.settle()
+    loaded = [line for line in world.seen if line.startswith("r1b notes state.loaded")]
+    assert loaded == ["r1b notes state.loaded iteration=1"]
+    assert world.hosts[R1B].iteration == world.hosts[R1A].iteration == 3
+    assert "d0 has the result of iteration 3" in world.seen
+
+
+def test_a_newcomer_that_loads_is_seen_syncing() -> None:
+    world = training("r1a", num_iterations=3)
+    world.start("r1b", stage_index=1)
+    world.turn_until(lambda: world.hosts[R1B].machine.in_view)
+    assert world.hosts[R1B].machine.state is NodeState.SYNCING
+
+
+def test_a_newcomer_whose_blob_is_bad_leaves_when_no_donor_is_left() -> None:
+    world = training("r1a", num_iterations=9)
+    world.start("r1b", stage_index=1)
+    work = world.hosts[R1B].work
+    world.turn_until(lambda: any(isinstance(start.job, Load) for start in work))
+    while not isinstance(work[0].job, Load):
+        world.work("r1b")
+    world.work("r1b", refuse="a hash differs")
+    assert stops(world, "r1b").reason is StopReason.REMOVED
+
+
+def test_given_weights_come_from_the_leader() -> None:
+    world = World(num_iterations=1, initial_from_leader=True)
+    world.start("d0")
+    host = world.start("r1a", stage_index=1)
+    assert host.machine.in_view is False
+    world.settle()
+    assert any(line.startswith("r1a does Load iteration=0") for line in world.seen)
+    assert "d0 has the result of iteration 1" in world.seen
+
+
+def test_weights_that_the_leader_can_not_give_yet_are_asked_for_again() -> None:
+    world = World(num_iterations=1, initial_from_leader=True)
+    world.start("d0")
+    world.settle()
+    host = world.start("r1a", stage_index=1)
+    machine = host.machine
+    machine.step(0.0, ev.Received(D0, messages.Assign(1, -1)))
+    built = ev.JobFinished(JobId(1), Built("seed"), (), 1.0)
+    assert machine.step(0.0, built)[-1] == FetchState(D0, 1, 0)
+    assert machine.step(1.0, ev.DeadlinePassed()) == []
+    failed = ev.StateFetchFailed(D0, 0, "busy")
+    assert notes_of(machine.step(1.0, failed)) == ["state.failed"]
+    assert machine.step(2.0, ev.DeadlinePassed()) == [FetchState(D0, 1, 0)]
+
+
+def test_refusals_count_only_from_the_leader_and_only_for_candidates() -> None:
+    world = training("r1a")
+    refuse = messages.Refuse("another manifest")
+    assert world.step("r1a", ev.Received(D0, refuse)) == []
+    world.start("r1b")
+    assert world.step("r1b", ev.Received(R1A, refuse)) == []
+    world.step("r1b", ev.Received(D0, refuse))
+    assert stops(world, "r1b") == Stop(StopReason.REFUSED, "another manifest")
+
+
+def test_a_candidate_that_is_drained_leaves_at_once() -> None:
+    world = training("r1a")
+    world.start("r1b")
+    effects = world.step("r1b", ev.DrainRequested())
+    assert sent(effects)[0][0] == D0
+    assert stops(world, "r1b").reason is StopReason.DRAINED
+
+
+def test_a_member_that_is_drained_says_so_once() -> None:
+    world = training("r1a", "r1b")
+    assert len(world.step("r1b", ev.DrainRequested())) == 1
+    assert world.step("r1b", ev.DrainRequested()) == []
+    world.settle()
+    assert stops(world, "r1b").reason is StopReason.DRAINED
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_relay_without_its_device_leaves_at_once() -> None:
+    world = training("r1a", "r1b")
+    world.settle(["Complete"])
+    world.deliver(world.flight.popleft())
+    effects = world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
+    leave = messages.Leave("device failed: exit code 1", at_once=True)
+    assert (D0, leave) in sent(effects)
+    assert stops(world, "r1a") == Stop(StopReason.FAILED, "exit code 1")
+
+
+def test_a_leader_without_its_device_ends_the_run() -> None:
+    world = training("r1a")
+    world.step("d0", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
+    world.settle()
+    for name in ("d0", "r1a"):
+        detail = "the leader's device failed: exit code 1"
+        assert stops(world, name) == Stop(StopReason.FAILED, detail)
+
+
+def test_a_candidate_that_can_not_build_leaves() -> None:
+    world = training("r1a", num_iterations=9)
+    world.start("r1b", stage_index=1)
+    world.turn_until(lambda: bool(world.hosts[R1B].work))
+    world.work("r1b", refuse="no memory")
+    assert stops(world, "r1b") == Stop(StopReason.FAILED, "no memory")
+
+
+@pytest.mark.parametrize("job", ["Gather", "Reduce", "Propose"])
+def test_a_reduction_that_fails_repeats_the_round(job: str) -> None:
+    world = training("r1a", "r1b", num_iterations=1)
+    _refuse_first(world, job, "r1a" if job != "Gather" else None)
+    world.settle()
+    assert any("notes round.aborted" in line and "no memory" in line for line in world.seen)
+    assert "d0 has the result of iteration 1" in world.seen
+
+
+def _refuse_first(world: World, kind: str, name: str | None = None) -> None:
+    for _ in range(500):
+        for node, host in world.hosts.items():
+            if not host.work or name not in (None, node):
+                continue
+            if type(host.work[0].job).__name__ == kind:
+                world.work(node, refuse="no memory")
+                return
+        world.turn()
+    raise AssertionError(f"no {kind}")
+
+
+@pytest.mark.parametrize("job", ["Embed", "Forward", "Head", "Backward", "EmbedBackward"])
+def test_a_microbatch_that_fails_costs_no_node(job: str) -> None:
+    """Every pass may be refused: the microbatch is put off, and the run goes on without it."""
+    world = World(num_microbatches=2, num_iterations=2)
+    world.start("d0", capacity=2)
+    world.start("r1a", capacity=2, stage_index=1)
+    _refuse_first(world, job)
+    world.settle()
+    world.wait(60.0)
+    assert "d0 has the result of iteration 2" in world.seen
+    assert all(host.tensors == set() for host in world.hosts.values())
+
+
+def test_a_commit_that_the_device_can_not_make_final_ends_the_node() -> None:
+    world = training("r1a", "r1b", num_iterations=9)
+    _refuse_first(world, "Commit", "r1b")
+    assert stops(world, "r1b").reason is StopReason.FAILED
+
+
+def test_a_copy_that_fails_is_refused_to_its_asker() -> None:
+    world = training("r1a", num_iterations=9)
+    world.start("r1b", stage_index=1)
+    _refuse_first(world, "Snapshot", "r1a")
+    assert any(line.startswith("r1b notes state.failed") for line in world.seen)
+
+
+# --- deliveries and time --------------------------------------------------------------------------
+
+
+def test_what_could_not_be_delivered_is_told_to_the_leader_and_tried_again() -> None:
+    world = training("r1a", "r1b")
+    failed = ev.SendFailed(R1B, messages.CanTake(Round(1, 1)), "refused")
+    assert (D0, messages.Suspect(R1B, "refused")) in sent(world.step("r1a", failed))
+    world.now_s = 1.0
+    effects = world.step("r1a", ev.DeadlinePassed())
+    assert (R1B, messages.CanTake(Round(1, 1))) in sent(effects)
+
+
+def test_a_leader_that_can_not_deliver_asks_the_receiver() -> None:
+    world = training("r1a")
+    failed = ev.SendFailed(R1A, messages.CanTake(Round(1, 1)), "refused")
+    assert sent(world.step("d0", failed)) == [(R1A, messages.Ping(1))]
+    assert world.step("d0", ev.Received(R1A, messages.Pong(1))) == []
+
+
+def test_a_ping_is_answered_at_once() -> None:
+    world = training("r1a")
+    assert world.step("r1a", ev.Received(D0, messages.Ping(7))) == [Send(D0, messages.Pong(7))]
+
+
+def test_what_only_the_leader_decides_is_nothing_to_others() -> None:
+    world = training("r1a", "r1b")
+    for message in (messages.Suspect(R1B, "x"), messages.Pong(1), messages.Leave("x")):
+        assert world.step("r1a", ev.Received(R1B, message)) == []
+    assert world.step("r1a", ev.CommitsHeld(held=True)) == []
+
+
+def test_commits_can_be_held_at_the_leader() -> None:
+    world = training("r1a", num_iterations=1)
+    world.step("d0", ev.CommitsHeld(held=True))
+    world.settle()
+    assert "d0 has the result of iteration 1" not in world.seen
+    world.step("d0", ev.CommitsHeld(held=False))
+    assert "d0 has the result of iteration 1" in world.seen
+
+
+def test_links_are_measured_by_large_tensors_and_timed_exchanges() -> None:
+    world = training("r1a")
+    machine = world.hosts[R1A].machine
+    links = machine.context.links
+    for size_bytes, duration_s, rate in ((1 << 15, 1.0, 12.5e6), (1 << 20, 0.0, 12.5e6)):
+        machine.context.tensors.add(ev.Tensor(TensorId(900), size_bytes))
+        machine.step(0.0, ev.TensorSent(R1B, TensorId(900), size_bytes, duration_s))
+        assert links.link(R1B).bandwidth_bytes_per_s == rate
+    machine.context.tensors.add(ev.Tensor(TensorId(900), 1 << 20))
+    machine.step(0.0, ev.TensorSent(R1B, TensorId(900), 1 << 20, 0.5))
+    assert links.link(R1B).bandwidth_bytes_per_s == 1 << 21
+    assert machine.step(0.0, ev.LinkMeasured(D0, latency_s=0.2)) == []
+    assert links.link(D0).latency_s == 0.2
+
+
+def test_a_node_that_has_stopped_does_nothing_but_free_what_comes() -> None:
+    world = training("r1a")
+    world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
+    machine = world.hosts[R1A].machine
+    part = messages.ReducedPart(Round(1, 1), 0)
+    freed = [FreeTensor(TensorId(900))]
+    assert machine.step(1.0, ev.Received(D0, part, tensor(900))) == freed
+    assert machine.step(1.0, ev.StateFetched(1, "", tensor(900))) == freed
+    assert machine.step(1.0, ev.Received(D0, messages.Ping(1))) == []
+    assert machine.step(1.0, ev.DeadlinePassed()) == []
+
+
+# --- what must not matter -------------------------------------------------------------------------
+
+
+def test_the_leader_takes_doubts_and_questions_of_members() -> None:
+    world = training("r1a", "r1b")
+    doubt = messages.Suspect(R1B, "no heartbeat")
+    assert sent(world.step("d0", ev.Received(R1A, doubt))) == [(R1B, messages.Ping(1))]
+    ask = messages.CatchUp(Round(1, 0))
+    ((_, last),) = sent(world.step("d0", ev.Received(R1A, ask)))
+    assert isinstance(last, messages.Abort)
+
+
+def test_a_candidate_has_no_flows_to_talk_about() -> None:
+    world = World()
+    world.start("d0")
+    world.start("r1a")
+    assert world.step("r1a", ev.Received(D0, messages.FlowCost(0, D0, 0.0, 1, 1.0))) == []
+
+
+def test_a_member_that_waits_for_its_state_tells_nobody_that_it_can_take() -> None:
+    world = training("r1a", num_iterations=9)
+    world.start("r1b", stage_index=1)
+    world.turn_until(lambda: world.hosts[R1B].machine.in_view)
+    round_ = world.hosts[R1B].machine.context.round
+    assert world.step("r1b", ev.Received(D0, messages.CanTake(round_))) == []
+
+
+def test_an_early_message_about_initial_state_is_not_for_members() -> None:
+    world = training("r1a")
+    assert world.step("r1a", ev.Received(D0, messages.Assign(1, -1))) == []
+
+
+def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
+    world = training("r1a")
+    world.settle(["ForwardActivation", "to=r1a"])
+    world.deliver(world.flight.popleft())
+    (start,) = world.hosts[R1A].work
+    empty = ev.JobFinished(start.job_id, Nothing(), (), 1.0)
+    with pytest.raises(AssertionError, match="ended with"):
+        world.hosts[R1A].machine.step(0.0, empty)

@@ -1,0 +1,331 @@
+"""A handful of whole nodes in one process: messages and jobs wait until a test lets them happen.
+
+Nothing is random: messages arrive in the order in which they were sent, the devices work in turn,
+and time stands still until a test moves it.
+"""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from decod.ids import NodeId, TensorId
+from decod.protocol import effects as fx
+from decod.protocol import events as ev
+from decod.protocol import jobs
+from decod.protocol.admission import RunShape
+from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.messages import Message
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.view import Role
+from tests.unit.protocol.cast import CONFIG, D0, MANIFEST
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A message on its way, with the sender's tensor if it carries one."""
+
+    sender: NodeId
+    to: NodeId
+    message: Message
+    tensor: TensorId | None = None
+
+    def matches(self, words: list[str]) -> bool:
+        """Whether it is of the kind, sender and receiver that are named (`Deny from=r1a`)."""
+        kind, *rest = words
+        wanted = dict(word.split("=") for word in rest)
+        sender, to = wanted.get("from", self.sender), wanted.get("to", self.to)
+        return (kind, sender, to) == (type(self.message).__name__, self.sender, self.to)
+
+
+@dataclass(slots=True)
+class Host:
+    """One node: the real core, a device that computes at once, tensors that are counted."""
+
+    machine: NodeMachine
+    stage_index: int = 0
+    iteration: int = 0
+    alive: bool = True
+    tensors: set[TensorId] = field(default_factory=set)
+    work: deque[fx.StartJob] = field(default_factory=deque)
+    stop: fx.Stop | None = None
+
+    def result(self, job: jobs.Job) -> tuple[jobs.JobResult, int]:
+        """Return what a job ends with, and how many tensors it puts out."""
+        match job:
+            case jobs.Build(stage):
+                self.stage_index = stage
+                return jobs.Built(f"initial{stage}"), 0
+            case jobs.Load(iteration):
+                self.iteration = iteration
+                return jobs.Built(f"step{self.stage_index}.{iteration}"), 0
+            case jobs.Head():
+                return jobs.Loss(2.5, 10), 1
+            case jobs.Propose(iteration):
+                return jobs.Proposed(f"step{self.stage_index}.{iteration}"), 0
+            case jobs.Snapshot():
+                return jobs.SnapshotTaken(self.iteration, "manifest"), 1
+            case jobs.Commit(iteration):
+                self.iteration = iteration
+            case jobs.Gather(num_parts):
+                return jobs.Nothing(), num_parts
+            case jobs.Embed() | jobs.Forward() | jobs.Backward() | jobs.Reduce():
+                return jobs.Nothing(), 1
+        return jobs.Nothing(), 0
+
+
+class World:
+    """Hosts, and what is on its way between them.
+
+    Attributes:
+        seen: Everything that happened, as lines; a test may clear it.
+        flight: Messages that have not arrived yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ProtocolConfig = CONFIG,
+        num_stages: int = 1,
+        num_microbatches: int = 1,
+        num_iterations: int = 0,
+        initial_from_leader: bool = False,
+    ) -> None:
+        self.config = config
+        shape = RunShape(
+            num_relay_stages=num_stages,
+            num_data_nodes=2,
+            num_iterations=num_iterations,
+            manifest_sha256=MANIFEST,
+        )
+        self.facts = RunFacts(
+            shape=shape,
+            num_microbatches=num_microbatches,
+            activation_size_bytes=0,
+            initial_from_leader=initial_from_leader,
+        )
+        self.now_s = 0.0
+        self.hosts: dict[NodeId, Host] = {}
+        self.flight: deque[Parcel] = deque()
+        self.fetches: list[tuple[NodeId, fx.FetchState]] = []
+        self.seen: list[str] = []
+        self._tensor_ids = itertools.count(1)
+        self._request_ids = itertools.count(1)
+        self._requests: dict[int, tuple[NodeId, NodeId]] = {}
+        self._seeds = itertools.count(1)
+
+    # --- what a test does ---------------------------------------------------------------------
+
+    def start(self, name: str, *, capacity: int = 1, stage_index: int | None = None) -> Host:
+        """Start a node, again if it ran before."""
+        node_id = NodeId(name)
+        data = name.startswith("d")
+        identity = Identity(
+            node_id=node_id,
+            address=f"{name}:1",
+            role=Role.DATA if data else Role.RELAY,
+            capacity=capacity,
+            stage_index=stage_index,
+            name=name,
+        )
+        machine = NodeMachine(
+            identity,
+            self.config,
+            self.facts,
+            leader=D0,
+            compute_s=1.0,
+            rng=Random(next(self._seeds)),
+        )
+        self.hosts[node_id] = host = Host(machine)
+        self._perform(node_id, machine.start(self.now_s))
+        return host
+
+    def step(self, name: str, event: ev.Event) -> list[fx.Effect]:
+        """Give a node an event; its effects are carried out, and returned."""
+        host = self.hosts[NodeId(name)]
+        effects = host.machine.step(self.now_s, event)
+        self._perform(NodeId(name), effects)
+        return effects
+
+    def turn(self) -> None:
+        """Let one message arrive, or every device end one job."""
+        if self.flight:
+            self.deliver(self.flight.popleft())
+        else:
+            assert self._compute(), "nothing is left to happen"
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it never happened")
+
+    def settle(self, until: list[str] | None = None) -> None:
+        """Let everything happen that needs no time, up to the first such message (not included)."""
+        for _ in range(10_000):
+            if self.flight:
+                if until is not None and self.flight[0].matches(until):
+                    return
+                self.deliver(self.flight.popleft())
+            elif not self._compute():
+                assert until is None, f"no {' '.join(until or [])} came"
+                return
+        raise AssertionError("it never ends")
+
+    def wait(self, duration_s: float) -> None:
+        """Let time pass, and everything happen that happens meanwhile."""
+        end_s = self.now_s + duration_s
+        self.settle()
+        while (due_s := self._next_deadline_s()) is not None and due_s <= end_s:
+            self.now_s = max(self.now_s, due_s)
+            for node, host in self.hosts.items():
+                deadline_s = host.machine.deadline_s
+                if host.alive and deadline_s is not None and deadline_s <= self.now_s:
+                    self.step(node, ev.DeadlinePassed())
+            self.settle()
+        self.now_s = end_s
+
+    def take(self, words: list[str]) -> Parcel:
+        """Take the first such message out of the air."""
+        parcel = next(p for p in self.flight if p.matches(words))
+        self.flight.remove(parcel)
+        return parcel
+
+    def deliver(self, parcel: Parcel) -> None:
+        """Let a message arrive, or come back if there is nobody."""
+        receiver = self.hosts[parcel.to]
+        if not receiver.alive:
+            self.fail(parcel)
+            return
+        self.seen.append(f"{parcel.sender} -> {parcel.to} {text_of(parcel.message)}")
+        tensor = None
+        if parcel.tensor is not None:
+            tensor = self._new_tensor(receiver)
+            if self.hosts[parcel.sender].alive:
+                self.step(parcel.sender, ev.TensorSent(parcel.to, parcel.tensor, 8, 1.0))
+        self.step(parcel.to, ev.Received(parcel.sender, parcel.message, tensor))
+
+    def fail(self, parcel: Parcel) -> None:
+        """Let a message come back as undelivered."""
+        self.seen.append(f"{parcel.sender} -x {parcel.to} {text_of(parcel.message)}")
+        if self.hosts[parcel.sender].alive:
+            failed = ev.SendFailed(parcel.to, parcel.message, "unreachable", parcel.tensor)
+            self.step(parcel.sender, failed)
+
+    def kill(self, name: str) -> None:
+        """End a node without a word; what it had sent is still on its way."""
+        self.hosts[NodeId(name)].alive = False
+
+    def work(self, name: str, *, refuse: str = "", fatal: bool = False) -> list[fx.Effect]:
+        """End the first job of a node's device, well or not."""
+        host = self.hosts[NodeId(name)]
+        start = host.work.popleft()
+        if refuse:
+            self.seen.append(f"{name} can't {text_of(start.job)}: {refuse}")
+            return self.step(name, ev.JobFailed(start.job_id, refuse, fatal))
+        result, num_outputs = host.result(start.job)
+        outputs = tuple(self._new_tensor(host) for _ in range(num_outputs))
+        self.seen.append(f"{name} does {text_of(start.job)}")
+        return self.step(name, ev.JobFinished(start.job_id, result, outputs, duration_s=1.0))
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _next_deadline_s(self) -> float | None:
+        deadlines = (h.machine.deadline_s for h in self.hosts.values() if h.alive)
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def _compute(self) -> bool:
+        """End one job on every device that has one; whether there was any."""
+        busy = [node for node, host in self.hosts.items() if host.alive and host.work]
+        for node in busy:
+            self.work(node)
+        return bool(busy)
+
+    def _new_tensor(self, host: Host) -> ev.Tensor:
+        tensor = ev.Tensor(TensorId(next(self._tensor_ids)), 8)
+        host.tensors.add(tensor.id)
+        return tensor
+
+    def _perform(self, node: NodeId, effects: list[fx.Effect]) -> None:
+        host = self.hosts[node]
+        for effect in effects:
+            match effect:
+                case fx.Send(to, message):
+                    self.flight.append(Parcel(node, to, message))
+                case fx.SendTensor(to, message, tensor):
+                    assert tensor in host.tensors, f"{node} sends what it does not hold"
+                    self.flight.append(Parcel(node, to, message, tensor))
+                case fx.StartJob(_, _, inputs):
+                    assert set(inputs) <= host.tensors, f"{node} uses what it does not hold"
+                    host.work.append(effect)
+                case fx.FreeTensor(tensor):
+                    host.tensors.remove(tensor)
+                case fx.Note(event, fields):
+                    self.seen.append(f"{node} notes {event}{text_of_fields(fields)}")
+                case fx.Stop(reason, detail):
+                    self.seen.append(f"{node} stops: {reason.value}, {detail}")
+                    host.stop, host.alive = effect, False
+                case _:
+                    self._perform_state(node, effect)
+
+    def _perform_state(self, node: NodeId, effect: fx.Effect) -> None:
+        match effect:
+            case fx.FetchState(_, _, 0):
+                # Initial weights: the leader's host has them, and does not ask its machine.
+                initial = self._new_tensor(self.hosts[node])
+                self.step(node, ev.StateFetched(0, "manifest", initial))
+            case fx.FetchState(donor, _, iteration):
+                request_id = next(self._request_ids)
+                self._requests[request_id] = (node, donor)
+                if not self.hosts[donor].alive:
+                    self.step(node, ev.StateFetchFailed(donor, iteration, "unreachable"))
+                    return
+                self.step(donor, ev.StateRequested(request_id, iteration, with_optimizer=True))
+            case fx.ServeState(request_ids, iteration, manifest, tensor):
+                self.hosts[node].tensors.remove(tensor)
+                for request_id in request_ids:
+                    asker, _ = self._requests[request_id]
+                    copy = self._new_tensor(self.hosts[asker])
+                    self.step(asker, ev.StateFetched(iteration, manifest, copy))
+            case fx.RefuseState(request_id, reason):
+                asker, donor = self._requests[request_id]
+                self.step(asker, ev.StateFetchFailed(donor, 0, reason))
+            case fx.CompleteRun(iteration):
+                self.seen.append(f"{node} has the result of iteration {iteration}")
+
+
+def text_of(thing: object) -> str:
+    """Return a message or job as one short line: what it is, and the fields that people read."""
+    assert dataclasses.is_dataclass(thing)
+    fields = [(f.name, getattr(thing, f.name)) for f in dataclasses.fields(thing)]
+    return type(thing).__name__ + text_of_fields(fields)
+
+
+_HIDDEN = {"digest", "manifest_sha256", "incarnation", "address", "name", "manifest", "compute_s"}
+"""Fields that say nothing to a reader of a scenario."""
+
+
+def text_of_fields(fields: object) -> str:
+    """Return fields as ` name=value`, without those that are empty or say nothing."""
+    assert isinstance(fields, (list, tuple))
+    return "".join(
+        f" {name}={_text(value)}" for name, value in fields if name not in _HIDDEN and value != ""
+    )
+
+
+def _text(value: object) -> str:
+    if hasattr(value, "view"):  # An opening.
+        names = ",".join(m.node_id for m in value.view.members)
+        flags = [f for f in ("paused", "finished", "failed") if getattr(value, f)]
+        return f"{value.round}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return "[" + " ".join(_text(v) for v in value) + "]"
+    if hasattr(value, "node_id"):
+        return str(value.node_id)
+    return str(value)
