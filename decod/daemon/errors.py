@@ -45,7 +45,7 @@ def exit_code_of(stop: Stop) -> int:
             )
         case StopReason.FAILED:
             raise DecodError(
-                "the run can't go on",
+                "this node can't go on",
                 why=stop.detail,
                 fix="read node.log and compute.log in the state folder",
                 code="E-RUN-004",

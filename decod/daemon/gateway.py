@@ -37,6 +37,7 @@ class Gateway:
     Args:
         run_id: Goes with every message.
         node_id: This node.
+        name: This node's, for its own log.
         activation_bytes: Exact size of an activation or its gradient.
         hello: What strangers may know.
         status: What members may know, as JSON.
@@ -47,6 +48,7 @@ class Gateway:
         run_id: RunId,
         node_id: NodeId,
         *,
+        name: str = "",
         activation_bytes: int,
         hello: Callable[[HelloRequest], HelloInfo | None],
         status: Callable[[], str],
@@ -63,7 +65,7 @@ class Gateway:
         self._members: frozenset[NodeId] = frozenset()
         self._candidates: dict[NodeId, float] = {}
         """When each was heard last."""
-        self._names: dict[NodeId, str] = {}
+        self._names: dict[NodeId, str] = {node_id: name}
 
     def attach(self, driver: NodeDriver) -> None:
         """Begin to hand messages on."""

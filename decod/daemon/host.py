@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -205,6 +205,7 @@ class Node:
         self.gateway = Gateway(
             part.run_id,
             self.identity.node_id,
+            name=config.name or self.identity.name,
             activation_bytes=activation_size_bytes(run),
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
@@ -422,6 +423,10 @@ class Node:
         try:
             await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
+                if self.compute is not None:
+                    # It may still load torch, for nothing.
+                    self.compute.ended.remove_done_callback(self._compute_ended)
+                    self.compute.kill()
                 return False
             task.result()
             return True
@@ -447,8 +452,7 @@ class Node:
         if self._signals > 1:
             self.say("stopped at once")
             if self.compute is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(self.compute.pid, signal.SIGKILL)
+                self.compute.kill()
             os._exit(EXIT_INTERRUPTED)
         self.say("finishing what is in hand; press Ctrl-C again to stop at once")
         self._draining.set()

@@ -37,7 +37,7 @@ _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
 _SPECS = (
     # Life of a node; noted by the daemon.
-    EventSpec("node.started", "node {node_id} listens on {address}"),
+    EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
     EventSpec("node.draining", "leaving: work in hand is being finished"),
     EventSpec("worker.started", "compute process runs on {device}"),

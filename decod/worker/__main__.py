@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from typing import Any
+from typing import IO, Any
 
 from decod.errors import DecodError
 from decod.heap import keep_freed_memory
@@ -30,7 +30,7 @@ def serve(connection: socket.socket, runner: JobRunner) -> int:
     and the node process starts another one.
     """
     with connection.makefile("rb") as lines:
-        while line := lines.readline(_LINE_SIZE_MAX_BYTES + 1):
+        while line := _read_line(lines):
             message: Any = None
             try:
                 message = _parse(line)
@@ -48,6 +48,14 @@ def serve(connection: socket.socket, runner: JobRunner) -> int:
             if fatal:
                 return 1
     return 0
+
+
+def _read_line(lines: IO[bytes]) -> bytes:
+    try:
+        return lines.readline(_LINE_SIZE_MAX_BYTES + 1)
+    except ConnectionResetError:
+        # The node process was killed before it had read all replies.
+        return b""
 
 
 def _unexpected(message: Any, error: Exception) -> dict[str, Any]:

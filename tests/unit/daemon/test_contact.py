@@ -35,7 +35,7 @@ class Peer:
     def __init__(self, info: HelloInfo | None, node_id: NodeId = OTHER) -> None:
         handler = SimpleNamespace(hello=lambda _: info)
         self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", handler))
-        self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)
+        self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)  # noqa: TID251 - as the daemon does.
         self.address = ""
 
     async def __aenter__(self) -> "Peer":

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -250,3 +252,32 @@ def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() 
         await wait_until(lambda: not is_alive(pid), timeout_s=10)
 
     run(test())
+
+
+@pytest.mark.processes
+def test_the_real_process_leaves_in_silence_when_its_replies_are_not_read(tmp_path: Path) -> None:
+    """A node that is killed with replies unread resets the connection instead of closing it."""
+    here, there = socket.socketpair()
+    arena = Arena(1)
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "decod.worker",
+                "--socket-fd",
+                str(there.fileno()),
+                "--arena-fd",
+                str(arena.fd),
+            ],
+            pass_fds=(there.fileno(), arena.fd),
+            stderr=log,
+        )
+    there.close()
+    here.sendall(b'{"job": 0, "kind": "ping"}\n')
+    here.settimeout(60)
+    assert here.recv(1)
+    here.close()
+    assert worker.wait(timeout=10) == 0
+    assert (tmp_path / "log").read_text() == ""
+    arena.close()

@@ -341,6 +341,7 @@ def test_a_suspect_that_answers_stays() -> None:
     assert leader.deadline_s == 1.0
     leader.answered(R1A, 1)
     leader.answered(R1B, 99)
+    assert leader.suspect(6.0, R1B, "again") == [], "an answer to another question does not count"
     leader.answered(R1B, 1)
     leader.overdue(8.0)
     assert R1B in leader.view

@@ -458,6 +458,16 @@ def test_a_backward_pass_that_breaks_asks_for_the_round_to_be_repeated(through: 
     assert list(data.machine._waiting) == [mb(1)], "not tried again in this iteration"
 
 
+def test_a_share_that_has_failed_is_not_reported_as_done() -> None:
+    data = Data(num_microbatches=2, num_flows=2)
+    data.begin()
+    for k in (0, 1):
+        data.machine.held[mb(k)].phase = Phase.AWAITING_GRADIENT
+        data.machine._losses[mb(k)] = Loss(2.5, 10)
+    assert len(sent(data.machine.denied(1.0, R1A, DENY))) == 1
+    assert sent(data.machine.returned(mb(1))) == []
+
+
 def test_a_long_reason_is_cut() -> None:
     data = Data(num_microbatches=1)
     data.begin()

@@ -149,7 +149,8 @@ def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
     part = messages.ReducedPart(Round(1, 1), 0)
     effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
     assert effects == [FreeTensor(TensorId(900))]
-    assert world.step("r1a", ev.Received(STRANGER, messages.CanTake(Round(1, 1)))) == []
+    query = messages.UtilisationQuery(99, Round(1, 1))
+    assert world.step("r1a", ev.Received(STRANGER, query)) == []
 
 
 def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
@@ -389,6 +390,7 @@ def test_a_reduction_that_fails_repeats_the_round(job: str) -> None:
     world.settle()
     assert any("notes round.aborted" in line and "no memory" in line for line in world.seen)
     assert "d0 has the result of iteration 1" in world.seen
+    assert all(host.tensors == set() for host in world.hosts.values())
 
 
 def _refuse_first(world: World, kind: str, name: str | None = None) -> None:
@@ -536,3 +538,20 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
     empty = ev.JobFinished(start.job_id, Nothing(), (), 1.0)
     with pytest.raises(AssertionError, match="ended with"):
         world.hosts[R1A].machine.step(0.0, empty)
+
+
+def test_an_abort_frees_the_parts_that_were_gathered() -> None:
+    world = training("r1a", "r1b")
+    world.hosts[R1A].tensors.add(TensorId(900))
+    part = messages.ReducePart(Round(1, 1), 0, 1, 5)
+    assert world.step("r1a", ev.Received(R1B, part, tensor(900))) == []
+    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
+    assert FreeTensor(TensorId(900)) in effects
+
+
+def test_a_job_of_an_abandoned_round_may_fail_without_a_word() -> None:
+    world = training("r1a")
+    world.deliver(world.flight.popleft())
+    world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
+    assert notes_of(world.work("r1a", refuse="interrupted")) == []
+    assert world.hosts[R1A].stop is None
