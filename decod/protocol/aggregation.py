@@ -180,7 +180,7 @@ class Aggregation:
         complete = len(self._contributions) == len(self._roster)
         if begun is None or not complete or own_missing:
             return []
-        if self.state in (AggregationState.REDUCING, AggregationState.PROPOSING):
+        if self.state not in (AggregationState.WAITING, AggregationState.GATHERING):
             return []
         contributions = self._contributions.values()
         num = sum(c.num_microbatches for c in contributions)

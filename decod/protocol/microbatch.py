@@ -404,6 +404,8 @@ class DataMicrobatches:
 
     def _fail_round(self, held: Held, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the round to be repeated."""
+        if self._reported:
+            return []
         self._defer(held.microbatch)
         self._reported = True
         report = Report(

@@ -268,7 +268,8 @@ class NodeMachine:
             case messages.Leave() | messages.CatchUp() | messages.Report():
                 return self._for_leader(now_s, sender, message)
             case messages.Assign():
-                return self._joining.assigned(message)
+                from_leader = sender == self.context.view.leader
+                return self._joining.assigned(message) if from_leader else []
             case messages.Refuse(reason):
                 refused = Stop(StopReason.REFUSED, reason)
                 return [] if self.in_view or sender != self.context.view.leader else [refused]

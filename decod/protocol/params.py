@@ -41,6 +41,7 @@ class ProtocolConfig:
     def __post_init__(self) -> None:
         for name in (
             "heartbeat_interval_s",
+            "heartbeat_timeout_s",
             "probe_timeout_s",
             "answer_timeout_s",
             "complete_timeout_s",

@@ -81,9 +81,7 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         name="bench-throughput",
         num_iterations=num_iterations,
         model=model,
-        stages=StagesConfig(
-            num_relay_stages=NUM_RELAY_STAGES, num_first_blocks=NUM_FIRST_BLOCKS
-        ),
+        stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES, num_first_blocks=NUM_FIRST_BLOCKS),
         batch=BATCH,
         optimizer=OptimizerConfig(lr=1e-3),
     )

@@ -297,9 +297,6 @@ def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     assert root.vote == ready(s0="a", s1="b")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Aggregation._check_and_reduce goes on after a vote against the round"
-)
 def test_a_vote_against_the_round_is_final() -> None:
     """A part that comes later must not take the vote back and start the device again."""
     head = Member(R1A)

@@ -477,9 +477,6 @@ def test_a_long_reason_is_cut() -> None:
     assert len(report.failure) == 200
 
 
-@pytest.mark.xfail(
-    strict=True, reason="DataMicrobatches._fail_round defers a microbatch once for each repeat"
-)
 def test_a_repeated_deny_of_a_backward_pass_changes_nothing() -> None:
     """Transports repeat messages: a repeat must not use up one of the three chances."""
     data = Data(num_microbatches=1)

@@ -12,13 +12,13 @@ from decod.data.params import BatchConfig
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.planner.partition import part_sizes
 from decod.train.adamw import Segment, StageState, adamw_step, learning_rate
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
-from decod.planner.partition import part_sizes
 from decod.train.reduction import reduce_part
 
 torch.set_num_threads(1)
