@@ -1,6 +1,7 @@
 """Who is alive: heartbeats between neighbours on a ring, and doubts reported to the leader.
 
-A node tells its watchers regularly that it lives; any other message counts as a sign of life too.
+A node tells its watchers regularly that it lives. Any other message counts as a sign of life too,
+so only those get a heartbeat that have heard nothing else meanwhile.
 A watcher that hears nothing, or a sender whose message could not be delivered, tells the leader.
 Only the leader concludes anything: it asks the suspect itself and removes it if there is no answer.
 
@@ -8,6 +9,8 @@ A node also watches over its own connection to the run. The leader's announcemen
 at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
 when there is no leader to answer.
 """
+
+import math
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
@@ -23,12 +26,14 @@ class Membership:
         self._context = context
         self._watchers: tuple[NodeId, ...] = ()
         self._heard_s: dict[NodeId, float] = {}
+        self._told_s: dict[NodeId, float] = {}
+        """When each watcher was last sent anything."""
         self._suspected_s: dict[NodeId, float] = {}
         self._noted: set[NodeId] = set()
         """Suspects that were noted and not heard since."""
         self._beat_s: float | None = None
         self._leader_heard_s = 0.0
-        self._asked_s = float("-inf")
+        self._asked_s = -math.inf
 
     @property
     def deadline_s(self) -> float | None:
@@ -40,9 +45,15 @@ class Membership:
         self._watchers = watchers(context.view, context.node_id, num_watchers=num)
         listened = watched(context.view, context.node_id, num_watchers=num)
         self._heard_s = dict.fromkeys(listened, now_s)
+        self._told_s = dict.fromkeys(self._watchers, -math.inf)
         if self._beat_s is None:
             self._beat_s = now_s + context.config.heartbeat_interval_s
         self._leader_heard_s = now_s
+
+    def told(self, now_s: float, receiver: NodeId) -> None:
+        """Something is being sent to a node."""
+        if receiver in self._told_s:
+            self._told_s[receiver] = now_s
 
     def heard(self, now_s: float, sender: NodeId) -> None:
         self._noted.discard(sender)
@@ -61,7 +72,11 @@ class Membership:
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self._beat_s = now_s + config.heartbeat_interval_s
         beat = Heartbeat(context.round)
-        effects: list[Effect] = [Send(node, beat) for node in self._watchers]
+        # Half an interval: whatever was sent, a watcher never waits for two whole ones.
+        since_s = now_s - config.heartbeat_interval_s / 2
+        effects: list[Effect] = [
+            Send(node, beat) for node in self._watchers if self._told_s[node] < since_s
+        ]
         for node, heard_s in self._heard_s.items():
             if now_s - heard_s > config.heartbeat_timeout_s:
                 effects += self.suspect(now_s, node, "no heartbeat")
@@ -76,7 +91,7 @@ class Membership:
     def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
         """Tell the leader of a doubt, not more often than once a heartbeat."""
         context = self._context
-        last_s = self._suspected_s.get(node, float("-inf"))
+        last_s = self._suspected_s.get(node, -math.inf)
         if now_s - last_s < context.config.heartbeat_interval_s or node not in context.view:
             return []
         self._suspected_s[node] = now_s

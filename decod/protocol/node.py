@@ -28,6 +28,7 @@ from decod.protocol.effects import (
     FreeTensor,
     Note,
     Send,
+    SendTensor,
     Stop,
     StopReason,
     UseMembers,
@@ -183,6 +184,8 @@ class NodeMachine:
                 queue.extendleft(reversed(said))
                 continue
             settled.append(effect)
+            if isinstance(effect, (Send, SendTensor)):
+                self._membership.told(now_s, effect.to)
             if isinstance(effect, Stop):
                 self._stopped = True
         return settled

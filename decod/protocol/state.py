@@ -93,7 +93,8 @@ class StageState:
             self._early.append(event)
             return []
         if not self.loaded or event.iteration != self.iteration:
-            held = f"holds the state of iteration {self.iteration}, not {event.iteration}"
+            doing = "holds" if self.loaded else "is loading"
+            held = f"{doing} the state of iteration {self.iteration}, asked was {event.iteration}"
             return [RefuseState(event.request_id, held)]
         for batch in self._copying:
             same = batch[0].with_optimizer == event.with_optimizer

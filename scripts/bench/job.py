@@ -40,9 +40,10 @@ MODEL = ModelConfig(
 )
 BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=8)
 NUM_RELAY_STAGES = 2
-NUM_FIRST_BLOCKS = 2
-"""Blocks beside embedding and head on the data node: the three stages of decod weigh the same so."""
 """decod also has stage 0: embedding, norm and head."""
+NUM_FIRST_BLOCKS = 1
+"""Blocks that stage 0 runs besides. An iteration's first and last passes, which nothing overlaps
+with, are its; no stage weighs more than two cores do meanwhile."""
 NUM_PIPELINE_STAGES = 3
 """Of torch's pipeline, so that both have three processes that compute."""
 

@@ -128,7 +128,7 @@ def test_a_request_after_the_copy_was_served_gets_its_own() -> None:
 def test_state_that_is_not_held_is_refused(iteration: int) -> None:
     state, _ = holder()
     (refusal,) = state.requested(ask(1, iteration))
-    expected = f"holds the state of iteration 4, not {iteration}"
+    expected = f"holds the state of iteration 4, asked was {iteration}"
     assert refusal == RefuseState(1, expected)
 
 
