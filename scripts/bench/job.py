@@ -41,9 +41,9 @@ MODEL = ModelConfig(
 BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=8)
 NUM_RELAY_STAGES = 2
 """decod also has stage 0: embedding, norm and head."""
-NUM_FIRST_BLOCKS = 1
-"""Blocks that stage 0 runs besides. An iteration's first and last passes, which nothing overlaps
-with, are its; no stage weighs more than two cores do meanwhile."""
+NUM_FIRST_BLOCKS = 2
+"""Blocks that stage 0 runs besides: so its three stages weigh about the same, and share the cores
+evenly."""
 NUM_PIPELINE_STAGES = 3
 """Of torch's pipeline, so that both have three processes that compute."""
 
