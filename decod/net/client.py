@@ -319,9 +319,8 @@ class PeerClient:
         start_s = loop.time()
         if len(item.data) <= self._limits.frame_size_bytes:
             # A stream of one message is, on the wire, a unary call, which costs half as much here.
-            # Two serialized messages in a row are, by protobuf's rules, one with all their fields.
             answer = await link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)(
-                first + data_frame(item.data), timeout=timeout_s
+                data_frame(item.data, head=first), timeout=timeout_s
             )
         else:
             answer = await self._push_frames(link, first, item, timeout_s)

@@ -35,6 +35,7 @@ from decod.protocol.messages import (
     Message,
 )
 from decod.wire import codec, validate
+from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 _log = logging.getLogger(__name__)
@@ -268,7 +269,8 @@ class PeerServer:
         host = _host_of(context)
         async with asyncio.timeout(self._limits.frame_timeout_s):
             first = await _read(context)
-        request = codec.parse(tensor_pb2.PushRequest, first or b"")
+        head, data = split_head(first or b"")
+        request = codec.parse(tensor_pb2.PushRequest, head)
         header = request.header
         decoded = self._accept(header.envelope, host)
         if decoded is None:
@@ -290,7 +292,7 @@ class PeerServer:
         assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
         self._num_streams[sender] += 1
         try:
-            return await self._fill(context, buffer, request, decoded)
+            return await self._fill(context, buffer, header, data or request.data, decoded)
         finally:
             self._num_streams[sender] -= 1
             if not self._num_streams[sender]:
@@ -300,7 +302,8 @@ class PeerServer:
         self,
         context: Context,
         buffer: memoryview,
-        request: tensor_pb2.PushRequest,
+        header: tensor_pb2.TensorHeader,
+        data: memoryview | bytes,
         decoded: codec.Decoded,
     ) -> tensor_pb2.PushState:
         """Receives the rest of a tensor into `buffer`, and gives that to the handler either way."""
@@ -308,14 +311,14 @@ class PeerServer:
         start_s = loop.time()
         filler = Filler(
             buffer.cast("B"),
-            crc32=request.header.crc32,
+            crc32=header.crc32,
             frame_size_max_bytes=self._limits.frame_size_bytes,
         )
         arrived = False
         try:
-            if not request.data:
+            if not data:
                 await context.send_initial_metadata((channel.CONSENT,))
-            filler.add(request.data)
+            filler.add(data)
             async with asyncio.timeout_at(start_s + self._limits.stream_timeout_s(buffer.nbytes)):
                 while (frame := await self._next_frame(context)) is not None:
                     filler.add_frame(frame)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
-from decod.wire.frame import data_frame, frame_data
+from decod.wire.frame import data_frame, frame_data, split_head
 from decod.wire.v1.state_pb2 import FetchResponse
 from decod.wire.v1.tensor_pb2 import PushRequest, TensorHeader
 
@@ -51,3 +51,19 @@ def test_a_header_and_a_frame_in_a_row_are_one_message() -> None:
     both = header.SerializeToString() + data_frame(memoryview(b"abc"))
     assert PushRequest.FromString(both) == PushRequest(header=header.header, data=b"abc")
     assert header.SerializeToString() + data_frame(memoryview(b"")) != b""
+
+
+@given(st.binary(max_size=300), st.binary(min_size=1, max_size=300))
+def test_head_and_data_of_one_message_come_apart_again(envelope: bytes, data: bytes) -> None:
+    """The header is parsed alone, so that the megabyte behind it is not copied for it."""
+    header = TensorHeader(size_bytes=len(data), crc32=len(envelope))
+    head = PushRequest(header=header).SerializeToString()
+    whole = data_frame(memoryview(data), head=head)
+    assert split_head(whole) == (head, data)
+    assert PushRequest.FromString(whole).data == data
+
+
+@given(st.binary(max_size=300))
+def test_any_other_layout_is_left_to_protobuf(frame: bytes) -> None:
+    head, data = split_head(frame)
+    assert head == frame or frame_data(frame[len(head) :]) == data
