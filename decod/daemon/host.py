@@ -537,6 +537,8 @@ def _reachable(host: str) -> str:
 
 
 def _ignore_signals() -> None:
+    """The node has left: a signal that is late must not turn its exit code into a crash's."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)

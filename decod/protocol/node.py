@@ -418,18 +418,9 @@ class NodeMachine:
             effects += work.stage.enter(opening.committed.iteration)
         elif committed:
             effects += work.stage.committed(opening.committed.iteration)
-        effects.append(self._note_opening())
+        effects.append(_note_opening(context))
         effects += work.open(now_s, renewed=renewed, paused=opening.paused)
         return effects + self._replay(now_s)
-
-    def _note_opening(self) -> Note:
-        context = self.context
-        fields = (
-            ("round", str(context.round)),
-            ("view_version", context.view.version),
-            ("num_members", len(context.view.members)),
-        )
-        return Note("round.opened", fields)
 
     def _replay(self, now_s: float) -> list[Effect]:
         """Take up the early messages, in the order in which they came."""
@@ -466,3 +457,12 @@ class NodeMachine:
             return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
         leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
         return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+
+
+def _note_opening(context: Context) -> Note:
+    fields = (
+        ("round", str(context.round)),
+        ("view_version", context.view.version),
+        ("num_members", len(context.view.members)),
+    )
+    return Note("round.opened", fields)

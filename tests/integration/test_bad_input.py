@@ -1,5 +1,6 @@
 """What operators get wrong and what strangers send: refused with a reason, and training goes on."""
 
+import os
 import random
 import shutil
 import signal
@@ -186,15 +187,22 @@ def test_a_state_folder_serves_one_daemon(training: Cluster) -> None:
 
 
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, corpus: Path) -> None:
-    """Even while torch is still being loaded, and with the compute process."""
-    with Cluster(tmp_path, make_run(), corpus) as cluster:
-        leader = cluster.start_leader()
-        worker = cluster.wait_for(leader.compute_pid, "the compute process")
-        leader.send(signal.SIGINT)
-        cluster.wait_for(lambda: "press Ctrl-C again" in leader.stdout, "word of the first Ctrl-C")
-        leader.send(signal.SIGINT)
-        assert leader.wait(timeout_s=20.0) == 130
-        cluster.wait_for(lambda: not Path(f"/proc/{worker}").exists(), "the compute process's end")
+    """A relay waits for the round's end, which a hanging device elsewhere keeps from coming."""
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        cluster.start_leader()
+        relay, hanging = cluster.start_relays(1)
+        cluster.wait_for_iteration(1)
+        stopped, worker = hanging.compute_pid(), relay.compute_pid()
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            relay.send(signal.SIGINT)
+            cluster.wait_for(lambda: "press Ctrl-C again" in relay.stdout, "the first Ctrl-C")
+            relay.send(signal.SIGINT)
+            assert relay.wait(timeout_s=20.0) == 130
+            cluster.wait_for(lambda: not Path(f"/proc/{worker}").exists(), "its worker's end")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
 
 
 # --- what a stranger sends ------------------------------------------------------------------------

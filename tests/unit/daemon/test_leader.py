@@ -36,7 +36,7 @@ def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"abc")
     before = _weights_hash(tmp_path)
     assert len(before) == 64
-    (tmp_path / "model.safetensors").write_bytes(b"abd")
+    (tmp_path / "model.safetensors").write_bytes(b"xyz")
     after = _weights_hash(tmp_path)
     assert before != after
     (tmp_path / "notes.txt").write_text("not a weight")
