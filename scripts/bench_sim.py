@@ -3,8 +3,8 @@
 First one data node with 96 relays in 8 stages for 50 iterations, in real time. Then runs of growing
 size at fixed degree, with one data node for every 24 relays so that each node has the same work:
 control messages per node and iteration must not grow with the run (I8), because each node deals
-with a bounded number of others. Heartbeats and utilisation queries go by time, not by iteration, so the
-figure per second is the one to compare where iterations differ in length.
+with a bounded number of others. Heartbeats and utilisation queries go by time, not by iteration,
+so the figure per second is the one to compare where iterations differ in length.
 """
 
 import sys
