@@ -16,6 +16,7 @@ from decod.net.server import HelloInfo, HelloRequest, StateBlob, StateRequest
 from decod.protocol.events import LinkMeasured, Received
 from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, Message
 from decod.protocol.view import Member
+from decod.stopwatch import Stopwatch
 
 FORGET_AFTER_S = 30.0
 """How long a node that left can still be reached, for what there is left to tell it."""
@@ -53,7 +54,9 @@ class Gateway:
         hello: Callable[[HelloRequest], HelloInfo | None],
         status: Callable[[], str],
     ) -> None:
-        self.client = PeerClient(node_id, run_id, self)
+        self.watch = Stopwatch()
+        """What this node spends on messages and tensors, in and out."""
+        self.client = PeerClient(node_id, run_id, self, watch=self.watch)
         self.initial_state: Callable[[NodeId], Awaitable[ServedState | str]] | None = None
         """At the leader of a run with given weights: the stage that a candidate prepares."""
         self._run_id = run_id

@@ -210,7 +210,9 @@ class Node:
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
         )
-        self.server = PeerServer(self.identity.node_id, part.run_id, self.gateway)
+        self.server = PeerServer(
+            self.identity.node_id, part.run_id, self.gateway, watch=self.gateway.watch
+        )
         host.log.name_of = self.gateway.name_of
         self._stack = AsyncExitStack()
         self._signals = 0
@@ -250,7 +252,9 @@ class Node:
             self.arena = self._make_arena()
             self._stack.callback(self.arena.close)
             log_path = self.config.state_dir / "compute.log"
-            self.compute = await ComputeProcess.start(self.arena, log_path=log_path)
+            self.compute = await ComputeProcess.start(
+                self.arena, log_path=log_path, watch=self.gateway.watch
+            )
         except (OSError, OverflowError, ValueError) as error:
             raise HardwareError(
                 "can't start the compute process",
@@ -498,7 +502,13 @@ class Node:
         """Return where this node's time went since its core started, in seconds."""
         if self.driver is None:
             return {}
-        return {**self.driver.timing(), "node_cpu_s": time.process_time()}
+        spent = self.gateway.watch.seconds
+        return {
+            **self.driver.timing(),
+            "node_copy_s": spent["copy"],
+            "node_serialize_s": spent["serialize"],
+            "node_cpu_s": time.process_time(),
+        }
 
     # --- notes --------------------------------------------------------------------------------
 

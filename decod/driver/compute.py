@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.driver.arena import Arena, Region
+from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
 
@@ -37,6 +38,8 @@ class Reply:
 
     result: dict[str, Any]
     duration_s: float
+    copy_s: float = 0.0
+    """Of this duration, what went into copying tensors between arena and device."""
 
 
 class JobError(Exception):
@@ -65,8 +68,10 @@ class ComputeProcess:
         writer: asyncio.StreamWriter,
         *,
         end_s: float = _END_S,
+        watch: Stopwatch | None = None,
     ) -> None:
         self._end_s = end_s
+        self._watch = watch or Stopwatch()
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -84,6 +89,7 @@ class ComputeProcess:
         log_path: Path | None = None,
         command: Sequence[str] = _COMMAND,
         end_s: float = _END_S,
+        watch: Stopwatch | None = None,
     ) -> "ComputeProcess":
         """Spawn the process; torch loads while the caller goes on.
 
@@ -94,6 +100,7 @@ class ComputeProcess:
             arena: Its memory is mapped by both.
             command: What is started; gets `--socket-fd` and `--arena-fd`.
             end_s: How long the process may take to end by itself before it is killed.
+            watch: Measures what is done to requests and replies here.
         """
         here, there = socket.socketpair()
         arguments = ["--socket-fd", str(there.fileno()), "--arena-fd", str(arena.fd)]
@@ -119,7 +126,7 @@ class ComputeProcess:
             if log is not None:
                 os.close(log)
         reader, writer = await asyncio.open_connection(sock=here, limit=_REPLY_SIZE_MAX_BYTES)
-        return cls(process, reader, writer, end_s=end_s)
+        return cls(process, reader, writer, end_s=end_s, watch=watch)
 
     @property
     def pid(self) -> int:
@@ -147,7 +154,8 @@ class ComputeProcess:
             "inputs": [region.reference() for region in inputs],
             "outputs": [region.reference() for region in outputs],
         }
-        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        with self._watch.measure("serialize"):
+            line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         if len(line) > _REQUEST_SIZE_MAX_BYTES:
             future.set_exception(_too_long(kind, len(line)))
             return future
@@ -160,7 +168,9 @@ class ComputeProcess:
         # A line that is too long or no reply is a broken process: treated as one that has ended.
         with suppress(ConnectionError, ValueError, LookupError, TypeError):
             while line := await self._reader.readline():
-                self._take(json.loads(line))
+                with self._watch.measure("serialize"):
+                    reply = json.loads(line)
+                self._take(reply)
         self._writer.close()
         await self._end()
         reason = f"the compute process ended ({_describe(self._process.returncode)})"
@@ -173,7 +183,9 @@ class ComputeProcess:
     def _take(self, reply: dict[str, Any]) -> None:
         outcome: Reply | JobError
         if reply["ok"]:
-            outcome = Reply(dict(reply["result"]), float(reply["seconds"]))
+            outcome = Reply(
+                dict(reply["result"]), float(reply["seconds"]), float(reply["copy_seconds"])
+            )
         else:
             outcome = JobError({key: str(reply["error"][key]) for key in _ERROR_FIELDS})
         # A line that it could not read is answered with job -1.

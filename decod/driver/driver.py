@@ -102,7 +102,7 @@ class NodeDriver:
         self._regions: dict[TensorId, Region] = {}
         self._incoming: dict[int, Region] = {}
         self._lent: dict[int, Region] = {}
-        self._compute_s = self._transfer_s = 0.0
+        self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._start_s = self._clock()
         self._next_tensor = 1
         self._next_request = 1
@@ -271,10 +271,16 @@ class NodeDriver:
         self.post(ev.SendFailed(to, message, reason, tensor))
 
     def timing(self) -> dict[str, float]:
-        """Return seconds since the core started: in all, on the device, and in transfers."""
+        """Return seconds since the core started, and how the compute process spent them.
+
+        `transfer_s` adds up the tensors' times on their way to others, which overlap.
+        """
+        wall_s = self._clock() - self._start_s
         return {
-            "wall_s": self._clock() - self._start_s,
+            "wall_s": wall_s,
             "compute_s": self._compute_s,
+            "copy_s": self._copy_s,
+            "wait_s": max(0.0, wall_s - self._compute_s - self._copy_s),
             "transfer_s": self._transfer_s,
         }
 
@@ -312,7 +318,8 @@ class NodeDriver:
             self._break(unexpected)
 
     def _take_reply(self, effect: fx.StartJob, outputs: list[Region], reply: Reply) -> None:
-        self._compute_s += reply.duration_s
+        self._compute_s += reply.duration_s - reply.copy_s
+        self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
             self._sizes.num_parameters = reply.result["num_parameters"]
         if isinstance(effect.job, jobs.Snapshot) and not outputs:

@@ -27,6 +27,7 @@ from decod.net import channel
 from decod.net.limits import LIMITS, Limits
 from decod.net.stream import crc32_of, frames_of
 from decod.protocol.messages import BULK_MESSAGES, Message
+from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, tensor_pb2
@@ -98,15 +99,23 @@ class PeerClient:
         node_id: This node, as sender.
         run_id: Goes with every message.
         handler: Learns how sending ended.
+        watch: Measures what is done to messages and tensors here.
     """
 
     def __init__(
-        self, node_id: NodeId, run_id: RunId, handler: ClientHandler, *, limits: Limits = LIMITS
+        self,
+        node_id: NodeId,
+        run_id: RunId,
+        handler: ClientHandler,
+        *,
+        limits: Limits = LIMITS,
+        watch: Stopwatch | None = None,
     ) -> None:
         self._node_id = node_id
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
+        self._watch = watch or Stopwatch()
         self._links: dict[NodeId, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -150,8 +159,7 @@ class PeerClient:
     def send(self, to: NodeId, term: int, message: Message) -> None:
         """Queues a control message. Returns at once."""
         link = self._links.get(to)
-        sequence = next(link.sequence) if link else 0
-        envelope = codec.encode(self._run_id, self._node_id, term, sequence, message)
+        envelope = self._encode(link, term, message)
         item = _Control(message, envelope)
         if link is None:
             self._fail_soon(to, item, "its address is unknown")
@@ -175,8 +183,7 @@ class PeerClient:
         """
         assert isinstance(message, BULK_MESSAGES), message
         link = self._links.get(to)
-        sequence = next(link.sequence) if link else 0
-        envelope = codec.encode(self._run_id, self._node_id, term, sequence, message)
+        envelope = self._encode(link, term, message)
         item = _Bulk(message, envelope, data.cast("B"), token)
         if link is None:
             self._fail_soon(to, item, "its address is unknown")
@@ -185,6 +192,11 @@ class PeerClient:
         else:
             link.tensors.append(item)
             self._run_tasks(link)
+
+    def _encode(self, link: _Link | None, term: int, message: Message) -> control_pb2.Envelope:
+        sequence = next(link.sequence) if link else 0
+        with self._watch.measure("serialize"):
+            return codec.encode(self._run_id, self._node_id, term, sequence, message)
 
     async def flush(self, *, timeout_s: float) -> None:
         """Returns when everything that was queued has ended, or after `timeout_s`."""
@@ -267,14 +279,16 @@ class PeerClient:
         return batch
 
     async def _deliver(self, link: _Link, batch: list[_Control]) -> None:
-        request = control_pb2.DeliverRequest(envelopes=[item.envelope for item in batch])
+        with self._watch.measure("serialize"):
+            request = control_pb2.DeliverRequest(envelopes=[item.envelope for item in batch])
+            data = request.SerializeToString()
         deliver = link.control.unary_unary(_DELIVER, channel.as_is, channel.as_is)
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        data = await deliver(request.SerializeToString(), timeout=self._limits.control_timeout_s)
+        answer = await deliver(data, timeout=self._limits.control_timeout_s)
         if not self._closed:
             self._handler.on_latency(link.node_id, loop.time() - start_s)
-        response = codec.parse(control_pb2.DeliverResponse, data)
+        response = codec.parse(control_pb2.DeliverResponse, answer)
         if response.num_dropped:
             # Both sides check with the same table: their version differs, or their run does.
             _log.warning(
@@ -309,19 +323,21 @@ class PeerClient:
     async def _push(self, link: _Link, item: _Bulk) -> float:
         """Pushes a tensor; returns how long that took, in seconds."""
         if item.crc32 is None:
-            item.crc32 = await crc32_of(item.data)
-        header = tensor_pb2.TensorHeader(
-            envelope=item.envelope, size_bytes=len(item.data), crc32=item.crc32
-        )
-        first = tensor_pb2.PushRequest(header=header).SerializeToString()
+            item.crc32 = await crc32_of(item.data, self._watch)
+        with self._watch.measure("serialize"):
+            header = tensor_pb2.TensorHeader(
+                envelope=item.envelope, size_bytes=len(item.data), crc32=item.crc32
+            )
+            first = tensor_pb2.PushRequest(header=header).SerializeToString()
         timeout_s = self._limits.stream_timeout_s(len(item.data))
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         if len(item.data) <= self._limits.frame_size_bytes:
             # A stream of one message is, on the wire, a unary call, which costs half as much here.
-            answer = await link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)(
-                data_frame(item.data, head=first), timeout=timeout_s
-            )
+            with self._watch.measure("copy"):
+                frame = data_frame(item.data, head=first)
+            push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
+            answer = await push(frame, timeout=timeout_s)
         else:
             answer = await self._push_frames(link, first, item, timeout_s)
         response = codec.parse(tensor_pb2.PushResponse, answer)
@@ -340,7 +356,7 @@ class PeerClient:
         try:
             await call.write(first)
             if not item.cut_off or channel.CONSENT in (await call.initial_metadata()):
-                for frame in frames_of(item.data, self._limits.frame_size_bytes):
+                for frame in frames_of(item.data, self._limits.frame_size_bytes, self._watch):
                     async with asyncio.timeout(self._limits.frame_timeout_s):
                         await call.write(frame)
             await call.done_writing()

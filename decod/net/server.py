@@ -34,6 +34,7 @@ from decod.protocol.messages import (
     ForwardActivation,
     Message,
 )
+from decod.stopwatch import Stopwatch
 from decod.wire import codec, validate
 from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
@@ -133,6 +134,7 @@ class PeerServer:
         handler: Takes what has been checked.
         counters: Counts by the peer's IP address: `message.malformed`, `message.foreign`,
             `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`.
+        watch: Measures what is done to messages and tensors here.
     """
 
     def __init__(
@@ -143,11 +145,13 @@ class PeerServer:
         *,
         counters: Counters | None = None,
         limits: Limits = LIMITS,
+        watch: Stopwatch | None = None,
     ) -> None:
         self._node_id = node_id
         self._run_id = run_id
         self._handler = handler
         self._limits = limits
+        self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
         self._num_streams: Counter[NodeId] = Counter()
         self._error_ids = count(1)
@@ -237,7 +241,8 @@ class PeerServer:
     def _accept(self, envelope: control_pb2.Envelope, host: str) -> codec.Decoded | None:
         """Returns the message of an envelope, or None after counting what is wrong with it."""
         try:
-            decoded = codec.decode(envelope)
+            with self._watch.measure("serialize"):
+                decoded = codec.decode(envelope)
         except MalformedMessageError as error:
             self._count("message.malformed", host, f"{error.what}: {error.why}")
             return None
@@ -247,7 +252,8 @@ class PeerServer:
         return decoded
 
     async def _deliver(self, data: bytes, context: Context) -> bytes:
-        request = codec.parse(control_pb2.DeliverRequest, data)
+        with self._watch.measure("serialize"):
+            request = codec.parse(control_pb2.DeliverRequest, data)
         host = _host_of(context)
         num_dropped = 0
         for envelope in request.envelopes:
@@ -270,7 +276,8 @@ class PeerServer:
         async with asyncio.timeout(self._limits.frame_timeout_s):
             first = await _read(context)
         head, data = split_head(first or b"")
-        request = codec.parse(tensor_pb2.PushRequest, head)
+        with self._watch.measure("serialize"):
+            request = codec.parse(tensor_pb2.PushRequest, head)
         header = request.header
         decoded = self._accept(header.envelope, host)
         if decoded is None:
@@ -313,6 +320,7 @@ class PeerServer:
             buffer.cast("B"),
             crc32=header.crc32,
             frame_size_max_bytes=self._limits.frame_size_bytes,
+            watch=self._watch,
         )
         arrived = False
         try:
@@ -402,11 +410,11 @@ class PeerServer:
             iteration=blob.iteration,
             manifest=blob.manifest,
             size_bytes=len(data),
-            crc32=await crc32_of(data),
+            crc32=await crc32_of(data, self._watch),
         )
         async with asyncio.timeout(self._limits.stream_timeout_s(len(data))):
             await context.write(state_pb2.FetchResponse(header=header).SerializeToString())
-            for frame in frames_of(data, self._limits.frame_size_bytes):
+            for frame in frames_of(data, self._limits.frame_size_bytes, self._watch):
                 async with asyncio.timeout(self._limits.frame_timeout_s):
                     await context.write(frame)
 

@@ -5,23 +5,27 @@ import zlib
 from collections.abc import Iterator
 
 from decod.errors import MalformedMessageError
+from decod.stopwatch import Stopwatch
 from decod.wire.frame import data_frame, frame_data
 
 # Up to here the checksum takes less than a few milliseconds, and a thread would cost more.
 _INLINE_CHECKSUM_MAX_BYTES = 4 * 1024 * 1024
 
 
-async def crc32_of(data: memoryview) -> int:
+async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
     """Returns zlib's CRC-32; large buffers are read in a thread, which leaves the loop free."""
     if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
-        return zlib.crc32(data)
+        with watch.measure("serialize"):
+            return zlib.crc32(data)
     return await asyncio.to_thread(zlib.crc32, data)
 
 
-def frames_of(data: memoryview, frame_size_bytes: int) -> Iterator[bytes]:
+def frames_of(data: memoryview, frame_size_bytes: int, watch: Stopwatch) -> Iterator[bytes]:
     """Yields `data` as serialized frames. Each is copied when its turn comes, and not before."""
     for start in range(0, len(data), frame_size_bytes):
-        yield data_frame(data[start : start + frame_size_bytes])
+        with watch.measure("copy"):
+            frame = data_frame(data[start : start + frame_size_bytes])
+        yield frame
 
 
 class Filler:
@@ -31,10 +35,19 @@ class Filler:
         buffer: As long as the header said. The caller owns it.
         crc32: What the header said of the whole.
         frame_size_max_bytes: A larger frame is malformed.
+        watch: Measures copies and checksums; None if nobody asks.
     """
 
-    def __init__(self, buffer: memoryview, *, crc32: int, frame_size_max_bytes: int) -> None:
+    def __init__(
+        self,
+        buffer: memoryview,
+        *,
+        crc32: int,
+        frame_size_max_bytes: int,
+        watch: Stopwatch | None = None,
+    ) -> None:
         self._buffer = buffer
+        self._watch = watch or Stopwatch()
         self._crc32 = crc32
         self._frame_size_max_bytes = frame_size_max_bytes
         self._computed = 0
@@ -66,6 +79,8 @@ class Filler:
                 why="it is longer than allowed or than the header said",
                 fix="run the same version of decod on every node",
             )
-        self._buffer[self._position : end] = data
-        self._computed = zlib.crc32(data, self._computed)
+        with self._watch.measure("copy"):
+            self._buffer[self._position : end] = data
+        with self._watch.measure("serialize"):
+            self._computed = zlib.crc32(data, self._computed)
         self._position = end

@@ -139,7 +139,8 @@ class StageExecutor(StageHolder):
                 why=f"this run exchanges {self.dtype} {self.activation_shape}",
                 fix="drop the microbatch; the peer runs another configuration",
             )
-        result = tensor.detach().to(self.config.device, copy=copy)
+        with self.watch.measure("copy"):
+            result = tensor.detach().to(self.config.device, copy=copy)
         require_finite(result, what)
         return result
 

@@ -20,6 +20,7 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.model.shape import stage_shapes
 from decod.model.stage import TORCH_DTYPES, Stage, empty_stage
+from decod.stopwatch import Stopwatch
 from decod.train.adamw import StageState
 from decod.train.layout import Layout
 from decod.train.params import OptimizerConfig, ReductionConfig
@@ -72,6 +73,7 @@ class StageHolder:
         config: The run, and the device.
         tokens: Needed on stage 0 only.
         init_dir: Folder of a model to start from; None builds weights from the seed.
+        watch: Measures copies of tensors to the device.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class StageHolder:
         *,
         tokens: TokenSource | None = None,
         init_dir: Path | None = None,
+        watch: Stopwatch | None = None,
     ) -> None:
         self.config = config
+        self.watch = watch or Stopwatch()
         self.tokens = tokens
         self.init_dir = init_dir
         self.dtype = TORCH_DTYPES[config.model.dtype]

@@ -10,6 +10,7 @@ import torch
 from decod.data.params import BatchConfig
 from decod.errors import ConfigError, HardwareError
 from decod.model.config import ModelConfig, StagesConfig
+from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
@@ -55,7 +56,7 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
     )
 
 
-def make_executor(message: Mapping[str, Any]) -> StageExecutor:
+def make_executor(message: Mapping[str, Any], watch: Stopwatch) -> StageExecutor:
     """Return an executor for the run that a `configure` message describes.
 
     Raises:
@@ -83,7 +84,7 @@ def make_executor(message: Mapping[str, Any]) -> StageExecutor:
     )
     data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))
     tokens = None if data_dir is None else _open_tokens(data_dir)
-    return StageExecutor(config, tokens=tokens, init_dir=init_dir)
+    return StageExecutor(config, tokens=tokens, init_dir=init_dir, watch=watch)
 
 
 def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:

@@ -17,6 +17,7 @@ from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
 from decod.planner.partition import part_sizes
+from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
@@ -91,6 +92,7 @@ class JobRunner:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._executor: StageExecutor | None = None
+        self._watch = Stopwatch()
         self._kinds: dict[str, Callable[[Job], Result]] = {
             "configure": self._configure,
             "ping": lambda _: {},
@@ -121,7 +123,7 @@ class JobRunner:
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
             job = Job(message)
-            start_s = perf_counter()
+            start_s, copied_s = perf_counter(), self._watch.seconds["copy"]
             try:
                 result = self._kinds[kind](job)
                 if self._executor is not None:
@@ -136,7 +138,9 @@ class JobRunner:
             seconds = perf_counter() - start_s
         except DecodError as error:
             return error_reply(job_id, error)
-        return {"job": job_id, "ok": True, "seconds": seconds, "result": result}
+        copy_seconds = self._watch.seconds["copy"] - copied_s
+        times = {"seconds": seconds, "copy_seconds": copy_seconds}
+        return {"job": job_id, "ok": True, **times, "result": result}
 
     @property
     def _ready(self) -> StageExecutor:
@@ -145,7 +149,7 @@ class JobRunner:
         return self._executor
 
     def _configure(self, job: Job) -> Result:
-        executor = make_executor(job.message)
+        executor = make_executor(job.message, self._watch)
         self._executor = executor
         return device_facts(executor.config.device)
 
@@ -172,29 +176,38 @@ class JobRunner:
         executor = self._ready
         return self._arena.tensor(region, executor.dtype, executor.activation_shape)
 
+    def _write(self, output: Tensor, value: Tensor) -> None:
+        """Copy a result from the device into the arena."""
+        # Else the copy would wait for the device, and seem to take that long.
+        synchronize(str(value.device))
+        with self._watch.measure("copy"):
+            output.copy_(value)
+
     def _embed(self, job: Job) -> Result:
         job.expect(0, 1)
         output = self._activation(job.outputs[0])
-        output.copy_(self._ready.embed(job.microbatch()))
+        self._write(output, self._ready.embed(job.microbatch()))
         return {}
 
     def _forward(self, job: Job) -> Result:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
-        output.copy_(self._ready.forward(job.microbatch(), self._activation(job.inputs[0])))
+        entry = self._activation(job.inputs[0])
+        self._write(output, self._ready.forward(job.microbatch(), entry))
         return {}
 
     def _head(self, job: Job) -> Result:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
         gradient, loss = self._ready.head(job.microbatch(), self._activation(job.inputs[0]))
-        output.copy_(gradient)
+        self._write(output, gradient)
         return {"loss": loss, "num_tokens": self._ready.config.batch.tokens_per_microbatch}
 
     def _backward(self, job: Job) -> Result:
         job.expect(1, 1)
         output = self._activation(job.outputs[0])
-        output.copy_(self._ready.backward(job.microbatch(), self._activation(job.inputs[0])))
+        gradient = self._activation(job.inputs[0])
+        self._write(output, self._ready.backward(job.microbatch(), gradient))
         return {}
 
     def _embed_backward(self, job: Job) -> Result:
@@ -224,7 +237,7 @@ class JobRunner:
             for region, size in zip(job.outputs, sizes, strict=True)
         ]
         for output, part in zip(outputs, executor.gather(num_parts), strict=True):
-            output.copy_(part)
+            self._write(output, part)
         return {}
 
     def _reduce_part(self, job: Job) -> Result:
@@ -237,11 +250,10 @@ class JobRunner:
         inputs = [self._arena.tensor(region, executor.wire_dtype, shape) for region in job.inputs]
         output = self._arena.tensor(job.outputs[0], executor.wide, shape)
         weights_total = job.number("weights_total")
-        output.copy_(
-            executor.reduce_part(
-                inputs, weights_total=weights_total, part=part, num_parts=num_parts
-            )
+        mean = executor.reduce_part(
+            inputs, weights_total=weights_total, part=part, num_parts=num_parts
         )
+        self._write(output, mean)
         return {}
 
     def _propose(self, job: Job) -> Result:

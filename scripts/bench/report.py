@@ -1,5 +1,6 @@
 """From samples to figures: medians, the best setting of threads, ratios, and the text of it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -29,6 +30,11 @@ class Result:
     """Median over rounds."""
     samples: tuple[Sample, ...]
     """Of this setting, in the order of the rounds."""
+
+    @property
+    def median_sample(self) -> Sample:
+        """The launch whose rate is the median, or just above."""
+        return sorted(self.samples, key=lambda each: each.tokens_per_s)[len(self.samples) // 2]
 
 
 def best_results(samples: Sequence[Sample]) -> dict[str, Result]:
@@ -71,6 +77,34 @@ def tokens_per_cpu_s(sample: Sample) -> float:
     return sample.tokens_per_s * sample.iteration_s / max(1e-9, sum(sample.cpu_s.values()))
 
 
+def account(sample: Sample, num_cores: int) -> dict[str, float]:
+    """Return where an iteration's time on all cores went, in seconds that add up.
+
+    Args:
+        sample: Of decod: its nodes' own account is needed.
+        num_cores: Of the machine; they were decod's alone.
+
+    Returns:
+        `compute`: the compute processes, copies excepted. `copy`: tensors between device, arena
+        and frames. `serialization`: messages, job requests and checksums. `sockets`: the rest of
+        the node processes: gRPC, event loop, the core. `wait`: a core had nothing to do.
+    """
+
+    def told(purpose: str) -> float:
+        return sum(timing.get(purpose, 0.0) for timing in sample.timing.values())
+
+    total_s = sum(sample.cpu_s.values())
+    computing_s = sum(cpu_s for name, cpu_s in sample.cpu_s.items() if name.endswith(" compute"))
+    copy_s, serialization_s = told("copy_s") + told("node_copy_s"), told("node_serialize_s")
+    return {
+        "compute": computing_s - told("copy_s"),
+        "copy": copy_s,
+        "serialization": serialization_s,
+        "sockets": total_s - computing_s - told("node_copy_s") - serialization_s,
+        "wait": num_cores * sample.iteration_s - total_s,
+    }
+
+
 def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything as one object.
 
@@ -80,6 +114,11 @@ def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, An
     """
     results = best_results(samples)
     difference, num_compared = loss_difference(samples)
+    accounts = {
+        name: account(result.median_sample, os.cpu_count() or 1)
+        for name, result in results.items()
+        if result.median_sample.timing
+    }
     return {
         "schema_version": SCHEMA_VERSION,
         **facts,
@@ -88,6 +127,7 @@ def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, An
             for name, result in results.items()
         },
         "ratios": {f"decod / {name}": value for name, value in ratios(results).items()},
+        "accounts": accounts,
         "loss_difference": difference,
         "num_losses_compared": num_compared,
         "samples": [asdict(sample) for sample in samples],
@@ -145,21 +185,26 @@ def _losses(samples: Sequence[Sample]) -> list[str]:
 
 def _where_time_goes(result: Result) -> list[str]:
     """Return the median round's processor time and, where told, the nodes' own account."""
-    sample = sorted(result.samples, key=lambda each: each.tokens_per_s)[len(result.samples) // 2]
+    sample = result.median_sample
     total_s = sum(sample.cpu_s.values())
     lines = ["", f"{result.subject}: an iteration takes {sample.iteration_s:.2f} s;"]
     lines[-1] += f" processor time {total_s:.2f} s, of which"
     lines += [f"  {name:18} {cpu_s:6.2f} s" for name, cpu_s in sample.cpu_s.items()]
     if sample.timing:
+        num_cores = os.cpu_count() or 1
+        lines.append(f"  where the time of {num_cores} cores goes:")
+        for purpose, seconds in account(sample, num_cores).items():
+            share = seconds / (num_cores * sample.iteration_s)
+            lines.append(f"    {purpose:16} {seconds:6.2f} s {share:7.1%}")
         lines += _timing_table(sample.timing)
     return lines
 
 
 def _timing_table(timings: Mapping[str, Mapping[str, float]]) -> list[str]:
     columns = list(dict.fromkeys(key for timing in timings.values() for key in timing))
-    heads = "".join(f"{column.removesuffix('_s'):>11}" for column in columns)
+    heads = "".join(f"{column.removesuffix('_s').replace('_', ' '):>16}" for column in columns)
     lines = ["  seconds per iteration, as the nodes measure them:", f"{'':20}{heads}"]
     for name, timing in timings.items():
-        cells = "".join(f"{timing.get(column, 0.0):11.3f}" for column in columns)
+        cells = "".join(f"{timing.get(column, 0.0):16.3f}" for column in columns)
         lines.append(f"  {name:18}{cells}")
     return lines

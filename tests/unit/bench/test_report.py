@@ -1,6 +1,7 @@
 """The throughput measurement's figures follow from its samples."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.insert(0, str(SCRIPTS))
 
-from bench.report import as_json, as_text, best_results, loss_difference, ratios  # noqa: E402
+from bench.report import account, as_json, as_text, best_results, loss_difference, ratios  # noqa: E402
 from bench.subject import Sample, find_timing  # noqa: E402
 
 
@@ -63,6 +64,19 @@ def test_json_holds_every_sample_and_the_ratios() -> None:
     found = as_json(SAMPLES, {"num_cores": 2})
     assert len(found["samples"]) == len(SAMPLES)
     assert found["ratios"] == {"decod / one process": pytest.approx(0.55)}
+
+
+def test_the_account_adds_up_to_the_time_of_all_cores() -> None:
+    timing = {"copy_s": 0.25, "node_copy_s": 0.5, "node_serialize_s": 0.125, "wait_s": 1.0}
+    found = account(replace(SAMPLES[0], iteration_s=4.0, timing={"data": timing}), num_cores=2)
+    assert found == {
+        "compute": 1.75,
+        "copy": 0.75,
+        "serialization": 0.125,
+        "sockets": 3.375,
+        "wait": 2.0,
+    }
+    assert sum(found.values()) == 2 * 4.0
 
 
 def test_a_status_without_timing_gives_an_empty_account() -> None:

@@ -20,7 +20,9 @@ STAND_IN = """
 import json, os, signal, socket, sys
 connection = socket.socket(fileno=int(sys.argv[2]))
 def say(text): connection.sendall(text.encode() + b"\\n")
-def answer(job, result): say(json.dumps(dict(job=job, ok=True, seconds=0.5, result=result)))
+def answer(job, result):
+    times = dict(seconds=0.5, copy_seconds=0.25)
+    say(json.dumps(dict(job=job, ok=True, result=result, **times)))
 for line in connection.makefile("rb"):
     job = json.loads(line)
     match job["kind"]:
@@ -130,9 +132,9 @@ def test_a_process_that_ends_while_idle_is_noticed() -> None:
         "[1]",
         "5",
         "{}",
-        '{"job": 7, "ok": true, "seconds": 1, "result": {}}',
+        '{"job": 7, "ok": true, "seconds": 1, "copy_seconds": 0, "result": {}}',
         "x" * (9 << 20),
-        '{"job": 0, "ok": true, "seconds": 1, "result": 5}',
+        '{"job": 0, "ok": true, "seconds": 1, "copy_seconds": 0, "result": 5}',
         '{"job": 0, "ok": false}',
     ],
     ids=range(8),

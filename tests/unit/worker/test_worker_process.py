@@ -69,7 +69,7 @@ class Node:
     def result(self, kind: str, **fields: Any) -> dict[str, Any]:
         reply = self.ask(kind, **fields)
         assert reply["ok"], reply
-        assert reply["seconds"] >= 0
+        assert 0 <= reply["copy_seconds"] <= reply["seconds"]
         return reply["result"]
 
     def write(self, offset: int, array: np.ndarray) -> dict[str, int]:
