@@ -17,6 +17,7 @@ from typing_extensions import override
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.gpt2 import Gpt2Block
 from decod.model.llama import LlamaBlock, RmsNorm, Rotary, rotary_tables
+from decod.model.loss import linear_cross_entropy
 
 TORCH_DTYPES = {
     ModelDtype.FLOAT64: torch.float64,
@@ -169,8 +170,10 @@ class FirstStage(Stage):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return the scores of every next token, (B, T, V) in the module's dtype."""
-        table_VD = self.inner.table() if self.lm_head is None else self.lm_head.weight
-        return functional.linear(self.inner.leave(hidden_BTD), table_VD)
+        return functional.linear(self.inner.leave(hidden_BTD), self._table())
+
+    def _table(self) -> Tensor:
+        return self.inner.table() if self.lm_head is None else self.lm_head.weight
 
     def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean cross-entropy over all positions; a scalar in float32 or wider.
@@ -179,10 +182,8 @@ class FirstStage(Stage):
             hidden_BTD: What the last block gave, in the module's dtype.
             targets_BT: int64, the token that follows each position.
         """
-        logits_BTV = self.logits(hidden_BTD)
-        if logits_BTV.dtype == torch.bfloat16:
-            logits_BTV = logits_BTV.float()
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        hidden_ND = self.inner.leave(hidden_BTD).flatten(0, 1)
+        return linear_cross_entropy(hidden_ND, self._table(), targets_BT.flatten())
 
     @override
     def forward(self, tokens_BT: Tensor) -> Tensor:

@@ -1,0 +1,75 @@
+"""Head and cross-entropy in one, a few positions at a time, so that the logits never exist whole.
+
+With large vocabularies the logits and what autograd keeps of them are the largest tensors of a
+run: (N, V), four of them. Here each chunk of rows is turned into its own gradient in place, while
+it is still in cache, and then multiplied away. Backward only scales what forward has found.
+
+Legend: N positions, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
+
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits at a time: what fits a CPU's cache; what fills a GPU."""
+
+_ROWS_MIN = 128
+"""Fewer would make the matrix products slow."""
+
+
+def linear_cross_entropy(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits `hidden_ND @ table_VD.T`.
+
+    Args:
+        hidden_ND: Normed residual stream.
+        table_VD: The head's weights; dtype and device of `hidden_ND`.
+        targets_N: int64, below V.
+
+    Returns:
+        A scalar in float32 or wider. It can be differentiated once.
+    """
+    result: Tensor = _LinearCrossEntropy.apply(hidden_ND, table_VD, targets_N)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(ctx: Any, hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
+        num_rows, num_classes = len(hidden_ND), len(table_VD)
+        wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
+        gradient_ND = torch.empty_like(hidden_ND)
+        # Wide, because a sum of many chunks in bfloat16 would lose the small ones.
+        gradient_VD = torch.zeros_like(table_VD, dtype=wide)
+        chunk = max(_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // num_classes)
+        for start in range(0, num_rows, chunk):
+            here = slice(start, start + chunk)
+            rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
+            logits_CV = (rows_CD @ table_VD.T).to(wide)
+            largest_C1 = logits_CV.amax(-1, keepdim=True)
+            at_target_C1 = logits_CV.gather(1, targets_C1)
+            sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
+            loss += (sums_C1.log() + largest_C1 - at_target_C1).sum()
+            # From here on the gradient of the mean: (softmax - one-hot) / N.
+            logits_CV.mul_(1 / (sums_C1 * num_rows))
+            at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
+            gradient_CV = logits_CV.scatter_(1, targets_C1, at_target_C1).to(hidden_ND.dtype)
+            torch.mm(gradient_CV, table_VD, out=gradient_ND[here])
+            if wide == hidden_ND.dtype:
+                gradient_VD.addmm_(gradient_CV.T, rows_CD)
+            else:
+                gradient_VD += gradient_CV.T @ rows_CD
+        ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))
+        return loss / num_rows
+
+    @staticmethod
+    @once_differentiable
+    @override
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        gradient_ND, gradient_VD = ctx.saved_tensors
+        return gradient_ND * gradient, gradient_VD * gradient, None
