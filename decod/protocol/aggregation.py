@@ -73,21 +73,25 @@ class Aggregation:
         self._reduced.clear()
         return self._context.tensors.release(*tensors)
 
-    def begin(self, message: BeginAggregation, folded: Sequence[MicrobatchId]) -> list[Effect]:
-        """Start the reduction, once; pass the word on down the tree."""
+    def begin(self, message: BeginAggregation) -> list[Effect]:
+        """Take in which microbatches count, once; pass the word on down the tree."""
         if self.begun is not None:
             return []
         self.begun = message
-        effects: list[Effect] = [Send(child, message) for child in self._children]
-        alone = len(self._roster) == 1
+        return [Send(child, message) for child in self._children]
+
+    def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:
+        """Start the reduction, once: this node's sum is whole."""
+        if self.begun is None or self._context.node_id in self._contributions:
+            return []
         own = self._own_part(folded, part=self._index)
         self._contributions[self._context.node_id] = own
-        if alone:
-            return effects + self._check_and_reduce()
+        if len(self._roster) == 1:
+            return self._check_and_reduce()
         self.state = AggregationState.GATHERING
         if folded:
-            return effects + self._context.compute.submit(Gather(len(self._roster)))
-        effects += [
+            return self._context.compute.submit(Gather(len(self._roster)))
+        effects: list[Effect] = [
             Send(node, self._own_part(folded, part=k))
             for k, node in enumerate(self._roster)
             if k != self._index

@@ -218,10 +218,12 @@ class Leader:
         """A data node's share is done; when all are, the batch is."""
         member = self.view.by_id.get(sender)
         ours = member is not None and member.role is Role.DATA and message.round == self.round
-        if not ours or self.state is not LeaderState.TRAINING:
+        if not ours or self.state not in (LeaderState.TRAINING, LeaderState.AGGREGATING):
             return []
         if message.failure:
             return self._repeat(now_s, message.failure, counts=False)
+        if self.state is LeaderState.AGGREGATING:
+            return []
         self._reports[sender] = message
         self._progressed(now_s)
         if len(self._reports) < len(self.view.data_nodes):

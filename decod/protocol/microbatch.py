@@ -121,6 +121,11 @@ class RelayMicrobatches:
         self._waits = _Waits(context)
 
     @property
+    def settled(self) -> bool:
+        """Whether all reported microbatches are folded: none was, while one was here."""
+        return True
+
+    @property
     def deadline_s(self) -> float | None:
         return self._waits.deadline_s
 
@@ -233,8 +238,15 @@ class DataMicrobatches:
         self._can_take: set[NodeId] = set()
         self._losses: dict[MicrobatchId, Loss] = {}
         self._reported = True
+        self._failed = True
+        """The leader has been asked to repeat the round, or there is none."""
         self._flow_by_s: float | None = None
         self._waits = _Waits(context)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all microbatches that were reported are folded."""
+        return not self.held
 
     @property
     def deadline_s(self) -> float | None:
@@ -263,7 +275,7 @@ class DataMicrobatches:
             record.clear()
         self._put_off.clear()
         self._can_take.clear()
-        self._reported = True
+        self._reported = self._failed = True
 
     def committed(self) -> None:
         """The round is final: what was folded needs no second chance."""
@@ -290,7 +302,7 @@ class DataMicrobatches:
                 self._waiting.append(microbatch)
         batch = (MicrobatchId(iteration, index, k) for k in range(self._num_microbatches))
         self._waiting.extend(m for m in batch if m not in self._deferred)
-        self._reported = False
+        self._reported = self._failed = False
         self._flow_by_s = now_s + _FLOW_PATIENCE * self._context.config.answer_timeout_s
         return effects
 
@@ -366,13 +378,14 @@ class DataMicrobatches:
         if held is None or held.downstream != sender or not awaited:
             return context.tensors.release(tensor.id)
         held.phase = Phase.RETURNING
-        return context.compute.submit(EmbedBackward(message.microbatch), [tensor.id])
+        effects = context.compute.submit(EmbedBackward(message.microbatch), [tensor.id])
+        return effects + self._report()
 
     def returned(self, microbatch: MicrobatchId) -> list[Effect]:
         """A microbatch has come all the way home."""
         del self.held[microbatch]
         self.folded.append(microbatch)
-        return self.inject() + self._report()
+        return self.inject()
 
     def denied(
         self,
@@ -404,10 +417,10 @@ class DataMicrobatches:
 
     def _fail_round(self, held: Held, reason: str) -> list[Effect]:
         """Others have parts of this microbatch in their sums: ask for the round to be repeated."""
-        if self._reported:
+        if self._failed:
             return []
         self._defer(held.microbatch)
-        self._reported = True
+        self._reported = self._failed = True
         report = Report(
             round=self._context.round,
             num_committed=0,
@@ -440,15 +453,20 @@ class DataMicrobatches:
         return effects + self.inject() + self._report()
 
     def _report(self) -> list[Effect]:
-        """Tell the leader, once, when nothing of this round is left to do."""
-        if self._reported or self.held or self._waiting:
+        """Tell the leader, once, when all relays have done their part of this node's share.
+
+        What is left to do then concerns nobody else: the relays' reductions need not wait for it.
+        """
+        returning = [m for m, held in self.held.items() if held.phase is Phase.RETURNING]
+        if self._reported or self._waiting or len(returning) < len(self.held):
             return []
         self._reported = True
-        losses = [self._losses[m] for m in self.folded]
+        done = [*self.folded, *returning]
+        losses = [self._losses[m] for m in done]
         report = Report(
             round=self._context.round,
-            num_committed=len(self.folded),
-            digest=digest_of(self.folded),
+            num_committed=len(done),
+            digest=digest_of(done),
             num_deferred=len(self._put_off),
             loss_sum=math.fsum(loss.loss for loss in losses),
             num_tokens=sum(loss.num_tokens for loss in losses),

@@ -166,7 +166,7 @@ class Work:
         assert aggregation is not None
         match message:
             case messages.BeginAggregation():
-                return aggregation.begin(message, self.microbatches.folded)
+                return aggregation.begin(message) + self._contribute()
             case messages.ReducePart():
                 return aggregation.part(sender, message, tensor)
             case messages.ReducedPart() if tensor is not None:
@@ -174,6 +174,13 @@ class Work:
             case messages.Ready():
                 return aggregation.voted(sender, message)
         return []
+
+    def _contribute(self) -> list[Effect]:
+        """Take part in the reduction, as soon as all that this node has to add up is added."""
+        assert self.aggregation is not None
+        if not self.microbatches.settled:
+            return []
+        return self.aggregation.contribute(self.microbatches.folded)
 
     def _peer_ready(self, peer: NodeId) -> list[Effect]:
         self._readiness.peer_ready(peer)
@@ -217,7 +224,7 @@ class Work:
             case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
                 return microbatches.headed(m, loss, output, duration_s)
             case jobs.EmbedBackward(m), DataMicrobatches(), _:
-                return microbatches.returned(m)
+                return microbatches.returned(m) + self._contribute()
             case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
                 return microbatches.forwarded(now_s, m, output, duration_s)
             case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:

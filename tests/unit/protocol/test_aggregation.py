@@ -53,7 +53,7 @@ class Member:
         self.machine = Aggregation(self.context, loaded=loaded)
 
     def begin(self, folded: list[MicrobatchId]) -> list[Effect]:
-        return self.machine.begin(BEGIN, folded)
+        return self.machine.begin(BEGIN) + self.machine.contribute(folded)
 
     def gather(self, folded: list[MicrobatchId]) -> list[Effect]:
         """Begin, and end the job that cuts the gradient sum into tensors 10, 11, 12."""
@@ -285,11 +285,21 @@ def test_members_that_differ_fail_the_round_at_once() -> None:
     assert sent(head.machine.voted(R1B, ready(s1="other"))) == [(D0, vote)]
 
 
+def test_the_word_goes_on_at_once_and_the_sum_when_it_is_whole() -> None:
+    root = Aggregation(context_of(D0, view_of("d0", "r1a")), loaded=True)
+    assert root.contribute(BATCH) == [], "nobody has said yet what counts"
+    assert root.begin(BEGIN) == [Send(R1A, BEGIN)]
+    assert root.state is AggregationState.WAITING
+    assert len(jobs_of(root.contribute(BATCH))) == 1
+    assert root.contribute(BATCH) == root.begin(BEGIN) == []
+
+
 def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     view = view_of("d0", "d1", "r1a")
     context = context_of(D0, view)
     root = Aggregation(context, loaded=True)
-    root.begin(BEGIN, [])
+    root.begin(BEGIN)
+    root.contribute([])
     assert root.voted(R1A, ready(s1="b")) == []
     assert root.voted(D1, ready(s0="a")) == []
     assert root.vote is None

@@ -198,6 +198,15 @@ def test_a_share_that_can_not_be_finished_repeats_the_round() -> None:
     assert run.leader.round == Round(1, 2)
 
 
+def test_a_share_that_fails_after_it_was_reported_repeats_the_round() -> None:
+    run = Run(R1A)
+    run.aggregate()
+    assert run.leader.report(2.0, D1, report(Round(1, 1))) == []
+    effects = run.leader.report(2.0, D1, report(Round(1, 1), failure="gradient lost"))
+    assert isinstance(decision(effects), Abort)
+    assert (run.leader.round, run.leader.state) == (Round(1, 2), LeaderState.TRAINING)
+
+
 def test_an_empty_batch_repeats_the_round() -> None:
     leader = Run(R1A).leader
     leader.report(1.0, D0, report(leader.round, 0))

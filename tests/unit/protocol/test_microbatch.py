@@ -255,15 +255,20 @@ class Data:
         self.next_tensor += 1
         return self.machine.headed(microbatch, Loss(2.5, 10), out.id, 1.0)
 
-    def finish(self, microbatch: MicrobatchId, slot: int = 0) -> list[Effect]:
-        """Take the gradient of an embedded microbatch home; returns what follows."""
+    def take_home(self, microbatch: MicrobatchId, slot: int = 0) -> list[Effect]:
+        """Bring an embedded microbatch home, and its gradient; returns what that starts."""
         self.home(microbatch, slot)
         self.next_tensor += 1
         message = BackwardGradient(self.context.round, microbatch, flow(slot))
         effects = self.machine.gradient(R1A, message, tensor(self.next_tensor))
         assert jobs_of(effects) == [EmbedBackward(microbatch)]
+        return effects
+
+    def finish(self, microbatch: MicrobatchId, slot: int = 0) -> list[Effect]:
+        """Take an embedded microbatch all the way; returns what is sent and what follows."""
+        effects = self.take_home(microbatch, slot)
         end_job(self.context, effects)
-        return self.machine.returned(microbatch)
+        return [e for e in effects if isinstance(e, Send)] + self.machine.returned(microbatch)
 
     def begin(self) -> list[Effect]:
         self.open()
@@ -304,7 +309,12 @@ def test_a_share_that_is_done_is_reported_once() -> None:
     assert (jobs_of(effects), sent(effects)) == ([Embed(mb(1))], [])
     data.embed(effects, mb(1))
     report = Report(ROUND, 2, digest_of([mb(0), mb(1)]), 0, loss_sum=5.0, num_tokens=20)
-    assert data.finish(mb(1)) == [Send(D0, report)]
+    effects = data.take_home(mb(1))
+    assert sent(effects) == [(D0, report)], "what is left to do concerns nobody else"
+    assert not data.machine.settled
+    end_job(data.context, effects)
+    assert data.machine.returned(mb(1)) == []
+    assert data.machine.settled
     assert data.machine.inject() == []
     assert data.machine.overdue(1000.0) == []
 
@@ -466,6 +476,16 @@ def test_a_share_that_has_failed_is_not_reported_as_done() -> None:
         data.machine._losses[mb(k)] = Loss(2.5, 10)
     assert len(sent(data.machine.denied(1.0, R1A, DENY))) == 1
     assert sent(data.machine.returned(mb(1))) == []
+
+
+def test_a_last_step_that_fails_takes_the_report_back() -> None:
+    data = Data(num_microbatches=1)
+    data.embed(data.begin(), M)
+    assert len(sent(data.take_home(M))) == 1
+    failed = Report(ROUND, 0, 0, 1, 0.0, 0, failure=FAILURE)
+    assert sent(data.machine.failed(1.0, M, DENY.reason)) == [(D0, failed)]
+    assert not data.machine.settled, "its sum must not enter the reduction"
+    assert data.machine.failed(1.0, M, DENY.reason) == []
 
 
 def test_a_long_reason_is_cut() -> None:
