@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from decod.config.schema import Manifest
+from decod.daemon.manifests import KnownManifests
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net.ask import hello
@@ -30,10 +31,14 @@ class Contact:
     addresses: tuple[str, ...]
 
 
-async def find_run(text: str) -> Contact:
+async def find_run(text: str, known: KnownManifests) -> Contact:
     """Ask the nodes that a join string names, one after another, about their run.
 
     A node that knows the run but not its leader's address still leads there, through the DHT.
+
+    Args:
+        text: A join string.
+        known: Tells what has changed, if another run is found and the expected one was seen before.
 
     Raises:
         NetworkError: The string is damaged, or nobody answers.
@@ -43,11 +48,12 @@ async def find_run(text: str) -> Contact:
     error: DecodError | None = None
     for address in join.addresses:
         try:
-            info = await hello(address, HelloRequest(run_id=join.run_id))
+            # Of any run: what another one is like is part of the message.
+            info = await hello(address, HelloRequest())
         except NetworkError as caught:
             error = caught
             continue
-        manifest = _checked_manifest(address, info, join)
+        manifest = _checked_manifest(address, info, join, known)
         leader = await _leader_of(address, info, join)
         if leader is None:
             error = NetworkError(
@@ -69,17 +75,27 @@ async def find_run(text: str) -> Contact:
     raise error
 
 
-def _checked_manifest(address: str, info: HelloInfo, join: JoinString) -> Manifest:
+def _checked_manifest(
+    address: str, info: HelloInfo, join: JoinString, known: KnownManifests
+) -> Manifest:
     manifest = Manifest.from_json(info.manifest_json)
-    if not manifest.sha256.startswith(join.manifest_prefix):
-        raise RejectedError(
-            f"{address} has a run with manifest {manifest.sha256[:16]}, "
-            f"the join string names {join.manifest_prefix}",
-            why="the run was changed, or somebody else answers there",
-            fix="ask the run's organiser for a new join string",
-            code="E-REJ-005",
-        )
-    return manifest
+    same_manifest = manifest.sha256.startswith(join.manifest_prefix)
+    if info.run_id == join.run_id and same_manifest:
+        return manifest
+    if info.run_id != join.run_id:
+        what, code = f"{address} belongs to run {info.run_id}, not to {join.run_id}", "E-REJ-003"
+    else:
+        what = f"{address} has a run with manifest {manifest.sha256[:16]}, "
+        what, code = what + f"the join string names {join.manifest_prefix}", "E-REJ-005"
+    why = "the run was started anew with the same settings"
+    if not same_manifest:
+        why = "the run was changed, or somebody else answers there"
+        before = known.find(join.manifest_prefix)
+        difference = before.first_difference(manifest) if before is not None else None
+        if difference is not None:
+            why = f"the run was changed: {difference}"
+    fix = "ask the run's organiser for the current join string"
+    raise RejectedError(what, why=why, fix=fix, code=code)
 
 
 async def _leader_of(address: str, info: HelloInfo, join: JoinString) -> tuple[NodeId, str] | None:

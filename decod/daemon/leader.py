@@ -20,6 +20,7 @@ from decod.daemon.contact import find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.manifests import KnownManifests
 from decod.daemon.volunteer import announce, full_status, same_identity, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
@@ -124,7 +125,8 @@ async def _part(
             init_dir=options.init_dir,
         )
         return part, ()
-    contact = await find_run(options.join)
+    known = KnownManifests(options.node.state_dir)
+    contact = await find_run(options.join, known)
     if identity.node_id == contact.leader:
         raise same_identity(options.node)
     if options.init_dir is None:
@@ -138,6 +140,7 @@ async def _part(
             fix="copy the leader's run file and its prepared data",
             code="E-REJ-004",
         )
+    known.keep(manifest)
     part = Part(
         role=Role.DATA,
         run_id=contact.run_id,

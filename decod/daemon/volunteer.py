@@ -10,6 +10,7 @@ from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.manifests import KnownManifests
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.net.ask import ask_status
 from decod.net.dht_record import LEADER, peer_name
@@ -42,7 +43,8 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    contact = await find_run(options.join_string)
+    known = KnownManifests(options.node.state_dir)
+    contact = await find_run(options.join_string, known)
     stages = contact.manifest.run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(
@@ -62,6 +64,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Host(options.node) as host:
         if host.identity.node_id == contact.leader:
             raise same_identity(options.node)
+        known.keep(contact.manifest)
         async with Node(options.node, part, host, say) as node:
             node.commands["status"] = lambda _: full_status(node)
             _advertise_observed(node, contact)

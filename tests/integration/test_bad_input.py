@@ -1,5 +1,6 @@
 """What operators get wrong and what strangers send: refused with a reason, and training goes on."""
 
+import asyncio
 import os
 import random
 import shutil
@@ -11,9 +12,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from decod.config.schema import Manifest
+from decod.daemon.manifests import KnownManifests
 from decod.ids import NodeId, Round, RunId
+from decod.net.ask import hello
 from decod.net.channel import CONTROL_SERVICE, ENROLL_SERVICE, STATE_SERVICE, TENSOR_SERVICE
 from decod.net.join_string import JoinString
+from decod.net.server import HelloRequest
 from decod.protocol.messages import Heartbeat, Leave, Message, Suspect
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
@@ -94,7 +99,26 @@ def test_a_join_string_of_another_run_is_refused(training: Cluster, place: list[
         run_id=true.run_id, manifest_prefix="0" * 16, addresses=true.addresses
     )
     result = run_decod("join", str(foreign_manifest), *place)
-    assert_refused(result, exit_code=5, holds=["E-REJ-005"])
+    assert_refused(result, exit_code=5, holds=["E-REJ-005", "the run was changed"])
+
+
+def test_a_relay_that_knew_the_run_otherwise_is_told_the_difference(
+    training: Cluster, place: list[str]
+) -> None:
+    """Its state folder remembers the manifest that the join string stands for."""
+    true = JoinString.parse(join_string(training))
+    info = asyncio.run(hello(true.addresses[0], HelloRequest()))
+    now = Manifest.from_json(info.manifest_json)
+    before = replace(now, run=replace(now.run, seed=now.run.seed + 1))
+    state_dir = Path(place[place.index("--state-dir") + 1])
+    state_dir.mkdir(parents=True, exist_ok=True)
+    KnownManifests(state_dir).keep(before)
+    old = JoinString(
+        run_id=true.run_id, manifest_prefix=before.sha256[:16], addresses=true.addresses
+    )
+    result = run_decod("join", str(old), *place)
+    expected = f"run.seed is {before.run.seed} here and {now.run.seed} there"
+    assert_refused(result, exit_code=5, holds=["E-REJ-005", expected])
 
 
 def test_nobody_at_the_address_is_a_network_error(training: Cluster, place: list[str]) -> None:

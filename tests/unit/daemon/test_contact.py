@@ -4,14 +4,17 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from decod.daemon.contact import find_leader, find_run
+from decod.config.schema import Manifest
+from decod.daemon.contact import Contact, find_leader, find_run
+from decod.daemon.manifests import KEPT_MAX, KnownManifests
 from decod.errors import NetworkError, RejectedError
-from decod.ids import NodeId
+from decod.ids import NodeId, RunId
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.join_string import JoinString
@@ -53,6 +56,10 @@ def join_string(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> str:
     return str(JoinString(run_id=RUN_ID, manifest_prefix=prefix, addresses=addresses))
 
 
+async def find(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> Contact:
+    return await find_run(join_string(*addresses, prefix=prefix), KnownManifests(Path("/none")))
+
+
 def run(test: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(30):
@@ -64,7 +71,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 def test_a_first_contact_that_does_not_lead_names_the_leader() -> None:
     async def test() -> None:
         async with Peer(INFO) as peer:
-            contact = await find_run(join_string("127.0.0.1:1", peer.address))
+            contact = await find("127.0.0.1:1", peer.address)
             assert (contact.leader, contact.leader_address) == (LEADER_ID, "127.0.0.1:99")
             assert contact.manifest == MANIFEST
             assert contact.observed_address == "127.0.0.1"
@@ -79,7 +86,7 @@ def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_d
             value = {"node_id": LEADER_ID, "address": leader.address, "term": 1}
             await leader.dht.bootstrap([peer.address])
             assert await leader.dht.publish(LEADER, value, ttl_s=60) == 1
-            contact = await find_run(join_string(peer.address))
+            contact = await find(peer.address)
             assert (contact.leader, contact.leader_address) == (LEADER_ID, leader.address)
 
     run(test())
@@ -90,7 +97,7 @@ def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
         unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
         async with Peer(unknowing) as peer:
             with pytest.raises(NetworkError, match="does not know the run's leader"):
-                await find_run(join_string(peer.address))
+                await find(peer.address)
             assert await find_leader(RUN_ID, (peer.address,)) is None
 
     run(test())
@@ -100,9 +107,9 @@ def test_a_node_that_is_starting_is_told_from_one_that_is_not_there() -> None:
     async def test() -> None:
         async with Peer(None) as peer:
             with pytest.raises(NetworkError, match="E-NET-004"):
-                await find_run(join_string(peer.address))
+                await find(peer.address)
         with pytest.raises(NetworkError, match="E-NET-003"):
-            await find_run(join_string("127.0.0.1:1"))
+            await find("127.0.0.1:1")
 
     run(test())
 
@@ -111,6 +118,55 @@ def test_a_run_that_is_not_the_one_of_the_join_string_is_refused() -> None:
     async def test() -> None:
         async with Peer(INFO) as peer:
             with pytest.raises(RejectedError, match="E-REJ-005"):
-                await find_run(join_string(peer.address, prefix="0" * 16))
+                await find(peer.address, prefix="0" * 16)
 
     run(test())
+
+
+def another(**changes: Any) -> Manifest:
+    return dataclasses.replace(MANIFEST, run=dataclasses.replace(MANIFEST.run, **changes))
+
+
+def test_a_host_that_knew_the_run_says_what_has_changed(tmp_path: Path) -> None:
+    before = another(seed=MANIFEST.run.seed + 1)
+    known = KnownManifests(tmp_path)
+    known.keep(before)
+
+    async def test() -> None:
+        async with Peer(INFO) as peer:
+            text = join_string(peer.address, prefix=before.sha256[:16])
+            with pytest.raises(RejectedError, match=r"E-REJ-005.*run\.seed is 1 here and 0 there"):
+                await find_run(text, known)
+            other_run = JoinString.parse(text)
+            text = str(dataclasses.replace(other_run, run_id=RunId("b" * 26)))
+            with pytest.raises(RejectedError, match=r"E-REJ-003.*run\.seed is 1 here and 0 there"):
+                await find_run(text, known)
+
+    run(test())
+
+
+def test_a_run_that_was_started_anew_is_told_from_one_that_was_changed() -> None:
+    async def test() -> None:
+        async with Peer(INFO) as peer:
+            same = JoinString.parse(join_string(peer.address))
+            text = str(dataclasses.replace(same, run_id=RunId("b" * 26)))
+            with pytest.raises(RejectedError, match="started anew with the same settings"):
+                await find_run(text, KnownManifests(Path("/none")))
+
+    run(test())
+
+
+def test_a_bounded_number_of_manifests_is_kept_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
+    known = KnownManifests(tmp_path / "none")
+    known.keep(MANIFEST)
+    assert known.find(MANIFEST.sha256[:16]) is None, "a state folder is not made for this"
+    known = KnownManifests(tmp_path)
+    manifests = [another(seed=seed) for seed in range(KEPT_MAX + 3)]
+    for manifest in manifests:
+        known.keep(manifest)
+    assert len(list(tmp_path.rglob("*.json"))) == KEPT_MAX
+    prefix = manifests[-1].sha256[:16]
+    assert known.find(prefix) == manifests[-1]
+    for damaged in (b"", b"\xff", b"{}", MANIFEST.to_json().encode()):
+        (tmp_path / "manifests" / f"{prefix}.json").write_bytes(damaged)
+        assert known.find(prefix) is None
