@@ -62,11 +62,24 @@ def loss_difference(samples: Sequence[Sample]) -> tuple[float, int]:
 
 
 def ratios(results: Mapping[str, Result]) -> dict[str, float]:
-    """Return decod's median rate over that of each other subject; empty without decod."""
+    """Return decod's rate over that of each other subject; empty without decod.
+
+    It is the median over rounds of the ratio in a round: launches that are minutes apart may have
+    run on a machine of another speed.
+    """
     if "decod" not in results:
         return {}
-    rate = results["decod"].tokens_per_s
-    return {name: rate / result.tokens_per_s for name, result in results.items() if name != "decod"}
+    ours = {sample.round_index: sample.tokens_per_s for sample in results["decod"].samples}
+    found = {}
+    for name, result in results.items():
+        pairs = [
+            ours[sample.round_index] / sample.tokens_per_s
+            for sample in result.samples
+            if sample.round_index in ours
+        ]
+        if name != "decod" and pairs:
+            found[name] = median(pairs)
+    return found
 
 
 def tokens_per_cpu_s(sample: Sample) -> float:

@@ -47,6 +47,7 @@ class Sample:
     """Where a node says that its time goes, by process: seconds per iteration. decod only."""
     foreign_cores: float
     """Mean number of cores that other work on the machine kept busy meanwhile."""
+    round_index: int = 0
 
 
 @dataclass(slots=True)
@@ -198,6 +199,7 @@ class Plan:
     """Made; for logs and state."""
     end_s: float
     """Instant by which it must be over."""
+    round_index: int = 0
     give_up_tokens_per_s: float = 0.0
     """A launch that is slower than this after one measured iteration is cut short."""
 
@@ -268,6 +270,7 @@ def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
                     if name in first.timing
                 },
                 foreign_cores=max(0.0, foreign_s) / (instant_s - first.instant_s),
+                round_index=plan.round_index,
             )
 
 

@@ -15,7 +15,13 @@ from bench.subject import Sample, find_timing  # noqa: E402
 
 
 def sample(
-    subject: str, num_threads: int, rate: float, *, loss: float = 8.0, foreign_cores: float = 0.0
+    subject: str,
+    num_threads: int,
+    rate: float,
+    round_index: int = 0,
+    *,
+    loss: float = 8.0,
+    foreign_cores: float = 0.0,
 ) -> Sample:
     return Sample(
         subject=subject,
@@ -26,16 +32,17 @@ def sample(
         cpu_s={"process": 4.0, "process compute": 2.0},
         timing={"data": {"compute_s": 1.0, "wait_s": 0.5}} if subject == "decod" else {},
         foreign_cores=foreign_cores,
+        round_index=round_index,
     )
 
 
 SAMPLES = [
-    sample("decod", 1, 900.0),
-    sample("decod", 2, 1000.0),
-    sample("one process", 2, 2000.0),
-    sample("decod", 1, 1100.0),
-    sample("decod", 2, 1000.0),
-    sample("decod", 1, 1200.0),
+    sample("decod", 1, 900.0, 0),
+    sample("decod", 2, 1000.0, 0),
+    sample("one process", 2, 2000.0, 1),
+    sample("decod", 1, 1100.0, 1),
+    sample("decod", 2, 1000.0, 1),
+    sample("decod", 1, 1200.0, 2),
 ]
 
 
@@ -46,6 +53,18 @@ def test_each_subject_counts_at_the_setting_with_the_best_median() -> None:
     assert ratios(best) == {"one process": pytest.approx(0.55)}
 
 
+def test_launches_are_compared_within_their_round() -> None:
+    """The machine was twice as fast in the second round, and disturbed in the third."""
+    samples = [
+        sample(name, 1, rate, round_index)
+        for round_index, speed in enumerate((1.0, 2.0, 0.5))
+        for name, rate in (("decod", 900.0 * speed), ("one process", 1000.0 * speed))
+    ]
+    samples[-1] = sample("one process", 1, 600.0, 2)
+    samples.append(sample("decod", 1, 5000.0, 3))
+    assert ratios(best_results(samples)) == {"one process": pytest.approx(0.9)}
+
+
 def test_a_loss_that_differs_is_called_another_job() -> None:
     other = sample("one process", 1, 2000.0, loss=8.001)
     assert loss_difference([*SAMPLES, other]) == (pytest.approx(0.001), 2)
@@ -54,7 +73,7 @@ def test_a_loss_that_differs_is_called_another_job() -> None:
 
 
 def test_the_report_says_so_when_a_target_is_missed_or_the_machine_was_busy() -> None:
-    busy = sample("torch pipeline", 1, 1000.0, foreign_cores=0.8)
+    busy = sample("torch pipeline", 1, 1000.0, 1, foreign_cores=0.8)
     text = as_text([*SAMPLES, busy])
     assert "DOUBTFUL" in text
     assert [line.split()[-1] for line in text.splitlines() if "target" in line] == ["MISSED", "met"]
