@@ -6,7 +6,7 @@ Data nodes and volunteers that insist on a stage are placed at once; the others 
 knows how utilised each stage is. A candidate is taken into the view by the leader alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from decod.ids import NodeId
@@ -122,26 +122,36 @@ class Admission:
         assert candidate.stage_index is not None
         return Send(sender, Assign(candidate.stage_index, candidate.data_node_index))
 
-    def assign_waiting(self, view: View, loads: Mapping[NodeId, NodeLoad]) -> list[Effect]:
-        """Give the largest candidates to the most utilised stages (GWTF V-B)."""
+    def assign_waiting(
+        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
+    ) -> list[Effect]:
+        """Give the largest candidates to the most utilised stages (GWTF V-B).
+
+        Args:
+            view: Members.
+            loads: What they last said of themselves.
+            leaving: Members that no longer count.
+        """
         waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
         if not waiting:
             return []
         applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
         effects: list[Effect] = []
         for node, stage in sorted(
-            assign_stages(applicants, self._stage_loads(view, loads)).items()
+            assign_stages(applicants, self._stage_loads(view, loads, leaving)).items()
         ):
             waiting[node].stage_index = stage
             effects.append(_note("candidate.assigned", peer=node, stage=stage))
             effects.append(self._assignment(node, waiting[node]))
         return effects
 
-    def _stage_loads(self, view: View, loads: Mapping[NodeId, NodeLoad]) -> list[StageLoad]:
+    def _stage_loads(
+        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId]
+    ) -> list[StageLoad]:
         """Return each relay stage's flows and capacity, candidates on their way included."""
         result = []
         for stage in range(1, self._shape.num_relay_stages + 1):
-            members = view.roster(stage)
+            members = [m for m in view.roster(stage) if m.node_id not in leaving]
             capacity = sum(m.capacity for m in members)
             capacity += sum(
                 c.join.capacity for c in self.candidates.values() if c.stage_index == stage
@@ -154,7 +164,7 @@ class Admission:
         return result
 
     def prepared(self, sender: NodeId, message: Prepared) -> list[Effect]:
-        """A candidate says that its stage stands ready."""
+        """A candidate says that its stage stands ready; the answer tells it that we live."""
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
             return []
@@ -164,7 +174,7 @@ class Admission:
             reason = "it builds other initial weights than the rest of its stage"
             return [Send(sender, Refuse(reason))]
         candidate.prepared = True
-        return []
+        return [self._assignment(sender, candidate)]
 
     def enough(self, view: View, *, started: bool) -> bool:
         """Whether members and prepared candidates together fill every stage."""

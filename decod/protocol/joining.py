@@ -43,13 +43,16 @@ class Joining:
         if self._identity.node_id in self._context.view:
             self.deadline_s = None
             return []
-        self._heard_s = now_s if self._heard_s is None else self._heard_s
+        leader: NodeId = self._context.view.leader
+        building = self._assigned is not None and self._built is None
+        if self._heard_s is None or building or self._fetching or leader == self._context.node_id:
+            # Who asks nothing gets no answers, however long it takes; who leads needs none.
+            self._heard_s = now_s
         silent_s = now_s - self._heard_s
         if silent_s > self._context.config.leader_timeout_s:
             detail = f"the leader has not answered for {silent_s:.0f} s"
             return [Stop(StopReason.LEADER_LOST, detail)]
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
-        leader: NodeId = self._context.view.leader
         if self._assigned is None:
             return [Send(leader, self._offer)]
         if self._built is None:

@@ -178,7 +178,11 @@ class Leader:
         self.leaving[sender] = message.reason
         if self.state is LeaderState.GATHERING:
             return self._remove(now_s, {sender: message.reason})
-        return [_note("member.leaving", peer=sender, reason=message.reason)]
+        effects: list[Effect] = [_note("member.leaving", peer=sender, reason=message.reason)]
+        stage = self.view.by_id[sender].stage_index
+        if all(m.node_id in self.leaving for m in self.view.roster(stage)):
+            effects.append(_note("stage.ending", stage=stage, peer=sender))
+        return effects
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
         """Repeat the last decision to a node that may have missed it."""
@@ -390,13 +394,13 @@ class Leader:
             self.config.admission_interval_s, self.config.utilisation_interval_s
         )
         if self.view.version == 0 or self.view.empty_stages:
-            return self.admission.assign_waiting(self.view, self.loads)
+            return self.admission.assign_waiting(self.view, self.loads, self.leaving)
         return [Send(self.node_id, UtilisationQuery(next(self._query_ids), self.round))]
 
     def utilisation(self, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
         self.loads.update({load.node_id: load for load in loads})
-        return self.admission.assign_waiting(self.view, self.loads)
+        return self.admission.assign_waiting(self.view, self.loads, self.leaving)
 
 
 def _note(event: str, **fields: object) -> Note:

@@ -259,7 +259,10 @@ class NodeMachine:
         if self._draining:
             return []
         self._draining = True
-        return [leave]
+        stage = self.context.member.stage_index
+        if len(self.context.view.roster(stage)) > 1:
+            return [leave]
+        return [leave, Note("stage.held", (("stage", stage),))]
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -56,6 +56,15 @@ def test_a_run_that_loses_a_relay_commits_all_its_iterations(block: int) -> None
     assert lost.count(None) >= len(lost) // 2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_who_waits_long_for_others_does_not_take_the_leader_for_dead(seed: int) -> None:
+    patience_s = TOGETHER.protocol.leader_timeout_s
+    scenario = replace(TOGETHER, seed=seed, join_spread_s=8 * patience_s, num_iterations=2)
+    result = run_scenario(scenario)
+    assert result.num_iterations == 2
+    assert not any("leader_lost" in line for line in result.trace)
+
+
 def test_a_relay_that_dies_between_commits_costs_a_repeated_round_and_nothing_else() -> None:
     scenario = replace(
         TOGETHER, faults=(HostFault(FaultKind.KILL, "relay1", at_s=8.0),), num_iterations=4

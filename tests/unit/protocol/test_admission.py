@@ -95,6 +95,13 @@ def test_waiting_candidates_go_where_they_are_needed_most(admission: Admission) 
     assert admission.assign_waiting(view, loads) == []
 
 
+def test_members_that_leave_do_not_count_for_their_stage(admission: Admission) -> None:
+    view = view_of("d0", "r1a", "r2a")
+    loads = {R1A: NodeLoad(R1A, 0, 2, 0, ""), R2A: NodeLoad(R2A, 2, 2, 0, "")}
+    admission.join(view, R1B, RELAY)
+    assert sent(admission.assign_waiting(view, loads, {R1A})) == [(R1B, Assign(1, -1))]
+
+
 def test_candidates_on_their_way_count_as_capacity() -> None:
     admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
     for name, stage in (("a", 1), ("b", 2), ("c", 1)):
@@ -107,7 +114,8 @@ def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission)
     join = dataclasses.replace(insisting(1), name="attic")
     admission.join(NOBODY, R1A, join)
     assert admission.members(since_iteration=4) == []
-    assert admission.prepared(R1A, Prepared(1, "h")) == []
+    for _ in range(2):
+        assert sent(admission.prepared(R1A, Prepared(1, "h"))) == [(R1A, Assign(1, -1))]
     assert admission.any_prepared
     (new,) = admission.members(since_iteration=4)
     assert new == dataclasses.replace(member("r1a", since_iteration=4), address="r:1", name="attic")

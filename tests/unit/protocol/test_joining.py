@@ -44,6 +44,19 @@ def test_a_candidate_builds_its_stage_and_says_that_it_stands_ready() -> None:
     assert joining.knock(5.0) == [Send(D0, Prepared(1, "h"))]
 
 
+def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered() -> None:
+    joining, _ = machine()
+    joining.knock(0.0)
+    joining.assigned(ASSIGN)
+    assert joining.knock(500.0) == [], "a large stage takes its time"
+    joining.built(900.0, Built("h"), initial=False)
+    joining.heard(950.0, D0)
+    assert joining.knock(1005.0) == [Send(D0, Prepared(1, "h"))]
+    (stop,) = joining.knock(1011.0)
+    assert isinstance(stop, Stop)
+    assert stop.reason is StopReason.LEADER_LOST
+
+
 def test_a_repeated_assignment_builds_nothing_again_another_one_does() -> None:
     joining, _ = machine()
     joining.assigned(ASSIGN)

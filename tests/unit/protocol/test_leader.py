@@ -450,6 +450,12 @@ def test_the_last_of_a_stage_stays_until_somebody_else_holds_its_weights() -> No
     assert opening_view(run.commit()) == {D0, D1, R1B}
 
 
+def test_the_end_of_a_stage_is_announced_when_its_last_member_leaves() -> None:
+    run = Run(R1A, R1B)
+    assert notes_of(run.leader.leave(1.0, R1A, LEAVE)) == ["member.leaving"]
+    assert notes_of(run.leader.leave(1.0, R1B, LEAVE)) == ["member.leaving", "stage.ending"]
+
+
 def test_of_several_who_leave_a_stage_one_stays() -> None:
     run = Run(R1A, R1B)
     for node in (R1A, R1B):

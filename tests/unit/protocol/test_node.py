@@ -345,6 +345,11 @@ def test_a_candidate_that_is_drained_leaves_at_once() -> None:
     assert stops(world, "r1b").reason is StopReason.DRAINED
 
 
+def test_the_last_member_of_a_stage_says_that_it_is_waited_for() -> None:
+    world = training("r1a")
+    assert notes_of(world.step("r1a", ev.DrainRequested())) == ["stage.held"]
+
+
 def test_a_member_that_is_drained_says_so_once() -> None:
     world = training("r1a", "r1b")
     assert len(world.step("r1b", ev.DrainRequested())) == 1
