@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from decod.cli.node_options import state_dir_option
+from decod.errors import ConfigError
 from decod.obs.text import clean_text
 
 _TIMEOUT_S = 3600.0
@@ -13,8 +14,9 @@ _TIMEOUT_S = 3600.0
 
 @click.command()
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Write into a folder that holds files already.")
 @state_dir_option
-def export(out: Path, state_dir: Path) -> None:
+def export(out: Path, state_dir: Path, *, force: bool) -> None:
     """Write the model into the folder OUT, in Hugging Face's format.
 
     \b
@@ -22,12 +24,20 @@ def export(out: Path, state_dir: Path) -> None:
       decod export ./model
       decod export ./model --state-dir /tmp/leader
 
-    Asks the leader, or another data node, that runs on this host; all weights are those of one
-    committed iteration, and training goes on. OUT gets config.json and model.safetensors.
+    Asks the leader, which runs on this host; all weights are those of one committed iteration, and
+    training goes on. OUT gets config.json and model.safetensors.
     """
     from decod.daemon.control import ask
 
-    request = {"command": "export", "path": str(out.expanduser().absolute())}
+    folder = out.expanduser().absolute()
+    if not force and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty",
+            why="what is there could be replaced",
+            fix="give another folder, or --force to write into this one",
+            code="E-CFG-048",
+        )
+    request = {"command": "export", "path": str(folder)}
     answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(answer.get("path", request["path"]), limit=4096)

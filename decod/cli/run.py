@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from decod.config import load_run_file
-from decod.config.schema import activation_size_bytes, count_parameters
+from decod.config.run_file import RunFile
+from decod.config.schema import Manifest, activation_size_bytes, count_parameters
 from decod.config.template import render_run_file
 from decod.errors import ConfigError
 from decod.model.config import stage_blocks
@@ -64,22 +65,45 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         ) from None
 
 
+def _corpus_line(loaded: RunFile) -> str:
+    """Return what the run's data is, after comparing it with the model.
+
+    Raises:
+        ConfigError: The model has too small a vocabulary for it.
+        DataError: It is not there, or damaged.
+    """
+    from decod.data.corpus import DEFAULT_PATH
+    from decod.data.dataset import Dataset
+
+    if loaded.data.path == DEFAULT_PATH:
+        return "the source text of Python's library, prepared on first use"
+    with Dataset.open(Path(loaded.data.path)) as dataset:
+        Manifest(
+            run=loaded.run,
+            data_index_sha256=dataset.index_sha256,
+            data_vocab_size=dataset.vocab_size,
+        )
+        return f"{dataset.folder}: {dataset.num_tokens:,} tokens, {dataset.vocab_size:,} different"
+
+
 @run.command()
 @click.argument("path", type=click.Path(path_type=Path))
 def check(path: Path) -> None:
-    """Read a run file and show the sizes that follow from it.
+    """Read a run file, look at its data, and show the sizes that follow.
 
     \b
     Example:
       decod run check run.toml
     """
-    run = load_run_file(path).run
+    loaded = load_run_file(path)
+    run, corpus = loaded.run, _corpus_line(loaded)
     blocks = stage_blocks(run.model, run.stages)
     batch = run.batch
     tokens = batch.tokens_per_microbatch * batch.num_microbatches * batch.num_data_nodes
     click.echo(f"{path} is valid")
     click.echo(f"parameters         {count_parameters(run.model):,}")
     click.echo(f"tokens / iteration {tokens:,}")
+    click.echo(f"data               {corpus}")
     click.echo(f"activation         {activation_size_bytes(run) / 2**20:.2f} MiB per microbatch")
     for index, stage in enumerate(blocks):
         held = f"blocks {stage.start} to {stage.stop - 1}" if stage else "no blocks"

@@ -8,6 +8,7 @@ from typing import Any
 
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
+from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
 
 FILE_SIZE_MAX_BYTES = 1 << 20
@@ -18,8 +19,9 @@ FILE_SIZE_MAX_BYTES = 1 << 20
 class DataSource:
     """Where this run's data nodes find their tokens. Not shared: paths differ from host to host."""
 
-    path: str = "default"
-    """Folder that `decod data prepare` wrote; `default` is the source text of Python's library."""
+    path: str = DEFAULT_PATH
+    """Folder that `decod data prepare` wrote, absolute or as seen from this file; `default` is the
+    source text of Python's library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,14 @@ def load_run_file(path: Path) -> RunFile:
         raise ConfigError(
             f"{place}: {error.what}", why=error.why, fix=error.fix, code="E-CFG-006"
         ) from None
-    return RunFile(run=run, data=sections.data, path=path)
+    return RunFile(run=run, data=_located(sections.data, path), path=path)
+
+
+def _located(data: DataSource, path: Path) -> DataSource:
+    """Return the data's path as seen from the run file, wherever decod is started."""
+    if data.path == DEFAULT_PATH:
+        return data
+    return DataSource(path=str(path.absolute().parent / Path(data.path).expanduser()))
 
 
 def _run_fields() -> list[str]:

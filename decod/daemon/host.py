@@ -448,7 +448,8 @@ class Node:
 
     def _give_up(self) -> None:
         if self.driver is not None and not self.driver.stopped.done():
-            stop = Stop(StopReason.DRAINED, f"the round did not end within {_DRAIN_S:.0f} s")
+            detail = f"neither the round ended nor a successor came within {_DRAIN_S:.0f} s"
+            stop = Stop(StopReason.DRAINED, detail)
             self.driver.stopped.set_result(stop)
 
     def _signalled(self) -> None:

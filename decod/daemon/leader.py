@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from decod.daemon.errors import exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.shown import ShownProgress
 from decod.daemon.volunteer import announce, full_status, same_identity, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.driver import ServedState
-from decod.errors import ConfigError, RejectedError
+from decod.errors import ConfigError, DecodError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net.identity import Identity
 from decod.net.join_string import JoinString
@@ -181,6 +181,8 @@ async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[No
     join = JoinString(run_id=node.part.run_id, manifest_prefix=prefix, addresses=(node.address,))
     node.join_string = str(join)
     node.say(f"join string: {node.join_string}")
+    last = node.part.manifest.run.stages.num_relay_stages
+    node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
     leading = _Leading(node, options)
 
     async def begin() -> None:
@@ -203,13 +205,13 @@ class _Leading:
         )
         self._exporting = asyncio.Lock()
         self._complete = asyncio.Event()
-        self._shown_s = 0.0
-        self._shown_iteration = 0
+        self._shown = ShownProgress(node)
+        self._keeping: asyncio.Task[None] | None = None
         if node.part.manifest.initial_weights != "seed":
             node.gateway.initial_state = self._initial_state
         node.commands["export"] = self._export
         node.on_run_complete = lambda _: self._complete.set()
-        node.progress.on_commit = self._show
+        node.progress.on_stage_ending = self._keep_early
 
     async def run(self) -> Stop:
         node = self._node
@@ -220,7 +222,7 @@ class _Leading:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         complete.cancel()
         drained.cancel()
-        self._show_last()
+        self._shown.show_last()
         if node.driver.stopped.done():
             return await node.wait_stopped()
         try:
@@ -238,6 +240,17 @@ class _Leading:
             return
         iteration = await self._write(self._keep_dir)
         node.say(f"model of iteration {iteration}: {self._keep_dir}")
+
+    def _keep_early(self) -> None:
+        """A stage is about to leave with its last member: keep the model while it can be had."""
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._try_to_keep())
+
+    async def _try_to_keep(self) -> None:
+        try:
+            await self._keep_result()
+        except DecodError as error:
+            self._node.say(f"the model could not be kept: {error}")
 
     async def _write(self, folder: Path) -> int:
         async with self._exporting:
@@ -263,21 +276,3 @@ class _Leading:
         if candidate is None or candidate.stage_index is None:
             return "this node has not been assigned a stage"
         return await node.driver.run_copy("initial", {"stage_index": candidate.stage_index})
-
-    def _show(self) -> None:
-        """Say how training goes, at most once a second."""
-        now_s = time.monotonic()
-        if now_s - self._shown_s >= 1.0:
-            self._shown_s = now_s
-            self._say_progress()
-
-    def _show_last(self) -> None:
-        """Say how it ended, if the last iteration came too soon after another to be shown."""
-        if self._node.progress.iteration != self._shown_iteration:
-            self._say_progress()
-
-    def _say_progress(self) -> None:
-        progress = self._node.progress
-        self._shown_iteration = progress.iteration
-        rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
-        self._node.say(f"iteration {progress.iteration}  loss {progress.loss:.4f}  {rate}")

@@ -27,6 +27,8 @@ class Progress:
     """The last thing since then that was not routine."""
     on_commit: Callable[[], None] = lambda: None
     """Called after each commit."""
+    on_stage_ending: Callable[[], None] = lambda: None
+    """Called at the leader when the last member of a stage wants to leave."""
     _committed_s: float | None = None
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
@@ -43,6 +45,10 @@ class Progress:
             self.message = str(fields.get("reason", ""))
         elif event == "member.leaving":
             self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
+        elif event == "stage.ending":
+            stage = fields.get("stage")
+            self.message = f"the last member of stage {stage} is leaving: it needs another"
+            self.on_stage_ending()
 
 
 def status_of(node: "Node") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from decod.daemon.contact import Contact, find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.shown import ShownProgress
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.net.ask import ask_status
 from decod.net.dht_record import LEADER, peer_name
@@ -68,7 +69,8 @@ async def _run(options: JoinOptions, say: Say) -> int:
         async with Node(options.node, part, host, say) as node:
             node.commands["status"] = lambda _: full_status(node)
             _advertise_observed(node, contact)
-            say(f"{host.identity.name} joins run {contact.manifest.run.name} as {node.address}")
+            name = options.node.name or host.identity.name
+            say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
             return exit_code_of(await take_part(node, contact.addresses))
 
 
@@ -120,13 +122,16 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
 async def run_until_stopped(node: Node) -> Stop:
     """Wait for the core to stop; a signal makes it leave first."""
     assert node.driver is not None
+    shown = ShownProgress(node)
     drained = asyncio.create_task(node.wait_drained())
     ends: list[asyncio.Future[Any]] = [drained, node.driver.stopped]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not node.driver.stopped.done():
         node.drain()
     drained.cancel()
-    return await node.wait_stopped()
+    stop = await node.wait_stopped()
+    shown.show_last()
+    return stop
 
 
 async def full_status(node: Node) -> dict[str, Any]:

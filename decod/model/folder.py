@@ -115,6 +115,8 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
             weights_path, config_path = Path(scratch) / "weights", Path(scratch) / "config"
             save_file(tensors, weights_path, metadata={"format": "pt"})
             config_path.write_text(text, encoding="utf-8")
+            # safetensors makes its file private, whatever the user's umask says.
+            weights_path.chmod(config_path.stat().st_mode)
             for path, name in ((weights_path, _WEIGHTS_FILE), (config_path, "config.json")):
                 _sync(path)
                 path.replace(folder / name)

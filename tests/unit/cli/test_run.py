@@ -50,3 +50,36 @@ def test_check_names_the_line_of_a_mistake(
     path.write_text("[model]\nhiden_size = 1\n")
     assert main(["run", "check", str(path)]) == 3
     assert "run.toml:2: unknown key model.hiden_size" in capsys.readouterr().err
+
+
+def test_check_looks_at_the_data_beside_the_run_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paths are as seen from the run file, wherever decod is called."""
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be " * 200)
+    assert main(["data", "prepare", str(tmp_path / "job" / "corpus"), str(text)]) == 0
+    path = tmp_path / "job" / "run.toml"
+    path.write_text('[data]\npath = "corpus"\n')
+    monkeypatch.chdir(tmp_path)
+    assert load_run_file(path).data.path == str(tmp_path / "job" / "corpus")
+    capsys.readouterr()
+    assert main(["run", "check", "job/run.toml"]) == 0
+    assert f"{tmp_path / 'job' / 'corpus'}: 3," in capsys.readouterr().out
+    path.write_text('[data]\npath = "corpus"\n[model]\nvocab_size = 200\n')
+    assert main(["run", "check", "job/run.toml"]) == 3
+    assert "model.vocab_size is 200" in capsys.readouterr().err
+    path.write_text('[data]\npath = "nowhere"\n')
+    assert main(["run", "check", "job/run.toml"]) != 0
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_export_does_not_replace_files_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("mine")
+    arguments = ["export", str(tmp_path), "--state-dir", str(tmp_path / "state")]
+    assert main(arguments) == 3
+    assert "is not empty" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 7, "no daemon is there to be asked"
+    assert (tmp_path / "config.json").read_text() == "mine"

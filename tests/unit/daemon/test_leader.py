@@ -107,10 +107,37 @@ def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
                 fields = {"round": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
                 node.progress.take("round.committed", fields, now_s=float(iteration))
             assert len(lines) == 1, "at most one a second"
-            leading._show_last()
-            leading._show_last()
+            leading._shown.show_last()
+            leading._shown.show_last()
             assert lines[1:] == ["iteration 5  loss 2.0000  8 tokens/s"]
 
+    asyncio.run(test())
+
+
+def test_the_model_is_kept_before_a_stage_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Path] = []
+
+    async def export(_: object, folder: Path) -> int:
+        kept.append(folder)
+        raise NetworkError("no disk", why="it is full", fix="make room")
+
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            lines: list[str] = []
+            node.say = lines.append
+            leading = _Leading(node, options(tmp_path))
+            node.progress.iteration = 3
+            for _ in range(2):
+                node.progress.take("stage.ending", {"stage": 2, "peer": STRANGER}, now_s=0.0)
+            assert "stage 2" in node.progress.message
+            assert leading._keeping is not None
+            await leading._keeping
+            assert len(kept) == 1, "once at a time"
+            assert "could not be kept: " in lines[0]
+
+    monkeypatch.setattr("decod.daemon.leader.export_model", export)
     asyncio.run(test())
 
 

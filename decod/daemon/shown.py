@@ -1,0 +1,36 @@
+"""Training on the terminal: a line for the last commit, at most one a second."""
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+_INTERVAL_S = 1.0
+
+
+class ShownProgress:
+    """Says how a node's run goes. What comes too soon after a line is left out."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._shown_s = 0.0
+        self._iteration = 0
+        node.progress.on_commit = self._show
+
+    def _show(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= _INTERVAL_S:
+            self._shown_s = now_s
+            self._say()
+
+    def show_last(self) -> None:
+        """Say how it ended, if that has not been shown."""
+        if self._node.progress.iteration != self._iteration:
+            self._say()
+
+    def _say(self) -> None:
+        progress = self._node.progress
+        self._iteration = progress.iteration
+        rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
+        self._node.say(f"iteration {progress.iteration}  loss {progress.loss:.4f}  {rate}")
