@@ -230,7 +230,7 @@ class _Reader:
             raise DataError(
                 f"{self.path} needs the Python package `pyarrow`",
                 why="it reads Parquet files and is not installed",
-                fix="pip install decod[parquet]",
+                fix="pip install pyarrow",
                 code="E-DAT-014",
             ) from error
         row = 0
