@@ -4,6 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import hashlib
+import json
 import secrets
 import threading
 from collections.abc import Callable
@@ -25,8 +26,10 @@ from decod.daemon.volunteer import announce, full_status, same_identity, take_pa
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.driver import ServedState
-from decod.errors import ConfigError, DecodError, RejectedError
+from decod.errors import ConfigError, DataError, DecodError, RejectedError
 from decod.ids import NodeId, RunId
+from decod.model.config import ModelConfig
+from decod.model.hf import config_from_hf
 from decod.net.identity import Identity
 from decod.net.join_string import JoinString
 from decod.protocol.effects import Stop, StopReason
@@ -68,7 +71,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
                 run=options.run_file.run,
                 data_index_sha256=dataset.index_sha256,
                 data_vocab_size=dataset.vocab_size,
-                initial_weights=_weights_hash(options.init_dir),
+                initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
             )
             part, contacts = await _part(options, host.identity, manifest, data_dir)
             async with Node(options.node, part, host, say) as node:
@@ -157,10 +160,11 @@ def _new_run_id(manifest: Manifest) -> RunId:
     return RunId(base64.b32encode(digest).decode().lower()[:26])
 
 
-def _weights_hash(init_dir: Path | None) -> str:
+def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
     """Return what stands in the manifest for the weights that a run starts from."""
     if init_dir is None:
         return "seed"
+    _check_model(init_dir / "config.json", model)
     path, digest = init_dir, hashlib.sha256()
     try:
         for path in sorted([init_dir / "config.json", *init_dir.glob("*.safetensors")]):
@@ -174,6 +178,31 @@ def _weights_hash(init_dir: Path | None) -> str:
             code="E-CFG-043",
         ) from error
     return digest.hexdigest()
+
+
+def _check_model(path: Path, model: ModelConfig) -> None:
+    """Compare the run's model with the one that is given, before anybody is asked to join.
+
+    Raises:
+        DataError: They differ, or the file describes no model that decod can train.
+    """
+    fields: Any = None
+    # What can't be read is told where the weights are read; the same holds for a file of no object.
+    with suppress(OSError, ValueError):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(fields, dict):
+        return
+    given = dataclasses.asdict(config_from_hf(fields, dtype=model.dtype))
+    # How long sequences may be does not show in Llama's weights.
+    given.pop("max_position_embeddings")
+    for name, value in given.items():
+        if getattr(model, name) != value:
+            raise DataError(
+                f"model.{name} is {getattr(model, name)} in the run file and {value} in {path}",
+                why="weights only fit the model that they were made for",
+                fix=f"set model.{name} = {value}, or give another folder",
+                code="E-DAT-017",
+            )
 
 
 async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,21 @@ from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, in_thread
 from decod.driver.compute import JobError
-from decod.errors import ConfigError, DecodError, HardwareError, NetworkError, RejectedError
+from decod.errors import (
+    ConfigError,
+    DataError,
+    DecodError,
+    HardwareError,
+    NetworkError,
+    RejectedError,
+)
+from decod.model.config import ModelConfig
+from decod.model.hf import config_to_hf
 from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest, make_node
+
+MODEL = ModelConfig()
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
@@ -29,18 +41,26 @@ def options(folder: Path, **changes: Any) -> LeaderOptions:
 
 
 def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
-    assert _weights_hash(None) == "seed"
+    assert _weights_hash(None, MODEL) == "seed"
     with pytest.raises(ConfigError, match="E-CFG-043"):
-        _weights_hash(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+        _weights_hash(tmp_path, MODEL)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(MODEL)))
     (tmp_path / "model.safetensors").write_bytes(b"abc")
-    before = _weights_hash(tmp_path)
+    before = _weights_hash(tmp_path, MODEL)
     assert len(before) == 64
     (tmp_path / "model.safetensors").write_bytes(b"xyz")
-    after = _weights_hash(tmp_path)
+    after = _weights_hash(tmp_path, MODEL)
     assert before != after
     (tmp_path / "notes.txt").write_text("not a weight")
-    assert _weights_hash(tmp_path) == after
+    assert _weights_hash(tmp_path, MODEL) == after
+
+
+def test_given_weights_of_another_model_are_refused_by_the_field(tmp_path: Path) -> None:
+    """Also where the shapes would fit: another epsilon is another model."""
+    other = dataclasses.replace(MODEL, norm_eps=0.5, max_position_embeddings=2048)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(other)))
+    with pytest.raises(DataError, match=r"E-DAT-017 model\.norm_eps is 1e-05 .* and 0\.5"):
+        _weights_hash(tmp_path, MODEL)
 
 
 class Joining:
