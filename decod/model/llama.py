@@ -4,61 +4,17 @@ Qwen2 is the same with biases on the query, key and value projections.
 
 Legend: B sequences, T positions, D width, H query heads, K key-value heads, E a head's width.
 
-Source: LLaMA (arXiv:2302.13971), section 2.2; RoFormer (arXiv:2104.09864), section 3.4; GQA
-(arXiv:2305.13245). Pairs of the rotation are (i, i + E/2), as in Hugging Face checkpoints.
+Source: LLaMA (arXiv:2302.13971), section 2.2; GQA (arXiv:2305.13245).
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
 from decod.model.config import ModelConfig
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines, each (T, E/2) in the model's dtype."""
-
-
-class RmsNorm(nn.Module):
-    """Scales every position to a root mean square of 1, then by a learnt weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    @override
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the normed activations; the statistics are computed in float32 or wider."""
-        if hidden_BTD.is_cuda:
-            return functional.rms_norm(hidden_BTD, self.weight.shape, self.weight, self.eps)
-        # On CPUs torch's fused call is about three times slower than these four operations.
-        wide_BTD = hidden_BTD.float() if hidden_BTD.dtype == torch.bfloat16 else hidden_BTD
-        mean_BT1 = wide_BTD.pow(2).mean(-1, keepdim=True)
-        normed_BTD = wide_BTD * torch.rsqrt(mean_BT1 + self.eps)
-        return normed_BTD.to(hidden_BTD.dtype) * self.weight
-
-
-def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device: str) -> Rotary:
-    """Return the cosines and sines of positions 0 .. length - 1.
-
-    Angles are computed in float32 as Hugging Face does, in float64 for float64 models.
-
-    Returns:
-        Two tensors (length, E/2) of `dtype` on `device`.
-    """
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    head_width = model.hidden_size // model.num_attention_heads
-    exponents = torch.arange(0, head_width, 2, dtype=wide) / head_width
-    frequencies = 1.0 / (model.rope_theta**exponents)
-    angles = torch.outer(torch.arange(length, dtype=wide), frequencies)
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
-
-
-def _rotate(heads_BHTE: Tensor, rotary: Rotary) -> Tensor:
-    cos, sin = rotary
-    first, second = heads_BHTE.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+from decod.model.lean import add_gated_mlp, norm_project, rotated
+from decod.model.norm import RmsNorm
+from decod.model.rotary import Rotary, rotate
 
 
 class LlamaAttention(nn.Module):
@@ -78,15 +34,36 @@ class LlamaAttention(nn.Module):
     @override
     def forward(self, hidden_BTD: Tensor, rotary: Rotary) -> Tensor:
         """Return what attention adds to the residual stream, (B, T, D)."""
-        split = (*hidden_BTD.shape[:2], -1, self.head_width)
-        query_BHTE = _rotate(self.q_proj(hidden_BTD).view(split).transpose(1, 2), rotary)
-        key_BKTE = _rotate(self.k_proj(hidden_BTD).view(split).transpose(1, 2), rotary)
-        value_BKTE = self.v_proj(hidden_BTD).view(split).transpose(1, 2)
-        mixed_BHTE = functional.scaled_dot_product_attention(
-            query_BHTE, key_BKTE, value_BKTE, is_causal=True, enable_gqa=self.grouped
+        query_BTHE = rotate(self._split(self.q_proj(hidden_BTD)), rotary)
+        key_BTKE = rotate(self._split(self.k_proj(hidden_BTD)), rotary)
+        return self._attend(query_BTHE, key_BTKE, self._split(self.v_proj(hidden_BTD)))
+
+    def forward_lean(self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary) -> Tensor:
+        """Return the same as `forward` of the norm's output; keeps less for backward."""
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        query_BTD, key_BTD, value_BTD = norm_project(
+            hidden_BTD,
+            norm.weight,
+            norm.eps,
+            tuple(linear.weight for linear in linears),
+            tuple(linear.bias for linear in linears),
         )
-        mixed_BTD = mixed_BHTE.transpose(1, 2).reshape(hidden_BTD.shape)
-        result: Tensor = self.o_proj(mixed_BTD)
+        query_BTHE = rotated(self._split(query_BTD), rotary)
+        key_BTKE = rotated(self._split(key_BTD), rotary)
+        return self._attend(query_BTHE, key_BTKE, self._split(value_BTD))
+
+    def _split(self, projected_BTD: Tensor) -> Tensor:
+        return projected_BTD.unflatten(-1, (-1, self.head_width))
+
+    def _attend(self, query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor) -> Tensor:
+        mixed_BHTE = functional.scaled_dot_product_attention(
+            query_BTHE.transpose(1, 2),
+            key_BTKE.transpose(1, 2),
+            value_BTKE.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.grouped,
+        )
+        result: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
         return result
 
 
@@ -109,10 +86,17 @@ class SwiGlu(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention, then feed-forward, each on a normed copy of the residual stream."""
+    """Attention, then feed-forward, each on a normed copy of the residual stream.
 
-    def __init__(self, model: ModelConfig) -> None:
+    Args:
+        model: Widths and numbers of heads.
+        lean: Keep less for backward. False is plain autograd: the oracle, and the model that
+            decod is compared with.
+    """
+
+    def __init__(self, model: ModelConfig, *, lean: bool = False) -> None:
         super().__init__()
+        self.lean = lean
         self.input_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
         self.self_attn = LlamaAttention(model)
         self.post_attention_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
@@ -121,6 +105,12 @@ class LlamaBlock(nn.Module):
     @override
     def forward(self, hidden_BTD: Tensor, rotary: Rotary) -> Tensor:
         """Return the residual stream after the block, (B, T, D)."""
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rotary)
-        result: Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
+        before, after = self.input_layernorm, self.post_attention_layernorm
+        if self.lean:
+            hidden_BTD = hidden_BTD + self.self_attn.forward_lean(hidden_BTD, before, rotary)
+            mlp = self.mlp
+            weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
+            return add_gated_mlp(hidden_BTD, after.weight, after.eps, *weights)
+        hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary)
+        result: Tensor = hidden_BTD + self.mlp(after(hidden_BTD))
         return result

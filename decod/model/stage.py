@@ -16,8 +16,10 @@ from typing_extensions import override
 
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.gpt2 import Gpt2Block
-from decod.model.llama import LlamaBlock, RmsNorm, Rotary, rotary_tables
+from decod.model.llama import LlamaBlock
 from decod.model.loss import linear_cross_entropy
+from decod.model.norm import RmsNorm
+from decod.model.rotary import Rotary, rotary_tables
 
 TORCH_DTYPES = {
     ModelDtype.FLOAT64: torch.float64,
@@ -28,14 +30,25 @@ TORCH_DTYPES = {
 
 
 class Stage(nn.Module):
-    """A contiguous slice of blocks: what a relay runs."""
+    """A contiguous slice of blocks: what a relay runs.
 
-    def __init__(self, model: ModelConfig, blocks: range) -> None:
+    Args:
+        model: The whole model.
+        blocks: Those of the slice.
+        lean: Blocks keep less for backward, where there is such a block; see `decod.model.lean`.
+    """
+
+    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
         super().__init__()
         self.config = model
         self._rotary: Rotary | None = None
-        block = Gpt2Block if model.model_type is Architecture.GPT2 else LlamaBlock
-        self.layers = nn.ModuleDict({str(index): block(model) for index in blocks})
+        self.layers = nn.ModuleDict()
+        for index in blocks:
+            self.layers[str(index)] = (
+                Gpt2Block(model)
+                if model.model_type is Architecture.GPT2
+                else LlamaBlock(model, lean=lean)
+            )
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the parameters under their checkpoint names, in sorted order."""
@@ -149,11 +162,11 @@ class Gpt2Ends(nn.Module):
 class FirstStage(Stage):
     """Stage 0: embedding and first blocks on the way in, final norm and head on the way out.
 
-    With all blocks it is the whole model.
+    With all blocks it is the whole model. Arguments are those of `Stage`.
     """
 
-    def __init__(self, model: ModelConfig, blocks: range) -> None:
-        super().__init__(model, blocks)
+    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
+        super().__init__(model, blocks, lean=lean)
         ends = Gpt2Ends if model.model_type is Architecture.GPT2 else LlamaEnds
         self.inner: Gpt2Ends | LlamaEnds = ends(model)
         self.lm_head: nn.Linear | None = None
@@ -192,17 +205,18 @@ class FirstStage(Stage):
 
 
 def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> Stage:
-    """Return a stage's module without memory; call `place` before use.
+    """Return a stage's module for training, without memory; call `place` before use.
 
     Raises:
         ConfigError: The model cannot be cut like this.
     """
     blocks = stage_blocks(model, stages)[stage_index]
     with torch.device("meta"):
-        return FirstStage(model, blocks) if stage_index == 0 else Stage(model, blocks)
+        kind = FirstStage if stage_index == 0 else Stage
+        return kind(model, blocks, lean=True)
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
-    """Return the whole model as one module without memory; call `place` before use."""
+    """Return the whole model as one plain module without memory; call `place` before use."""
     with torch.device("meta"):
         return FirstStage(model, range(model.num_hidden_layers))

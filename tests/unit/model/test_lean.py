@@ -1,0 +1,98 @@
+"""Blocks that keep little for backward have the outputs and gradients of plain autograd."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from decod.model.config import ModelConfig, ModelDtype
+from decod.model.llama import LlamaBlock
+from decod.model.rotary import rotary_tables
+from decod.model.stage import TORCH_DTYPES, Stage
+
+SMALL = ModelConfig(
+    vocab_size=11,
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    attention_bias=True,
+)
+
+
+def random_block(model: ModelConfig, dtype: torch.dtype, *, lean: bool) -> LlamaBlock:
+    """A block whose every weight, norms and biases too, is random; the same for both kinds."""
+    block = LlamaBlock(model, lean=lean)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in block.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data = (0.3 * drawn + 0.1).to(dtype)
+    return block
+
+
+def outcome(block: LlamaBlock, dtype: torch.dtype) -> list[Tensor]:
+    """The output, then the gradients of the input and of all parameters."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, gradient = (
+        torch.randn(2, 7, 24, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2)
+    )
+    before = hidden.requires_grad_().detach().clone()
+    output = block(hidden, rotary_tables(SMALL, 7, dtype=dtype, device="cpu"))
+    sent = gradient.clone()
+    torch.autograd.backward([output], [gradient])
+    assert torch.equal(hidden.detach(), before)
+    assert torch.equal(gradient, sent)
+    gradients = [tensor.grad for tensor in (hidden, *block.parameters())]
+    return [output.detach(), *(found for found in gradients if found is not None)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)],
+)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_output_and_gradients_are_those_of_autograd(
+    dtype: torch.dtype, tolerance: float, *, has_bias: bool
+) -> None:
+    model = replace(SMALL, attention_bias=has_bias)
+    lean, plain = (outcome(random_block(model, dtype, lean=kind), dtype) for kind in (True, False))
+    assert len(lean) == len(plain) == 2 + len(list(LlamaBlock(model).parameters()))
+    for ours, theirs in zip(lean, plain, strict=True):
+        assert ours.dtype == theirs.dtype
+        error = (ours.double() - theirs.double()).norm() / theirs.double().norm()
+        assert float(error) <= tolerance
+
+
+def kept_bytes(stage: Stage, hidden_BTD: Tensor) -> int:
+    """What autograd keeps of a forward pass, weights excepted; every memory block once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stage(hidden_BTD)
+    blocks = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+    return sum(num_bytes for address, num_bytes in blocks.items() if address not in own)
+
+
+def test_less_is_kept() -> None:
+    model = ModelConfig(
+        vocab_size=11,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        dtype=ModelDtype.FLOAT32,
+    )
+    hidden = torch.randn(4, 64, 256, dtype=TORCH_DTYPES[model.dtype], requires_grad=True)
+    lean, plain = (
+        kept_bytes(Stage(model, range(2), lean=kind), hidden) / (2 * 4 * 64 * 1024)
+        for kind in (True, False)
+    )
+    assert lean < 13.5
+    assert plain > 20
