@@ -122,8 +122,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--rounds", type=_positive, default=5, help="rounds over all subjects (default: 5)")
-    add("--iterations", type=_positive, default=3, help="measured in each launch (default: 3)")
-    add("--warmup", type=_positive, default=1, help="iterations before these (default: 1)")
+    add("--iterations", type=_positive, default=5, help="measured in each launch (default: 5)")
+    add("--warmup", type=_positive, default=3, help="iterations before these (default: 3)")
     add("--threads", type=_positive, nargs="+", default=[1, 2], help="settings (default: 1 2)")
     add("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="(default: all)")
     add("--time-max-s", type=float, default=600.0, help="start nothing that ends later than this")

@@ -5,7 +5,9 @@ book, and checks a tensor's size against what the run expects before it takes me
 """
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
@@ -24,10 +26,28 @@ FORGET_AFTER_S = 30.0
 FORGET_CANDIDATE_AFTER_S = 900.0
 """How long a candidate that is silent can still be reached: it may be building a large stage."""
 
-CANDIDATES_MAX = 4096
-"""Candidates that are known at a time; offers of others are dropped, and repeated by them."""
+CANDIDATES_MAX = 1024
+"""Candidates that are known at a time; offers of others are dropped, and repeated by them. Fewer
+where the system gives few files: each candidate is dialled, and dials in."""
+
+_FILES_PER_CANDIDATE = 4
+_FILES_WANTED = 65536
 
 _NAMES_MAX = 20_000
+
+
+def candidates_max() -> int:
+    """Return how many candidates this process has files for, after asking for more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = _FILES_WANTED if hard == unlimited else min(hard, _FILES_WANTED)
+    if soft != unlimited and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    if soft == unlimited:
+        return CANDIDATES_MAX
+    return min(CANDIDATES_MAX, soft // _FILES_PER_CANDIDATE)
 
 
 class Gateway:
@@ -66,8 +86,9 @@ class Gateway:
         self._status = status
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
-        self._candidates: dict[NodeId, float] = {}
-        """When each was heard last."""
+        self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
+        """Candidates that are no members, and when each is forgotten."""
+        self._candidates_max = candidates_max()
         self._names: dict[NodeId, str] = {node_id: name}
 
     def attach(self, driver: NodeDriver) -> None:
@@ -83,33 +104,40 @@ class Gateway:
         if isinstance(message, Join) and not self._meet(sender, message):
             return
         if sender in self._candidates:
-            self._candidates[sender] = asyncio.get_running_loop().time()
+            self._remember_candidate(sender)
         self._driver.post(Received(sender, message))
 
     def _meet(self, sender: NodeId, offer: Join) -> bool:
         """Take in a candidate's address; returns whether its offer can be looked at."""
         assert self._driver is not None
-        if self._driver.machine.leader is None:
+        leader = self._driver.machine.leader
+        if leader is None:
             # Only the leader answers offers; nobody else needs to know where the stranger is.
             return False
-        loop = asyncio.get_running_loop()
         if sender not in self._candidates and sender not in self._members:
-            if len(self._candidates) >= CANDIDATES_MAX:
+            if len(self._candidates) >= self._candidates_max:
+                for node in self._candidates.keys() - leader.admission.candidates.keys():
+                    self._drop_candidate(node)
+            if len(self._candidates) >= self._candidates_max:
                 return False
-            self._candidates[sender] = loop.time()
-            loop.call_later(FORGET_CANDIDATE_AFTER_S, self._forget_candidate, sender)
+            self._remember_candidate(sender)
         self.client.set_address(sender, offer.address)
         self._remember_name(sender, offer.name)
         return True
 
-    def _forget_candidate(self, node: NodeId) -> None:
+    def _remember_candidate(self, node: NodeId) -> None:
+        if node in self._candidates:
+            self._candidates[node].cancel()
         loop = asyncio.get_running_loop()
-        forget_s = self._candidates[node] + FORGET_CANDIDATE_AFTER_S
-        if node not in self._members and loop.time() < forget_s:
-            loop.call_at(forget_s, self._forget_candidate, node)
-            return
-        del self._candidates[node]
-        self._forget(node)
+        self._candidates[node] = loop.call_later(
+            FORGET_CANDIDATE_AFTER_S, self._drop_candidate, node
+        )
+
+    def _drop_candidate(self, node: NodeId) -> None:
+        timer = self._candidates.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+            self._forget(node)
 
     def _remember_name(self, node: NodeId, name: str) -> None:
         self._names.pop(node, None)
@@ -214,6 +242,8 @@ class Gateway:
         for gone in self._members - now:
             asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, gone)
         self._members = now
+        for node in now:
+            self._drop_candidate(node)
 
     def _forget(self, node: NodeId) -> None:
         if node not in self._members and node not in self._candidates:

@@ -53,7 +53,7 @@ class LlamaAttention(nn.Module):
         return self._attend(query_BTHE, key_BTKE, self._split(value_BTD))
 
     def _split(self, projected_BTD: Tensor) -> Tensor:
-        return projected_BTD.unflatten(-1, (-1, self.head_width))
+        return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
 
     def _attend(self, query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor) -> Tensor:
         mixed_BHTE = functional.scaled_dot_product_attention(

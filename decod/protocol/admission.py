@@ -47,8 +47,8 @@ class Admission:
         self._config = config
         self._shape = shape
         self._incarnations: dict[NodeId, int] = {}
-        self._hashes: dict[int, str] = {}
-        """Of each stage as its first candidate built it."""
+        self._hashes: dict[NodeId, str] = {}
+        """Of the initial weights that candidates, members by now or not, have built."""
 
     @property
     def any_prepared(self) -> bool:
@@ -82,8 +82,10 @@ class Admission:
         effects: list[Effect] = []
         candidate = self.candidates.get(sender)
         if candidate is None or not self.repeated(sender, join):
+            self._forget_strangers(view)
             candidate = self.candidates[sender] = Candidate(join)
             self._incarnations[sender] = join.incarnation
+            self._hashes.pop(sender, None)
             effects.append(_note("candidate.joined", peer=sender, capacity=join.capacity))
         if candidate.stage_index is None:
             effects += self._assign_fixed(view, sender, candidate)
@@ -163,18 +165,41 @@ class Admission:
             result.append(StageLoad(stage, flows, capacity, missing))
         return result
 
-    def prepared(self, sender: NodeId, message: Prepared) -> list[Effect]:
+    def prepared(self, view: View, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate says that its stage stands ready; the answer tells it that we live."""
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
             return []
-        expected = self._hashes.setdefault(message.stage_index, message.parameter_hash)
-        if expected != message.parameter_hash:
+        if self._expected_hash(view, sender, message) != message.parameter_hash:
             del self.candidates[sender]
             reason = "it builds other initial weights than the rest of its stage"
             return [Send(sender, Refuse(reason))]
+        self._hashes[sender] = message.parameter_hash
         candidate.prepared = True
         return [self._assignment(sender, candidate)]
+
+    def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:
+        """Return what members or candidates of a stage have built, while any of them is there.
+
+        Who has left decides nothing: a stranger may come, say what it likes, and go.
+        """
+        for node, parameter_hash in self._hashes.items():
+            candidate = self.candidates.get(node)
+            if node in view:
+                stage_index = view.by_id[node].stage_index
+            elif candidate is not None and candidate.stage_index is not None:
+                stage_index = candidate.stage_index
+            else:
+                continue
+            if node != sender and stage_index == message.stage_index:
+                return parameter_hash
+        return message.parameter_hash
+
+    def _forget_strangers(self, view: View) -> None:
+        """Keep nothing of nodes that are neither members nor candidates any more."""
+        for known in (self._incarnations, self._hashes):
+            for node in [n for n in known if n not in view and n not in self.candidates]:
+                del known[node]
 
     def enough(self, view: View, *, started: bool) -> bool:
         """Whether members and prepared candidates together fill every stage."""

@@ -132,7 +132,7 @@ class Leader:
 
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
-        effects = self.admission.prepared(sender, message)
+        effects = self.admission.prepared(self.view, sender, message)
         gathering = self.state is LeaderState.GATHERING
         started = self.committed.iteration > 0
         if gathering and self.admission.enough(self.view, started=started):

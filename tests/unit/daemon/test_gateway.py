@@ -1,6 +1,7 @@
 """Between peers and driver: what is let in, what is dropped, and who is remembered."""
 
 import asyncio
+import resource
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from decod.protocol.events import Received
 from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join
 from decod.protocol.view import Member, Role
 
-ME, PEER, OTHER = (NodeId(letter * 52) for letter in "abc")
+ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
 RUN = RunId("r" * 26)
 M = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ME, 0)
@@ -28,7 +29,10 @@ class FakeDriver:
     """Takes everything."""
 
     def __init__(self, *, leads: bool = True) -> None:
-        self.machine = SimpleNamespace(leader=object() if leads else None)
+        self.known: dict[NodeId, object] = {}
+        """The candidates of the leader's machine."""
+        leader = SimpleNamespace(admission=SimpleNamespace(candidates=self.known))
+        self.machine = SimpleNamespace(leader=leader if leads else None)
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 100
         self.events: list[Any] = []
@@ -167,10 +171,41 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         gateway.deliver(PEER, 1, offer())
+        driver.known[PEER] = object()
         gateway.deliver(OTHER, 1, offer())
         gateway.deliver(PEER, 1, offer())
         assert [event.sender for event in driver.events] == [PEER, PEER]
         assert gateway.client.address_of(OTHER) is None
+
+    run(test)
+
+
+def test_candidates_are_fewer_than_files_and_more_files_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    for limits, expected in (((256, 1024), 256), ((256, 1 << 20), 1024), ((1 << 20, -1), 1024)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert module.candidates_max() == expected
+    assert asked == [(1024, 1024), (65536, 1 << 20)]
+
+
+def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.deliver(PEER, 1, offer())
+        driver.known[PEER] = object()
+        gateway.use_members((member(ME), member(PEER)))
+        gateway.deliver(OTHER, 1, offer())
+        assert gateway.client.address_of(OTHER) is not None
+        assert gateway.client.address_of(PEER) is not None
+        gateway.deliver(THIRD, 1, offer())
+        assert gateway.client.address_of(OTHER) is None
+        assert gateway.client.address_of(THIRD) is not None
 
     run(test)
 

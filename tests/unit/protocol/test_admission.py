@@ -76,7 +76,7 @@ def test_another_manifest_is_refused_with_both_hashes(admission: Admission) -> N
 
 def test_a_restarted_candidate_begins_anew(admission: Admission) -> None:
     admission.join(NOBODY, R1A, insisting(1))
-    admission.prepared(R1A, Prepared(1, "h"))
+    admission.prepared(NOBODY, R1A, Prepared(1, "h"))
     assert admission.repeated(R1A, insisting(1))
     restarted = dataclasses.replace(insisting(2), incarnation=2)
     assert not admission.repeated(R1A, restarted)
@@ -115,7 +115,7 @@ def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission)
     admission.join(NOBODY, R1A, join)
     assert admission.members(since_iteration=4) == []
     for _ in range(2):
-        assert sent(admission.prepared(R1A, Prepared(1, "h"))) == [(R1A, Assign(1, -1))]
+        assert sent(admission.prepared(NOBODY, R1A, Prepared(1, "h"))) == [(R1A, Assign(1, -1))]
     assert admission.any_prepared
     (new,) = admission.members(since_iteration=4)
     assert new == dataclasses.replace(member("r1a", since_iteration=4), address="r:1", name="attic")
@@ -124,8 +124,8 @@ def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission)
 @pytest.mark.parametrize("message", [Prepared(2, "h"), Prepared(0, "h")])
 def test_who_prepared_another_stage_is_not_ready(admission: Admission, message: Prepared) -> None:
     admission.join(NOBODY, R1A, insisting(1))
-    assert admission.prepared(R1A, message) == []
-    assert admission.prepared(R1B, Prepared(1, "h")) == []
+    assert admission.prepared(NOBODY, R1A, message) == []
+    assert admission.prepared(NOBODY, R1B, Prepared(1, "h")) == []
     assert not admission.any_prepared
 
 
@@ -133,11 +133,44 @@ def test_who_builds_other_weights_than_its_stage_is_refused(admission: Admission
     """Members of a stage must start from the same bits (I3)."""
     for node in (R1A, R1B):
         admission.join(NOBODY, node, insisting(1))
-    admission.prepared(R1A, Prepared(1, "h"))
-    effects = admission.prepared(R1B, Prepared(1, "other"))
+    admission.prepared(NOBODY, R1A, Prepared(1, "h"))
+    effects = admission.prepared(NOBODY, R1B, Prepared(1, "other"))
     reason = "it builds other initial weights than the rest of its stage"
     assert effects == [Send(R1B, Refuse(reason))]
     assert R1B not in admission.candidates
+
+
+def test_a_stranger_that_came_and_went_does_not_decide_what_others_must_build(
+    admission: Admission,
+) -> None:
+    for node in (R1A, R1B):
+        admission.join(NOBODY, node, insisting(1))
+    admission.prepared(NOBODY, R1A, Prepared(1, "made up"))
+    del admission.candidates[R1A]
+    assert sent(admission.prepared(NOBODY, R1B, Prepared(1, "h"))) == [(R1B, Assign(1, -1))]
+    # Nor does it by coming back.
+    admission.join(NOBODY, R1A, insisting(1))
+    ((_, refusal),) = sent(admission.prepared(NOBODY, R1A, Prepared(1, "made up")))
+    assert isinstance(refusal, Refuse)
+
+
+def test_members_decide_what_newcomers_to_their_stage_must_build(admission: Admission) -> None:
+    admission.join(NOBODY, R1A, insisting(1))
+    admission.prepared(NOBODY, R1A, Prepared(1, "h"))
+    del admission.candidates[R1A]
+    view = view_of("d0", "r1a", "r2a")
+    admission.join(view, R1B, insisting(1))
+    ((_, refusal),) = sent(admission.prepared(view, R1B, Prepared(1, "other")))
+    assert isinstance(refusal, Refuse)
+
+
+def test_nothing_is_kept_of_nodes_that_have_gone(admission: Admission) -> None:
+    for index in range(50):
+        node = NodeId(f"made-up-{index}")
+        admission.join(NOBODY, node, insisting(1))
+        admission.prepared(NOBODY, node, Prepared(1, "h"))
+        del admission.candidates[node]
+    assert len(admission._incarnations) == len(admission._hashes) == 1
 
 
 @pytest.mark.parametrize(
@@ -162,5 +195,5 @@ def test_prepared_candidates_count_towards_enough(admission: Admission) -> None:
     view = view_of("d0", "r1a", num_stages=3)
     admission.join(view, R2A, insisting(2))
     assert not admission.enough(view, started=False)
-    admission.prepared(R2A, Prepared(2, "h"))
+    admission.prepared(NOBODY, R2A, Prepared(2, "h"))
     assert admission.enough(view, started=False)
