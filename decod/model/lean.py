@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.norm import rms_norm, rms_norm_backward
+from decod.model.norm import rms_norm, rms_norm_backward, rms_scale, scaled
 from decod.model.rotary import Rotary, rotate
 
 
@@ -93,7 +93,8 @@ class _NormProject(torch.autograd.Function):
     @override
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_BTD, norm_D, *weights = ctx.saved_tensors
-        normed_ND = rms_norm(hidden_BTD, norm_D, ctx.eps).flatten(0, 1)
+        scale_BT1 = rms_scale(hidden_BTD, ctx.eps)
+        normed_ND = scaled(hidden_BTD, scale_BT1, norm_D).flatten(0, 1)
         flat = [gradient.flatten(0, 1) for gradient in gradients]
         weight_gradients = [gradient.T @ normed_ND for gradient in flat]
         bias_gradients = [
@@ -102,7 +103,7 @@ class _NormProject(torch.autograd.Function):
         ]
         normed_gradient_ND = _sum_of_products(flat, weights)
         hidden_gradient_BTD, norm_gradient_D = rms_norm_backward(
-            hidden_BTD, norm_D, ctx.eps, normed_gradient_ND.view_as(hidden_BTD)
+            hidden_BTD, scale_BT1, norm_D, normed_gradient_ND.view_as(hidden_BTD)
         )
         return hidden_gradient_BTD, norm_gradient_D, None, *weight_gradients, *bias_gradients
 
@@ -154,10 +155,11 @@ class _AddGatedMlp(torch.autograd.Function):
         open_gradient_NI = torch.mul(gated_gradient_NI, up_NI, out=gated_NI)
         gate_gradient_NI = torch.ops.aten.silu_backward(open_gradient_NI, gate_NI)
         up_gradient_NI = gated_gradient_NI.mul_(open_NI)
-        normed_ND = rms_norm(hidden_BTD, norm_D, ctx.eps).flatten(0, 1)
+        scale_BT1 = rms_scale(hidden_BTD, ctx.eps)
+        normed_ND = scaled(hidden_BTD, scale_BT1, norm_D).flatten(0, 1)
         normed_gradient_ND = _sum_of_products([gate_gradient_NI, up_gradient_NI], [gate_ID, up_ID])
         hidden_gradient_BTD, norm_gradient_D = rms_norm_backward(
-            hidden_BTD, norm_D, ctx.eps, normed_gradient_ND.view_as(hidden_BTD)
+            hidden_BTD, scale_BT1, norm_D, normed_gradient_ND.view_as(hidden_BTD)
         )
         return (
             hidden_gradient_BTD.add_(gradient_BTD),

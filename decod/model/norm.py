@@ -30,32 +30,35 @@ def rms_norm(hidden_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if hidden_BTD.is_cuda:
         return functional.rms_norm(hidden_BTD, weight_D.shape, weight_D, eps)
     # On CPUs torch's fused call is about three times slower than these operations.
-    wide_BTD, scale_BT1 = _scale(hidden_BTD, eps)
-    return (wide_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
+    return scaled(hidden_BTD, rms_scale(hidden_BTD, eps), weight_D)
+
+
+def rms_scale(hidden_BTD: Tensor, eps: float) -> Tensor:
+    """Return the inverse of each position's root mean square, (B, T, 1), float32 or wider."""
+    wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+    return torch.rsqrt(wide_BTD.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def scaled(hidden_BTD: Tensor, scale_BT1: Tensor, weight_D: Tensor) -> Tensor:
+    """Return the normed activations of an input whose `rms_scale` is known."""
+    return (hidden_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
 
 
 def rms_norm_backward(
-    hidden_BTD: Tensor, weight_D: Tensor, eps: float, gradient_BTD: Tensor
+    hidden_BTD: Tensor, scale_BT1: Tensor, weight_D: Tensor, gradient_BTD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the input, (B, T, D), and of the weight, (D,).
 
     Args:
         hidden_BTD: What was normed.
+        scale_BT1: Its `rms_scale`.
         weight_D: The norm's.
-        eps: The norm's.
         gradient_BTD: Of the norm's output.
     """
-    wide_BTD, scale_BT1 = _scale(hidden_BTD, eps)
-    wide_D, width = weight_D.to(wide_BTD.dtype), len(weight_D)
-    gradient_BTD = gradient_BTD.to(wide_BTD.dtype)
+    wide_BTD, wide_D = hidden_BTD.to(scale_BT1.dtype), weight_D.to(scale_BT1.dtype)
+    gradient_BTD = gradient_BTD.to(scale_BT1.dtype)
     products_ND = (gradient_BTD * wide_BTD).flatten(0, 1)
     weight_gradient_D = scale_BT1.flatten() @ products_ND
-    along_BT1 = (products_ND @ wide_D).view_as(scale_BT1) * scale_BT1.pow(3) / -width
+    along_BT1 = (products_ND @ wide_D).view_as(scale_BT1) * scale_BT1.pow(3) / -len(weight_D)
     result_BTD = (gradient_BTD * wide_D).mul_(scale_BT1).addcmul_(wide_BTD, along_BT1)
     return result_BTD.to(hidden_BTD.dtype), weight_gradient_D.to(weight_D.dtype)
-
-
-def _scale(hidden_BTD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the input, and the inverse of each position's root mean square (B, T, 1); wide."""
-    wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))
-    return wide_BTD, torch.rsqrt(wide_BTD.pow(2).mean(-1, keepdim=True) + eps)
