@@ -31,11 +31,6 @@ a load job comes from a peer."""
 _END_S = 5.0
 """How long a process may take to end by itself."""
 
-_THREADING = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that wait for each other sleep. By default they spin, and where processes share a host's
-cores, each holds up the thread that it waits for: three of two threads on two cores took four to
-nine times as long as with this, which costs a process that has its cores to itself nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -119,7 +114,6 @@ class ComputeProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
-                env={**_THREADING, **os.environ},
                 pass_fds=(there.fileno(), arena.fd),
                 # A Ctrl-C on the terminal is the node's to answer.
                 start_new_session=True,
