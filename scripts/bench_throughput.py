@@ -126,7 +126,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--warmup", type=_positive, default=3, help="iterations before these (default: 3)")
     add("--threads", type=_positive, nargs="+", default=[1, 2], help="settings (default: 1 2)")
     add("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="(default: all)")
-    add("--time-max-s", type=float, default=600.0, help="start nothing that ends later than this")
+    add("--time-max-s", type=float, default=900.0, help="start nothing that ends later than this")
     add("--json", type=Path, metavar="FILE", help="also write everything to FILE; - for stdout")
     add("--keep", type=Path, metavar="DIR", help="keep logs and state in this new folder")
     return parser.parse_args(arguments)

@@ -49,7 +49,7 @@ def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
         executor.config.model.vocab_size, executor.activation_shape[:2], generator=generator
     ).to(device)
     with executor.measuring() as stage:
-        num_bytes = _held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
+        num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
         _backward(stage, _forward(stage, hidden_BTD, tokens_BT), hidden_BTD, tokens_BT)
         forward_s = backward_s = 0.0
         for _ in range(num_repeats):
@@ -87,7 +87,7 @@ def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: T
     torch.autograd.backward([output_BTD], [hidden_BTD])
 
 
-def _held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:
+def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:
     """Return the memory that autograd keeps after a forward, each storage counted once."""
     if hidden_BTD.is_cuda:
         torch.cuda.synchronize(hidden_BTD.device)

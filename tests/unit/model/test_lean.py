@@ -10,6 +10,7 @@ from decod.model.config import ModelConfig, ModelDtype
 from decod.model.llama import LlamaBlock
 from decod.model.rotary import rotary_tables
 from decod.model.stage import TORCH_DTYPES, Stage
+from decod.train.measure import held_bytes
 
 SMALL = ModelConfig(
     vocab_size=11,
@@ -65,21 +66,6 @@ def test_output_and_gradients_are_those_of_autograd(
         assert float(error) <= tolerance
 
 
-def kept_bytes(stage: Stage, hidden_BTD: Tensor) -> int:
-    """What autograd keeps of a forward pass, weights excepted; every memory block once."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        stage(hidden_BTD)
-    blocks = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
-    return sum(num_bytes for address, num_bytes in blocks.items() if address not in own)
-
-
 def test_less_is_kept() -> None:
     model = ModelConfig(
         vocab_size=11,
@@ -90,9 +76,11 @@ def test_less_is_kept() -> None:
         dtype=ModelDtype.FLOAT32,
     )
     hidden = torch.randn(4, 64, 256, dtype=TORCH_DTYPES[model.dtype], requires_grad=True)
-    lean, plain = (
-        kept_bytes(Stage(model, range(2), lean=kind), hidden) / (2 * 4 * 64 * 1024)
-        for kind in (True, False)
-    )
+    found = []
+    for kind in (True, False):
+        stage = Stage(model, range(2), lean=kind)
+        num_bytes = held_bytes(lambda stage=stage: stage(hidden), stage, hidden)
+        found.append(num_bytes / (2 * 4 * 64 * 1024))
+    lean, plain = found
     assert lean < 13.5
     assert plain > 20
