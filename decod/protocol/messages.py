@@ -8,6 +8,7 @@ receiver gets there; those of an earlier one are dropped.
 from dataclasses import dataclass
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.view import Opening, Role
 
 # --- membership -----------------------------------------------------------------------------
@@ -326,6 +327,7 @@ Message = (
     | RequestFlow
     | FlowAnswer
     | Withdraw
+    | RoutingMessage
     | ForwardActivation
     | BackwardGradient
     | Complete

@@ -56,6 +56,7 @@ from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
 from decod.protocol.work import Work
@@ -266,7 +267,7 @@ class NodeMachine:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _receive(self, now_s: float, received: Received) -> list[Effect]:
+    def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - as above.
         message, sender = received.message, received.sender
         match message:
             case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
@@ -289,6 +290,8 @@ class NodeMachine:
             case messages.FlowCost() | messages.RequestFlow():
                 return self._of_view(now_s, received, message.view_version)
             case messages.FlowAnswer() | messages.Withdraw():
+                return self._of_view(now_s, received, message.view_version)
+            case _ if isinstance(message, RoutingMessage):
                 return self._of_view(now_s, received, message.view_version)
             case _:
                 return self._of_round(now_s, received, message.round)

@@ -1,0 +1,190 @@
+"""Whose flow is whose: data nodes for the paths of a draft, at little more than the draft's cost.
+
+A draft's paths may begin at one data node and end at another. Two paths may exchange all that
+comes after some stage, at the price of two other links; done at one stage it exchanges their ends,
+done at two it exchanges what lies between. The best set of such crossings for a pair of paths, with
+the best data nodes for the result, is found by dynamic programming along the two; pairs are
+improved, the most rewarding first, until no pair can be.
+"""
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from decod.ids import NodeId
+from decod.planner.graph import Link, Route
+
+_SAVES = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPath:
+    """A path of the draft: where it begins, and one relay of each stage."""
+
+    source: NodeId
+    relays: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Better:
+    """A pair's improvement."""
+
+    saving: float
+    crossed: tuple[bool, ...]
+    """For each stage: whether the pair's relays there are exchanged."""
+    owners: tuple[NodeId, NodeId]
+
+
+def settle(
+    paths: Sequence[DraftPath], costs: Mapping[Link, float], capacities: Mapping[NodeId, int]
+) -> list[Route]:
+    """Return routes through the same relays, each back to where it began.
+
+    As many as there are paths, unless links are missing: a path that no data node can close is
+    left out.
+
+    Args:
+        paths: No more of them begin at a data node than its capacity.
+        costs: Of the links that are known, those of `paths` among them. Others are not used.
+        capacities: Flows that each data node can take.
+    """
+    return _Settlement(paths, costs, capacities).run()
+
+
+class _Settlement:
+    def __init__(
+        self,
+        paths: Sequence[DraftPath],
+        costs: Mapping[Link, float],
+        capacities: Mapping[NodeId, int],
+    ) -> None:
+        self._costs = costs
+        self._capacities = capacities
+        self._paths = [list(path.relays) for path in paths]
+        self._owners = [path.source for path in paths]
+        self._loads = dict.fromkeys(capacities, 0)
+        for owner in self._owners:
+            self._loads[owner] += 1
+        self._versions = [0] * len(paths)
+
+    def run(self) -> list[Route]:
+        self._choose_owners()
+        queue: list[tuple[float, int, int, int, int, _Better]] = []
+        for second in range(len(self._paths)):
+            for first in range(second):
+                self._consider(queue, first, second)
+        while queue:
+            _, first, second, first_version, second_version, better = heapq.heappop(queue)
+            if (first_version, second_version) != (self._versions[first], self._versions[second]):
+                continue
+            if not self._take(first, second, better):
+                self._consider(queue, first, second)
+                continue
+            for changed in (first, second):
+                for other in range(len(self._paths)):
+                    if other != changed and (other, changed) != (first, second):
+                        self._consider(queue, min(other, changed), max(other, changed))
+        pairs = zip(self._owners, self._paths, strict=True)
+        routes = [Route((owner, *path, owner)) for owner, path in pairs]
+        return [
+            route for route in routes if all(hop in self._costs for hop in pairwise(route.path))
+        ]
+
+    def _cost(self, begin: NodeId, end: NodeId) -> float:
+        return self._costs.get((begin, end), math.inf)
+
+    def _ends(self, owner: NodeId, head: NodeId, tail: NodeId) -> float:
+        return self._cost(owner, head) + self._cost(tail, owner)
+
+    def _choose_owners(self) -> None:
+        """Give each path the data node that is nearest to its ends and has room; dearest first."""
+        order = sorted(
+            range(len(self._paths)),
+            key=lambda i: (-self._ends(self._owners[i], self._paths[i][0], self._paths[i][-1]), i),
+        )
+        for i in order:
+            path = self._paths[i]
+            self._loads[self._owners[i]] -= 1
+            free = [k for k, load in self._loads.items() if load < self._capacities[k]]
+            self._owners[i] = min(free, key=lambda k: (self._ends(k, path[0], path[-1]), k))
+            self._loads[self._owners[i]] += 1
+
+    def _consider(
+        self, queue: list[tuple[float, int, int, int, int, _Better]], i: int, j: int
+    ) -> None:
+        better = self._best(i, j)
+        if better is not None:
+            versions = (self._versions[i], self._versions[j])
+            heapq.heappush(queue, (-better.saving, i, j, *versions, better))
+
+    def _best(self, i: int, j: int) -> _Better | None:
+        """Return the best that two paths can make of their relays, if it is better than now."""
+        first, second = self._paths[i], self._paths[j]
+        now = self._ends(self._owners[i], first[0], first[-1])
+        now += self._ends(self._owners[j], second[0], second[-1])
+        straight, crossed = 0.0, math.inf
+        choices: list[tuple[bool, bool]] = []
+        cost = self._costs.get
+        for a, a_next, b, b_next in zip(first, first[1:], second, second[1:], strict=False):
+            keep = cost((a, a_next), math.inf) + cost((b, b_next), math.inf)
+            cross = cost((a, b_next), math.inf) + cost((b, a_next), math.inf)
+            now += keep
+            to_straight = (straight + keep, False), (crossed + cross, True)
+            to_crossed = (crossed + keep, False), (straight + cross, True)
+            (straight, from_straight), (crossed, from_crossed) = min(to_straight), min(to_crossed)
+            choices.append((from_straight, from_crossed))
+        best: tuple[float, bool, tuple[NodeId, NodeId]] | None = None
+        for inner, exchanged in ((straight, False), (crossed, True)):
+            if inner >= now:
+                continue
+            tails = (second[-1], first[-1]) if exchanged else (first[-1], second[-1])
+            found = self._owners_for(i, j, (first[0], tails[0]), (second[0], tails[1]))
+            if found is not None and (best is None or inner + found[0] < best[0]):
+                best = (inner + found[0], exchanged, found[1])
+        if best is None or not best[0] < now - _SAVES:
+            return None
+        state, states = best[1], [best[1]]
+        for from_straight, from_crossed in reversed(choices):
+            changed = from_crossed if state else from_straight
+            state = state != changed
+            states.append(state)
+        return _Better(now - best[0], tuple(reversed(states)), best[2])
+
+    def _owners_for(
+        self, i: int, j: int, first: tuple[NodeId, NodeId], second: tuple[NodeId, NodeId]
+    ) -> tuple[float, tuple[NodeId, NodeId]] | None:
+        """Return the cheapest data nodes with room for two paths with these ends."""
+        left = {k: self._capacities[k] - load for k, load in self._loads.items()}
+        left[self._owners[i]] += 1
+        left[self._owners[j]] += 1
+        nearest = [
+            sorted((self._ends(k, *ends), k) for k, room in left.items() if room > 0)[:2]
+            for ends in (first, second)
+        ]
+        best: tuple[float, tuple[NodeId, NodeId]] | None = None
+        for cost_a, owner_a in nearest[0]:
+            for cost_b, owner_b in nearest[1]:
+                enough = owner_a != owner_b or left[owner_a] > 1
+                if enough and (best is None or cost_a + cost_b < best[0]):
+                    best = (cost_a + cost_b, (owner_a, owner_b))
+        return best
+
+    def _take(self, i: int, j: int, better: _Better) -> bool:
+        """Carry an improvement out, unless its data nodes have filled up since it was found."""
+        loads = dict(self._loads)
+        for old, new in zip((self._owners[i], self._owners[j]), better.owners, strict=True):
+            loads[old] -= 1
+            loads[new] += 1
+        if any(load > self._capacities[k] for k, load in loads.items()):
+            return False
+        self._loads = loads
+        self._owners[i], self._owners[j] = better.owners
+        first, second = self._paths[i], self._paths[j]
+        for stage, crossed in enumerate(better.crossed):
+            if crossed:
+                first[stage], second[stage] = second[stage], first[stage]
+        self._versions[i] += 1
+        self._versions[j] += 1
+        return True

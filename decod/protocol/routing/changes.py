@@ -1,0 +1,239 @@
+"""Changes of the draft: all nodes on a closed walk change together, or none does.
+
+The node that found the walk asks all others on it (`RequestChange`). Each reserves the units that
+it would take from its links and the room that it would need, and says what the change costs by its
+own measurements. If all agree and it still saves something, the asker decides to carry it out, else
+to drop it; that decision is made once and never changes. A participant repeats its answer until it
+hears the decision, so that no loss of messages leaves it behind. What is reserved can't be promised
+twice: changes that meet on a node both go ahead if there is enough for both.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from decod.ids import NodeId
+from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.links import DraftLink, DraftLinks
+from decod.protocol.routing.messages import ChangeAnswer, ChangeDecision, RequestChange
+from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.residual import MAX_STEPS, Change, Cycle, Place, change_at
+
+_PATIENCE_TICKS = 6
+"""How long the asker waits for answers before it drops a change."""
+
+_REPEAT_TICKS = 4
+"""How long a participant waits for the decision before it repeats its answer."""
+
+_BACKOFF_TICKS = 8
+"""A refused asker waits up to this long before it asks again: two that meet do so once."""
+
+_SAVES = -1e-9
+"""A change must cost less than this: what rounding may bring about is no improvement."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A change that this node asked for."""
+
+    cycle: Cycle
+    waiting: set[NodeId]
+    units: int
+    cost: float
+    age: int = 0
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """A change that this node has promised to take part in."""
+
+    change: Change
+    answer: ChangeAnswer
+    age: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """One node's changes under way, as asker and as participant."""
+
+    position: Position
+    links: DraftLinks
+    view_version: int
+    rng: Random
+    expected: int = 0
+    """Units that the node has asked for otherwise and may get: room for them is kept."""
+    num_made: int = 0
+    """Changes that this node took part in."""
+    _asked: _Asked | None = None
+    _next_id: int = 1
+    _pause: int = 0
+    _decisions: dict[int, int] = field(default_factory=dict)
+    _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
+    _settled: set[tuple[NodeId, int]] = field(default_factory=set)
+
+    @property
+    def any_reserved(self) -> bool:
+        return bool(self._reserved)
+
+    @property
+    def room(self) -> int:
+        """Units more that a relay could let through."""
+        reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
+        held = max(self.links.num_in, self.links.num_out) + self.expected
+        return self.position.capacity - held - reserved
+
+    @property
+    def room_as_source(self) -> int:
+        """Units more that could begin at this data node."""
+        reserved = sum(r.answer.units * max(0, r.change.net_out) for r in self._reserved.values())
+        return self.position.capacity - self.links.num_out - self.expected - reserved
+
+    @property
+    def room_as_sink(self) -> int:
+        """Units more that could end at this data node."""
+        reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
+        return self.position.capacity - self.links.num_in - reserved
+
+    def tick(self) -> list[Effect]:
+        """Let time pass: drop what was not answered, ask again what was decided."""
+        effects: list[Effect] = []
+        self._pause = max(0, self._pause - 1)
+        if self._asked is not None:
+            self._asked.age += 1
+            if self._asked.age > _PATIENCE_TICKS:
+                effects += self._decide(0)
+        for (asker, _), reserved in self._reserved.items():
+            reserved.age += 1
+            if reserved.age % _REPEAT_TICKS == 0:
+                effects.append(Send(asker, reserved.answer))
+        return effects
+
+    def ask(self, cycle: Cycle) -> list[Effect]:
+        """Ask all nodes on the cycle for the change, unless this node has just done so."""
+        if self._asked is not None or self._pause:
+            return []
+        node_id = self.position.node_id
+        units = min(cycle.units, self.position.capacity)
+        request = RequestChange(self.view_version, self._next_id, cycle.places, units)
+        self._next_id += 1
+        own = self._promise(node_id, request)
+        if own.units == 0:
+            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+            return []
+        others = {place[0] for place in cycle.places} - {node_id}
+        self._asked = _Asked(cycle, set(others), own.units, own.cost)
+        return [Send(other, request) for other in sorted(others)]
+
+    def requested(
+        self, sender: NodeId, request: RequestChange, *, refuse: bool = False
+    ) -> list[Effect]:
+        """Reserve what a change would take, or refuse."""
+        key = (sender, request.change_id)
+        if key in self._settled:
+            return []
+        if (known := self._reserved.get(key)) is not None:
+            return [Send(sender, known.answer)]
+        if refuse:
+            return [Send(sender, ChangeAnswer(self.view_version, request.change_id, 0, 0.0))]
+        return [Send(sender, self._promise(sender, request))]
+
+    def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
+        """Count a participant's answer; decide with the last one."""
+        if (units := self._decisions.get(answer.change_id)) is not None:
+            decision = ChangeDecision(self.view_version, answer.change_id, units)
+            return [Send(sender, decision)] if answer.units else []
+        asked = self._asked
+        if asked is None or answer.change_id != self._next_id - 1 or sender not in asked.waiting:
+            return []
+        asked.waiting.discard(sender)
+        asked.units = min(asked.units, answer.units)
+        asked.cost += answer.cost
+        if asked.units == 0:
+            return self._decide(0)
+        if asked.waiting:
+            return []
+        return self._decide(asked.units if asked.cost < _SAVES else 0)
+
+    def decided(self, sender: NodeId, decision: ChangeDecision) -> list[Effect]:
+        """Carry a change out, or give back what was reserved for it."""
+        key = (sender, decision.change_id)
+        self._settled.add(key)
+        if (reserved := self._reserved.pop(key, None)) is not None:
+            self._release(reserved, decision.units)
+        return []
+
+    # ------------------------------------------------------------------------------------------
+
+    def _promise(self, asker: NodeId, request: RequestChange) -> ChangeAnswer:
+        change = change_at(self.position.node_id, request.places)
+        units = min(request.units, self._most(change, request.places))
+        cost = self._cost(change) if units > 0 else 0.0
+        answer = ChangeAnswer(self.view_version, request.change_id, max(0, units), cost)
+        if units > 0:
+            self._reserved[asker, request.change_id] = _Reserved(change, answer)
+            for links, changed in self._sides(change):
+                for peer, sign in changed.items():
+                    links[peer].reserved += units if sign < 0 else 0
+        return answer
+
+    def _sides(self, change: Change) -> list[tuple[dict[NodeId, DraftLink], dict[NodeId, int]]]:
+        return [(self.links.outward, change.outward), (self.links.inward, change.inward)]
+
+    def _most(self, change: Change, places: tuple[Place, ...]) -> int:
+        """Return how many units this node could lead along the change; 0 refuses it."""
+        if len(places) > MAX_STEPS or not (change.outward or change.inward):
+            # A data node may be on the way only to pass a unit on to another.
+            passed = self.position.data and len(places) <= MAX_STEPS
+            return self.position.capacity if passed else 0
+        # With any other objective each further unit has a price of its own.
+        most = self.position.capacity if self.position.objective is Objective.SUM else 1
+        for links, changed in self._sides(change):
+            for peer, sign in changed.items():
+                link = links.get(peer)
+                if link is None or not link.agreed:
+                    return 0
+                if sign < 0:
+                    most = min(most, link.available // -sign)
+        if self.position.data:
+            rooms = [(change.net_out, self.room_as_source), (change.net_in, self.room_as_sink)]
+        elif change.net_in != change.net_out:
+            return 0
+        else:
+            rooms = [(change.net_in, self.room)]
+        for net, room in rooms:
+            if net > 0:
+                most = min(most, room // net)
+        return most
+
+    def _cost(self, change: Change) -> float:
+        """Return what the change costs on links that begin here, for one unit."""
+        total = 0.0
+        for peer, sign in change.outward.items():
+            nth = self.links.outward[peer].units + (1 if sign > 0 else 0)
+            total += sign * self.position.unit_cost(peer, nth, outward=True)
+        if self.position.data and change.through > 0:
+            total -= self.position.reward
+        return total
+
+    def _decide(self, units: int) -> list[Effect]:
+        """Decide on what this node asked for, once and for all."""
+        asked = self._asked
+        assert asked is not None
+        change_id = self._next_id - 1
+        self._asked = None
+        self._decisions[change_id] = units
+        if units == 0:
+            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+        decision = ChangeDecision(self.view_version, change_id, units)
+        self.decided(self.position.node_id, decision)
+        others = sorted({place[0] for place in asked.cycle.places} - {self.position.node_id})
+        return [Send(other, decision) for other in others]
+
+    def _release(self, reserved: _Reserved, units: int) -> None:
+        for links, changed in self._sides(reserved.change):
+            for peer, sign in changed.items():
+                link = links[peer]
+                if sign < 0:
+                    link.reserved -= reserved.answer.units
+                if units:
+                    link.grow(sign * units)
+        self.num_made += bool(units)

@@ -1,0 +1,106 @@
+"""What a node's links carry in the draft, and how its two ends agree on that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decod.ids import NodeId
+from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.messages import DraftUnits
+
+
+@dataclass(slots=True)
+class DraftLink:
+    """One direction of the link to one neighbour."""
+
+    units: int = 0
+    version: int = 0
+    """Changes so far. Both ends count them, so what was said before a change is known as stale."""
+    peer_units: int | None = 0
+    """What the other end says it carries; None: it has not spoken."""
+    reserved: int = 0
+    """Units that a change under way may take from it."""
+
+    @property
+    def agreed(self) -> bool:
+        return self.peer_units == self.units
+
+    @property
+    def available(self) -> int:
+        return self.units - self.reserved if self.agreed else 0
+
+    def grow(self, units: int) -> None:
+        """Add units (or take them away) in a change that the other end carries out too."""
+        self.units += units
+        self.peer_units = self.units
+        self.version += 1
+
+
+@dataclass(slots=True)
+class DraftLinks:
+    """All links of one node, by direction."""
+
+    outward: dict[NodeId, DraftLink] = field(default_factory=dict)
+    inward: dict[NodeId, DraftLink] = field(default_factory=dict)
+
+    def side(self, *, outward: bool) -> dict[NodeId, DraftLink]:
+        return self.outward if outward else self.inward
+
+    @property
+    def num_out(self) -> int:
+        return sum(link.units for link in self.outward.values())
+
+    @property
+    def num_in(self) -> int:
+        return sum(link.units for link in self.inward.values())
+
+    @property
+    def agreed(self) -> bool:
+        return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
+
+    @property
+    def num_reserved(self) -> int:
+        return sum(link.reserved for side in (self.outward, self.inward) for link in side.values())
+
+    def said(self, sender: NodeId, message: DraftUnits) -> bool:
+        """Take in the other end's number. Returns whether it should be told this end's."""
+        link = self.side(outward=not message.outward).get(sender)
+        if link is None or message.link_version != link.version:
+            return False
+        if link.peer_units is None or message.units < link.peer_units:
+            link.peer_units = message.units
+        if link.reserved == 0:
+            link.units = min(link.units, link.peer_units)
+        return not message.agreed
+
+    def balance(
+        self,
+        capacity: int,
+        cost_to: Callable[[NodeId], float],
+        cost_from: Callable[[NodeId], float],
+    ) -> None:
+        """Let go of units that come in and do not go out, or the other way; dearest links first.
+
+        Only ever lowers numbers, so that neighbours that do the same come to an end.
+        """
+        target = min(self.num_in, self.num_out, capacity)
+        for side, cost in ((self.outward, cost_to), (self.inward, cost_from)):
+            excess = sum(link.units for link in side.values()) - target
+            if excess <= 0:
+                continue
+            for _, peer in sorted((-cost(peer), peer) for peer in side):
+                dropped = min(max(excess, 0), side[peer].units)
+                side[peer].units -= dropped
+                excess -= dropped
+
+    def statements(self, view_version: int) -> list[Effect]:
+        """Tell the other end of each link on which the two do not agree yet."""
+        return [
+            self.statement(view_version, peer, outward=outward)
+            for outward in (False, True)
+            for peer, link in self.side(outward=outward).items()
+            if not link.agreed
+        ]
+
+    def statement(self, view_version: int, peer: NodeId, *, outward: bool) -> Effect:
+        link = self.side(outward=outward)[peer]
+        return Send(peer, DraftUnits(view_version, outward, link.version, link.units, link.agreed))

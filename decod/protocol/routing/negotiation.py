@@ -1,0 +1,48 @@
+"""The search for better flows, as one node takes part in it: build a draft, improve it, settle.
+
+The draft begins with what the view before has left of it, or with nothing; it is improved until it
+is wanted, and is then settled into flows.
+"""
+
+from random import Random
+
+from decod.ids import NodeId
+from decod.protocol.effects import Effect
+from decod.protocol.routing.draft import Draft, DraftMessage
+from decod.protocol.routing.messages import Claim, Claimed, Claims, Install, Routes
+from decod.protocol.routing.position import Position
+from decod.protocol.routing.settling import Settling, SettlingMessage
+
+
+class Negotiation:
+    """One node's part, for one version of the view."""
+
+    def __init__(
+        self,
+        position: Position,
+        *,
+        view_version: int,
+        settler: NodeId,
+        rng: Random,
+        previous: "Negotiation | None" = None,
+    ) -> None:
+        self.draft = Draft(position, view_version, rng)
+        self.settling = Settling(position, self.draft, view_version, settler)
+        if previous is not None:
+            self.draft.carry_over(previous.draft)
+
+    def tick(self) -> list[Effect]:
+        """Do what a node does once in each round."""
+        return self.draft.tick() + self.settling.tick()
+
+    def received(self, sender: NodeId, message: DraftMessage | SettlingMessage) -> list[Effect]:
+        """Take in a peer's message of this view."""
+        match message:
+            case Claim() | Claimed() | Claims() | Routes() | Install():
+                return self.settling.received(sender, message)
+            case _:
+                return self.draft.received(sender, message)
+
+    def settle(self, epoch: int) -> list[Effect]:
+        """At a data node: end the search, make flows of the draft."""
+        return self.settling.begin(epoch)

@@ -1,0 +1,55 @@
+"""A node's place in the flow graph, as far as the routing needs to know it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.ids import NodeId
+
+
+class Objective(StrEnum):
+    """What the flows' costs are added up to (GWTF, section V-A)."""
+
+    SUM = "sum"
+    """The sum over all links of f(i, j) * d(i, j)."""
+    MAX = "max"
+    """The largest f(i, j) * d(i, j) of any link."""
+
+
+_EXPONENT = 8
+"""A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One node's neighbours and what it may carry."""
+
+    node_id: NodeId
+    data: bool
+    """A data node: flows begin and end here."""
+    capacity: int
+    previous: Sequence[NodeId]
+    """Who may send it microbatches."""
+    next: Sequence[NodeId]
+    """Whom it may send microbatches to."""
+    data_peers: Sequence[NodeId]
+    """At a data node: the others."""
+    cost_to: Callable[[NodeId], float]
+    """d(i, j) of the link to a neighbour of the next stage."""
+    cost_from: Callable[[NodeId], float]
+    """d(i, j) of the link from a neighbour of the previous stage."""
+    objective: Objective = Objective.SUM
+    reward: float = 1e6
+    """What one more flow is worth; above the cost of any path, in the same unit."""
+
+    def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
+        """Return what the `nth` unit on a link adds to the objective, counted from 1.
+
+        With the objective MAX a link's cost grows with what it carries, as (f * d) ** 8. Deviation
+        from GWTF, which says that each node lowers the maximum that it sees: sums of powers add up
+        along a path, so the same search serves both objectives.
+        """
+        cost = self.cost_to(neighbour) if outward else self.cost_from(neighbour)
+        if self.objective is Objective.SUM:
+            return cost
+        return (cost * nth) ** _EXPONENT - (cost * (nth - 1)) ** _EXPONENT

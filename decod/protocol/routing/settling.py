@@ -1,0 +1,254 @@
+"""Settling: the units of a draft become flows, each of one data node, with a path it knows.
+
+Every data node sends a claim along each unit that begins at it. A claim holds still what it
+passes, and gathers what the links there cost; it ends at some data node, which tells the first.
+One data node (the leader) gets all claims, decides whose flows they become
+(`planner.settlement`), and each data node installs its own along their paths. A flow stands
+when its install message has come home.
+
+Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
+install is noted once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from decod.ids import FlowId, NodeId
+from decod.planner.graph import Link
+from decod.planner.settlement import DraftPath, settle
+from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.draft import Draft
+from decod.protocol.routing.messages import Claim, Claimed, Claims, Hop, Install, Routes
+from decod.protocol.routing.position import Position
+
+_REPEAT_TICKS = 16
+"""What was not answered for so long is said again. Longer than a message's way along a path."""
+
+SettlingMessage = Claim | Claimed | Claims | Routes | Install
+
+
+@dataclass(frozen=True, slots=True)
+class SettledHop:
+    """One settled flow at one relay."""
+
+    upstream: NodeId
+    downstream: NodeId
+
+
+@dataclass(slots=True)
+class Settling:
+    """One node's part in settling one draft."""
+
+    position: Position
+    draft: Draft
+    view_version: int
+    settler: NodeId
+    """The data node that decides whose flows the claims become."""
+    hops: dict[FlowId, SettledHop] = field(default_factory=dict)
+    """At a relay: the flows that it carries by the settlement."""
+    flows: dict[FlowId, tuple[NodeId, ...]] = field(default_factory=dict)
+    """At a data node: paths, from stage 1 to the last, of its flows that have been installed."""
+    epoch: int = 0
+    _age: int = 0
+    _waiting: list[Claim] = field(default_factory=list)
+    """Claims that can't go on yet, because the draft still changes here."""
+    _ways: dict[FlowId, NodeId] = field(default_factory=dict)
+    """Where each claim went from here."""
+    _claimed: dict[FlowId, tuple[Hop, ...]] = field(default_factory=dict)
+    _begun: bool = False
+    _gathered: dict[NodeId, Claims] = field(default_factory=dict)
+    _settled: dict[NodeId, Routes] = field(default_factory=dict)
+    _routes: dict[FlowId, tuple[NodeId, ...]] | None = None
+
+    def begin(self, epoch: int) -> list[Effect]:
+        """At a data node: claim the draft's units that begin here."""
+        self._enter(epoch)
+        self.draft.held = True
+        self._begun = True
+        return self._go_on()
+
+    @property
+    def complete(self) -> bool:
+        """At a data node: whether all its flows of the settlement stand."""
+        return self._routes is not None and self.flows.keys() == self._routes.keys()
+
+    def tick(self) -> list[Effect]:
+        effects = self._go_on()
+        self._age += 1
+        return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
+
+    def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
+        if message.epoch < self.epoch:
+            return []
+        if message.epoch > self.epoch:
+            self._enter(message.epoch)
+        match message:
+            case Claim():
+                return self._claim(message)
+            case Claimed():
+                if message.flow_id in self._ways and message.flow_id not in self._claimed:
+                    self._claimed[message.flow_id] = message.hops
+                    return self._report()
+                return []
+            case Claims():
+                return self._gather(sender, message)
+            case Routes():
+                return self._install(sender, message)
+            case Install():
+                return self._note(message)
+
+    # --- claims -------------------------------------------------------------------------------
+
+    def _enter(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._begun = False
+        self._routes = None
+        for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
+            kept.clear()
+        self._settled.clear()
+        self._waiting.clear()
+
+    def _go_on(self) -> list[Effect]:
+        """Send claims on, as soon as the draft stands still here."""
+        if not self.draft.held or not self.draft.steady:
+            return []
+        effects: list[Effect] = []
+        if self._begun and not self._ways:
+            effects += self._claim_own()
+        waiting, self._waiting = self._waiting, []
+        for claim in waiting:
+            effects += self._pass_on(claim)
+        return effects
+
+    def _claim_own(self) -> list[Effect]:
+        node_id, slot = self.position.node_id, 0
+        effects: list[Effect] = []
+        for peer, link in self.draft.links.outward.items():
+            for _ in range(link.units):
+                flow_id = FlowId(node_id, slot)
+                self._ways[flow_id] = peer
+                effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
+                slot += 1
+        return effects or self._report()
+
+    def _claim(self, claim: Claim) -> list[Effect]:
+        self.draft.held = True
+        if self.position.data:
+            home = claim.flow_id.data_node
+            claimed = Claimed(self.view_version, self.epoch, claim.flow_id, claim.hops)
+            return [Send(home, claimed)]
+        if all(waiting.flow_id != claim.flow_id for waiting in self._waiting):
+            self._waiting.append(claim)
+        return self._go_on()
+
+    def _pass_on(self, claim: Claim) -> list[Effect]:
+        peer = self._ways.get(claim.flow_id)
+        if peer is None:
+            taken = list(self._ways.values())
+            links = self.draft.links.outward
+            free = [p for p, link in links.items() if taken.count(p) < link.units]
+            if not free:
+                return []
+            peer = self._ways[claim.flow_id] = free[0]
+        hops = (*claim.hops, Hop(self.position.node_id, self._costs()))
+        return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
+
+    def _report(self) -> list[Effect]:
+        """Tell the settler of all claims that began here, once they have all ended."""
+        if not self._begun or self._claimed.keys() != self._ways.keys():
+            return []
+        position = self.position
+        claims = tuple(self._claimed[flow_id] for flow_id in sorted(self._claimed))
+        message = Claims(self.view_version, self.epoch, position.capacity, self._costs(), claims)
+        return self._to(self.settler, message)
+
+    def _costs(self) -> tuple[tuple[NodeId, float], ...]:
+        """Return what this node's links to the next stage cost."""
+        return tuple((peer, self.position.cost_to(peer)) for peer in self.position.next)
+
+    def _to(self, receiver: NodeId, message: Claims | Routes) -> list[Effect]:
+        if receiver == self.position.node_id:
+            return self.received(receiver, message)
+        return [Send(receiver, message)]
+
+    # --- at the settler -----------------------------------------------------------------------
+
+    def _gather(self, sender: NodeId, message: Claims) -> list[Effect]:
+        position = self.position
+        everybody = {position.node_id, *position.data_peers}
+        if self.settler != position.node_id or sender not in everybody:
+            return []
+        if sender in self._settled:
+            return self._to(sender, self._settled[sender])
+        self._gathered[sender] = message
+        if self._gathered.keys() != everybody:
+            return []
+        for data_node, routes in self._decide(self._gathered).items():
+            self._settled[data_node] = Routes(self.view_version, self.epoch, tuple(routes))
+        effects: list[Effect] = []
+        for data_node in sorted(everybody):
+            effects += self._to(data_node, self._settled[data_node])
+        return effects
+
+    def _decide(self, gathered: Mapping[NodeId, Claims]) -> dict[NodeId, list[tuple[NodeId, ...]]]:
+        costs: dict[Link, float] = {}
+        paths: list[DraftPath] = []
+        for data_node, claims in sorted(gathered.items()):
+            costs.update({(data_node, peer): cost for peer, cost in claims.costs})
+            for hops in claims.claims:
+                paths.append(DraftPath(data_node, tuple(hop.node_id for hop in hops)))
+                for hop in hops:
+                    costs.update({(hop.node_id, peer): cost for peer, cost in hop.costs})
+        capacities = {data_node: claims.capacity for data_node, claims in gathered.items()}
+        decided: dict[NodeId, list[tuple[NodeId, ...]]] = {k: [] for k in gathered}
+        for route in settle(paths, costs, capacities):
+            decided[route.data_node].append(route.path[1:-1])
+        return decided
+
+    # --- installing ---------------------------------------------------------------------------
+
+    def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
+        if sender != self.settler or not self._begun or self._routes is not None:
+            return []
+        node_id = self.position.node_id
+        self._routes = {FlowId(node_id, i): path for i, path in enumerate(message.routes)}
+        return self._send_installs()
+
+    def _send_installs(self) -> list[Effect]:
+        routes = (self._routes or {}).items()
+        return [
+            Send(path[0], Install(self.view_version, self.epoch, flow_id, path))
+            for flow_id, path in routes
+            if flow_id not in self.flows
+        ]
+
+    def _note(self, message: Install) -> list[Effect]:
+        """Note this node's hop of a flow, and pass the message on; at home, the flow stands."""
+        node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
+        if node_id == home:
+            if self._routes is not None and self._routes.get(message.flow_id) == path:
+                self.flows[message.flow_id] = path
+            return []
+        if node_id not in path:
+            return []
+        index = path.index(node_id)
+        upstream = path[index - 1] if index else home
+        downstream = path[index + 1] if index + 1 < len(path) else home
+        known = message.flow_id in self.hops
+        if not known and len(self.hops) >= self.position.capacity:
+            return []
+        self.hops[message.flow_id] = SettledHop(upstream, downstream)
+        return [Send(downstream, message)]
+
+    def _repeat(self) -> list[Effect]:
+        """Say again what was not answered."""
+        if not self._begun:
+            return []
+        if self._routes is not None:
+            return self._send_installs()
+        open_claims = [
+            Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
+            for flow_id, peer in self._ways.items()
+            if flow_id not in self._claimed
+        ]
+        return [*open_claims, *self._report()]

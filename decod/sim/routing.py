@@ -1,0 +1,191 @@
+"""The nodes of a flow graph negotiate in rounds: all send, then all receive."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from decod.ids import NodeId
+from decod.planner.graph import FlowGraph, GraphNode, Route
+from decod.protocol.effects import Effect, Send
+from decod.protocol.messages import Message
+from decod.protocol.routing.negotiation import Negotiation
+from decod.protocol.routing.position import Objective, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Negotiated:
+    """What came of it."""
+
+    routes: list[Route]
+    rounds: int
+    messages_per_node_mean: float
+    messages_per_node_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What the network does to messages, until it clears up."""
+
+    loss: float = 0.0
+    """Share of messages that vanish."""
+    repeat: float = 0.0
+    """Share that arrives twice."""
+    delay_max: int = 0
+    """Rounds that a message may take beyond one; later ones overtake it."""
+    until_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    sender: NodeId
+    receiver: NodeId
+    message: Message
+
+
+@dataclass(slots=True)
+class Society:
+    """All nodes of a graph, and the messages between them."""
+
+    graph: FlowGraph
+    seed: int = 0
+    objective: Objective = Objective.SUM
+    weather: Weather = field(default_factory=Weather)
+    nodes: dict[NodeId, Negotiation] = field(default_factory=dict)
+    round: int = 0
+    num_messages: dict[NodeId, int] = field(default_factory=lambda: defaultdict(int))
+    _version: int = 0
+    _rng: Random = field(init=False)
+    _under_way: dict[int, deque[_Letter]] = field(default_factory=lambda: defaultdict(deque))
+
+    def __post_init__(self) -> None:
+        self._rng = Random(f"society {self.seed}")  # noqa: S311 - a seed replays it.
+        self.change(self.graph)
+
+    def change(self, graph: FlowGraph) -> None:
+        """Go on with another graph: nodes have come or gone, links cost something else."""
+        self.graph = graph
+        self._version += 1
+        before, self.nodes = self.nodes, {}
+        for node in sorted(graph.nodes.values(), key=lambda node: node.node_id):
+            if node.capacity > 0:
+                previous = before.get(node.node_id)
+                self.nodes[node.node_id] = self._negotiation(node, previous)
+
+    def _negotiation(self, node: GraphNode, previous: Negotiation | None) -> Negotiation:
+        graph, node_id = self.graph, node.node_id
+        following, preceding = graph.next[node_id], graph.previous[node_id]
+        data_nodes = self.data_nodes
+        data = node_id in data_nodes
+        position = Position(
+            node_id=node_id,
+            data=data,
+            capacity=node.capacity,
+            previous=[peer for peer in preceding if graph.nodes[peer].capacity > 0],
+            next=[peer for peer in following if graph.nodes[peer].capacity > 0],
+            data_peers=[peer for peer in data_nodes if peer != node_id] if data else [],
+            cost_to=lambda peer: graph.costs[node_id, peer],
+            cost_from=lambda peer: graph.costs[peer, node_id],
+            objective=self.objective,
+            reward=_reward(graph, self.objective),
+        )
+        return Negotiation(
+            position,
+            view_version=self._version,
+            settler=min(data_nodes, default=NodeId("")),
+            rng=Random(f"{self.seed} {self._version} {node_id}"),  # noqa: S311 - as above.
+            previous=previous,
+        )
+
+    def step(self) -> None:
+        """One round: everybody takes in what was sent in the last one, and does its part."""
+        self.round += 1
+        for letter in self._under_way.pop(self.round, ()):
+            if letter.receiver in self.nodes and self._current(letter.message):
+                node = self.nodes[letter.receiver]
+                self._post(letter.receiver, node.received(letter.sender, letter.message))  # type: ignore[arg-type]
+        for node_id, node in self.nodes.items():
+            self._post(node_id, node.tick())
+
+    def settle(self, epoch: int = 1) -> None:
+        """All data nodes end the search."""
+        for node_id in self.data_nodes:
+            self._post(node_id, self.nodes[node_id].settle(epoch))
+
+    @property
+    def data_nodes(self) -> list[NodeId]:
+        """Data nodes that can carry anything, by id."""
+        return [node.node_id for node in self.graph.stage(0) if node.capacity > 0]
+
+    def routes(self) -> list[Route]:
+        """Return the flows that stand by the settlement."""
+        return [
+            Route((flow_id.data_node, *path, flow_id.data_node))
+            for node_id in self.data_nodes
+            for flow_id, path in sorted(self.nodes[node_id].settling.flows.items())
+        ]
+
+    def _current(self, message: Message) -> bool:
+        return getattr(message, "view_version", self._version) == self._version
+
+    def _post(self, sender: NodeId, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                letter = _Letter(sender, effect.to, effect.message)
+                if effect.to == sender:
+                    self._under_way[self.round + 1].append(letter)
+                    continue
+                self.num_messages[sender] += 1
+                self._deliver(letter)
+
+    def _deliver(self, letter: _Letter) -> None:
+        weather, rng = self.weather, self._rng
+        arrival = self.round + 1
+        if self.round < weather.until_round:
+            if rng.random() < weather.loss:
+                return
+            if rng.random() < weather.repeat:
+                self._under_way[arrival + rng.randint(0, weather.delay_max)].append(letter)
+            arrival += rng.randint(0, weather.delay_max)
+        self._under_way[arrival].append(letter)
+
+
+def negotiate(
+    graph: FlowGraph,
+    *,
+    rounds: int = 120,
+    seed: int = 0,
+    objective: str = "sum",
+) -> Negotiated:
+    """Let the nodes of a graph find flows by themselves.
+
+    Args:
+        graph: What there is. Each node knows its own links and capacity.
+        rounds: Exchanges of messages; the last ones settle the draft.
+        seed: Of what nodes draw: how long a refused one waits.
+        objective: `sum` or `max`.
+    """
+    society = Society(graph, seed=seed, objective=Objective(objective))
+    settle_at = rounds - settling_rounds(graph)
+    for number in range(rounds):
+        if number == settle_at:
+            society.settle()
+        society.step()
+    counts = [society.num_messages[node_id] for node_id in society.nodes] or [0]
+    return Negotiated(society.routes(), society.round, sum(counts) / len(counts), max(counts))
+
+
+def settling_rounds(graph: FlowGraph) -> int:
+    """Return how long it takes to settle: there and back along the paths, and the decision."""
+    num_data_nodes = len(graph.stage(0))
+    return 2 * graph.num_stages + (10 if num_data_nodes > 1 else 8)
+
+
+def _reward(graph: FlowGraph, objective: Objective) -> float:
+    """Return more than any path may cost."""
+    dearest = max(graph.costs.values(), default=0.0)
+    hops = graph.num_stages + 1
+    if objective is Objective.SUM:
+        return 4 * hops * (dearest + 1.0)
+    largest = max((node.capacity for node in graph.nodes.values()), default=1)
+    return 4 * hops * (dearest * largest + 1.0) ** 8
