@@ -81,6 +81,7 @@ class Society:
             node_id=node_id,
             data=data,
             capacity=node.capacity,
+            num_stages=graph.num_stages,
             previous=[peer for peer in preceding if graph.nodes[peer].capacity > 0],
             next=[peer for peer in following if graph.nodes[peer].capacity > 0],
             data_peers=[peer for peer in data_nodes if peer != node_id] if data else [],
@@ -176,9 +177,10 @@ def negotiate(
 
 
 def settling_rounds(graph: FlowGraph) -> int:
-    """Return how long it takes to settle: there and back along the paths, and the decision."""
-    num_data_nodes = len(graph.stage(0))
-    return 2 * graph.num_stages + (10 if num_data_nodes > 1 else 8)
+    """Return how long it takes to settle: along the paths, and with several data nodes again."""
+    if len(graph.stage(0)) > 1:
+        return 2 * graph.num_stages + 11
+    return graph.num_stages + 7
 
 
 def _reward(graph: FlowGraph, objective: Objective) -> float:

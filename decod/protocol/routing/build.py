@@ -3,8 +3,8 @@
 A node with units on their way to a sink that nobody sends it yet (unpaired outflow) offers them to
 the previous stage, with their cost. A node with room asks for the cheapest, its link included, and
 offers what it has asked for at once, before it is answered: so offers run ahead, one stage a round,
-and requests follow. A request waits until the node that got it knows what it has. What nobody has
-taken up after a while is let go.
+and requests follow. A request waits until the node that got it knows what it has. The end comes
+after as many rounds as that takes, and a few more: what has no other half by then is let go.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +16,11 @@ from decod.protocol.routing.links import DraftLinks
 from decod.protocol.routing.messages import DraftOffer, RequestUnits, UnitsAnswer
 from decod.protocol.routing.position import Position
 
-_PATIENCE_TICKS = 6
-"""Units that nobody has taken up for so long are let go."""
+_TICKS_PER_STAGE = 3
+"""Offers pass a stage in one round; those that are refused ask others, each time in two more."""
 
 _REPEAT_TICKS = 4
+"""A request that nobody has answered is repeated this often."""
 
 BuildMessage = DraftOffer | RequestUnits | UnitsAnswer
 
@@ -48,7 +49,7 @@ class Build:
     links: DraftLinks
     changes: Changes
     view_version: int
-    active: bool = True
+    ticks_left: int = field(init=False)
     _offers: dict[NodeId, _Offer] = field(default_factory=dict)
     _pending: dict[NodeId, _Request] = field(default_factory=dict)
     _waiting: dict[NodeId, RequestUnits] = field(default_factory=dict)
@@ -58,8 +59,13 @@ class Build:
     """Mean cost to the sink of this node's units."""
     _next_id: int = 1
     _sequence: int = 0
-    _quiet: int = 0
-    _begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.ticks_left = _TICKS_PER_STAGE * self.position.num_stages + 2
+
+    @property
+    def active(self) -> bool:
+        return self.ticks_left > 0
 
     def received(self, sender: NodeId, message: BuildMessage) -> list[Effect]:
         match message:
@@ -91,28 +97,21 @@ class Build:
             held = self.links.num_out
             self._cost = (self._cost * held + request.cost * units) / (held + units)
             self.links.outward[sender].grow(units)
-        self._quiet = 0
         return []
 
     def tick(self) -> list[Effect]:
         """Answer, ask, offer."""
         if not self.active:
             return self._refuse_all()
-        effects = self._answer()
-        effects += self._ask()
-        effects += self._offer()
-        busy = self._pending or self._waiting or not (self._begun or self.links.num_out)
-        self._quiet = 0 if busy else self._quiet + 1
-        if self._quiet > _PATIENCE_TICKS:
-            self.active = False
-        return effects
+        self.ticks_left -= 1
+        return self._answer() + self._ask() + self._offer()
 
     @property
     def _surplus(self) -> int:
         """Units on their way to a sink that nobody sends this node yet."""
         if self.position.data:
             return self.changes.room_as_sink
-        return self.links.num_out - self.links.num_in
+        return self.changes.num_missing
 
     def _answer(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -140,7 +139,7 @@ class Build:
 
     def _ask(self) -> list[Effect]:
         effects: list[Effect] = []
-        room = self.changes.room_as_source if self.position.data else self.changes.room
+        room = self.changes.room_as_source
         for peer, request in self._pending.items():
             request.age += 1
             if request.age % _REPEAT_TICKS == 0:
@@ -162,7 +161,6 @@ class Build:
             self._pending[peer] = _Request(self._next_id, units, total)
             effects.append(Send(peer, RequestUnits(self.view_version, self._next_id, units)))
             self._next_id += 1
-            self._begun = True
         return effects
 
     def _offer(self) -> list[Effect]:
@@ -178,7 +176,6 @@ class Build:
         if offer == self._offered:
             return []
         self._offered = offer
-        self._quiet = 0
         self._sequence += 1
         message = DraftOffer(self.view_version, self._sequence, *offer)
         return [Send(peer, message) for peer in self.position.previous]

@@ -16,7 +16,7 @@ from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.links import DraftLink, DraftLinks
 from decod.protocol.routing.messages import ChangeAnswer, ChangeDecision, RequestChange
 from decod.protocol.routing.position import Objective, Position
-from decod.protocol.routing.residual import MAX_STEPS, Change, Cycle, Place, change_at
+from decod.protocol.routing.residual import MAX_STEPS, Change, Detour, Place, change_at
 
 _PATIENCE_TICKS = 6
 """How long the asker waits for answers before it drops a change."""
@@ -35,7 +35,7 @@ _SAVES = -1e-9
 class _Asked:
     """A change that this node asked for."""
 
-    cycle: Cycle
+    detour: Detour
     waiting: set[NodeId]
     units: int
     cost: float
@@ -78,12 +78,30 @@ class Changes:
     def room(self) -> int:
         """Units more that a relay could let through."""
         reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
-        held = max(self.links.num_in, self.links.num_out) + self.expected
+        held = max(self.links.num_in, self.links.num_out + self.expected)
         return self.position.capacity - held - reserved
 
     @property
+    def num_stuck(self) -> int:
+        """Units that come in and have no way on, beyond those that changes under way lead on."""
+        reserved = sum(
+            r.answer.units * max(0, r.change.net_out - r.change.net_in)
+            for r in self._reserved.values()
+        )
+        return self.links.num_in - self.links.num_out - reserved - self.expected
+
+    @property
+    def num_missing(self) -> int:
+        """Units that go on and nobody sends, beyond those that changes under way bring."""
+        reserved = sum(
+            r.answer.units * max(0, r.change.net_in - r.change.net_out)
+            for r in self._reserved.values()
+        )
+        return self.links.num_out - self.links.num_in - reserved
+
+    @property
     def room_as_source(self) -> int:
-        """Units more that could begin at this data node."""
+        """Units more that this node could send on, as a data node where they begin."""
         reserved = sum(r.answer.units * max(0, r.change.net_out) for r in self._reserved.values())
         return self.position.capacity - self.links.num_out - self.expected - reserved
 
@@ -107,20 +125,23 @@ class Changes:
                 effects.append(Send(asker, reserved.answer))
         return effects
 
-    def ask(self, cycle: Cycle) -> list[Effect]:
-        """Ask all nodes on the cycle for the change, unless this node has just done so."""
+    def ask(self, detour: Detour) -> list[Effect]:
+        """Ask all nodes on the detour for the change, unless this node has just done so."""
         if self._asked is not None or self._pause:
             return []
         node_id = self.position.node_id
-        units = min(cycle.units, self.position.capacity)
-        request = RequestChange(self.view_version, self._next_id, cycle.places, units)
+        units = min(detour.units, self.position.capacity)
+        request = RequestChange(
+            self.view_version, self._next_id, detour.places, detour.closed, units
+        )
         self._next_id += 1
         own = self._promise(node_id, request)
         if own.units == 0:
             self._pause = self.rng.randint(1, _BACKOFF_TICKS)
             return []
-        others = {place[0] for place in cycle.places} - {node_id}
-        self._asked = _Asked(cycle, set(others), own.units, own.cost)
+        others = {place[0] for place in detour.places} - {node_id}
+        reward = 0.0 if detour.closed else self.position.reward
+        self._asked = _Asked(detour, set(others), own.units, own.cost - reward)
         return [Send(other, request) for other in sorted(others)]
 
     def requested(
@@ -164,7 +185,7 @@ class Changes:
     # ------------------------------------------------------------------------------------------
 
     def _promise(self, asker: NodeId, request: RequestChange) -> ChangeAnswer:
-        change = change_at(self.position.node_id, request.places)
+        change = change_at(self.position.node_id, request.places, is_closed=request.is_closed)
         units = min(request.units, self._most(change, request.places))
         cost = self._cost(change) if units > 0 else 0.0
         answer = ChangeAnswer(self.view_version, request.change_id, max(0, units), cost)
@@ -195,10 +216,13 @@ class Changes:
                     most = min(most, link.available // -sign)
         if self.position.data:
             rooms = [(change.net_out, self.room_as_source), (change.net_in, self.room_as_sink)]
-        elif change.net_in != change.net_out:
-            return 0
         else:
-            rooms = [(change.net_in, self.room)]
+            stuck = change.net_out - change.net_in
+            rooms = [
+                (change.net_in, self.room if stuck == 0 else self.position.capacity),
+                (stuck, self.num_stuck),
+                (-stuck, self.num_missing),
+            ]
         for net, room in rooms:
             if net > 0:
                 most = min(most, room // net)
@@ -210,8 +234,6 @@ class Changes:
         for peer, sign in change.outward.items():
             nth = self.links.outward[peer].units + (1 if sign > 0 else 0)
             total += sign * self.position.unit_cost(peer, nth, outward=True)
-        if self.position.data and change.through > 0:
-            total -= self.position.reward
         return total
 
     def _decide(self, units: int) -> list[Effect]:
@@ -225,7 +247,7 @@ class Changes:
             self._pause = self.rng.randint(1, _BACKOFF_TICKS)
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
-        others = sorted({place[0] for place in asked.cycle.places} - {self.position.node_id})
+        others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})
         return [Send(other, decision) for other in others]
 
     def _release(self, reserved: _Reserved, units: int) -> None:

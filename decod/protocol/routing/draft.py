@@ -38,7 +38,7 @@ from decod.protocol.routing.residual import (
     ENTRANCE,
     EXIT,
     MAX_STEPS,
-    Cycle,
+    Detour,
     Place,
     Walk,
     closed,
@@ -47,6 +47,12 @@ from decod.protocol.routing.residual import (
 
 _REFRESH_TICKS = 8
 """All walks are told again this often, whether or not they changed: messages may be lost."""
+
+_STUCK_TICKS = 6
+"""How long units that a vanished node has left without a way on wait for another."""
+
+_MISSING_TICKS = 2
+"""How long units that nobody sends wait for somebody, after the draft has been built."""
 
 _UNITS_MAX = 1 << 16
 
@@ -66,13 +72,16 @@ class Draft:
         )
         self.changes = Changes(position, self.links, view_version, rng)
         self.build = Build(position, self.links, self.changes, view_version)
+        self._missing_ticks_left = _MISSING_TICKS
+        self._uneven = False
+        """It waits for changes under way to let go of units; it takes on no other."""
         self.held = False
         """A claim has passed: this node's links stand still."""
         self._view_version = view_version
         self._heard: dict[tuple[NodeId, bool], tuple[int, Walk | None]] = {}
         self._told: dict[tuple[NodeId, bool], Walk | None] = {}
         self._sequence = 0
-        self._num_ticks = 0
+        self.num_ticks = 0
 
     def carry_over(self, before: "Draft") -> None:
         """Go on from the draft of the view before, as far as its nodes are still there."""
@@ -94,7 +103,7 @@ class Draft:
     def received(self, sender: NodeId, message: DraftMessage) -> list[Effect]:
         match message:
             case DraftUnits():
-                if self.links.said(sender, message):
+                if self.links.said(sender, message, busy=self.changes.any_reserved):
                     outward = not message.outward
                     return [self.links.statement(self._view_version, sender, outward=outward)]
                 return []
@@ -104,7 +113,7 @@ class Draft:
                     self._heard[key] = (message.sequence, message.walk)
                 return []
             case RequestChange():
-                return self.changes.requested(sender, message, refuse=self.held)
+                return self.changes.requested(sender, message, refuse=self.held or self._uneven)
             case ChangeAnswer():
                 return self.changes.answered(sender, message)
             case ChangeDecision():
@@ -116,32 +125,46 @@ class Draft:
 
     def tick(self) -> list[Effect]:
         """Do what a node does once in each round."""
-        self._num_ticks += 1
+        self.num_ticks += 1
+        position = self.position
         effects = self.changes.tick()
         if self.held:
-            self.build.active = False
+            self.build.ticks_left = 0
         effects += self.build.tick()
-        if not self.changes.any_reserved and not self.build.active:
+        if not self.build.active:
+            self._missing_ticks_left -= 1
+        if self.num_ticks > _STUCK_TICKS and not position.data:
             self._balance()
         effects += self.links.statements(self._view_version)
-        if self.held:
+        if self.held or self._uneven:
             return effects
-        cycle, walks = self._relax()
+        detour, walks = self._relax()
         effects += self._tell(walks)
-        if cycle is not None:
-            effects += self.changes.ask(cycle)
+        if detour is not None:
+            effects += self.changes.ask(detour)
         return effects
 
     def _balance(self) -> None:
-        """Let go of what no longer goes through; data nodes only begin and end units."""
+        """Let go of what does not go through, as soon as no promise rests on it."""
         position, links = self.position, self.links
-        if not position.data:
-            links.balance(position.capacity, position.cost_to, position.cost_from)
+        ahead = min(links.num_out + self.changes.expected, position.capacity)
+        end = self._missing_ticks_left <= 0
+        target = min(ahead, links.num_in) if end else ahead
+        uneven = links.num_in > target or links.num_out > target
+        if uneven and not self.changes.any_reserved:
+            links.lower(links.inward, target, position.cost_from)
+            links.lower(links.outward, target, position.cost_to)
+            uneven = False
+        self._uneven = uneven
 
-    def _relax(self) -> tuple[Cycle | None, dict[bool, Walk]]:
+    def _relax(self) -> tuple[Detour | None, dict[bool, Walk]]:
         """Return the best cycle that closes here, and the cheapest walks that end here."""
-        search = _Search(self.position.node_id)
         position, links = self.position, self.links
+        waiting = self.changes.room_as_source if position.data else self.changes.num_stuck
+        search = _Search(position.node_id, waiting, position.reward)
+        if not self.build.active or position.data:
+            wanted = self.changes.room_as_sink if position.data else self.changes.num_missing
+            search.num_wanted = wanted
         for peer, link in links.inward.items():
             if (walk := self._walk(peer, EXIT)) is not None:
                 cost = position.unit_cost(peer, link.units + 1, outward=False)
@@ -160,7 +183,7 @@ class Draft:
             through = links.num_out
             if through > 0:
                 search.prolong(search.walks[EXIT], ENTRANCE, 0.0, through)
-        return search.cycle, search.walks
+        return search.detour, search.walks
 
     def _relax_data(self, search: "_Search") -> None:
         """Walks may change the data node where a unit begins or ends, if there is room for it."""
@@ -170,16 +193,13 @@ class Draft:
                 search.prolong(walk, EXIT, 0.0, room)
             if (walk := self._walk(peer, ENTRANCE)) is not None:
                 search.prolong(walk, ENTRANCE, 0.0, _UNITS_MAX)
-        both = min(room, self.changes.room_as_sink)
-        if both > 0:
-            search.prolong(search.walks[ENTRANCE], EXIT, -self.position.reward, both)
 
     def _walk(self, peer: NodeId, side: bool) -> Walk | None:  # noqa: FBT001 - half of a place.
         return self._heard.get((peer, side), (0, None))[1]
 
     def _tell(self, walks: Mapping[bool, Walk]) -> list[Effect]:
         """Tell neighbours of the walks that they could prolong, where those have changed."""
-        refresh = self._num_ticks % _REFRESH_TICKS == 0
+        refresh = self.num_ticks % _REFRESH_TICKS == 0
         self._sequence += 1
         effects: list[Effect] = []
         position, links = self.position, self.links
@@ -194,8 +214,8 @@ class Draft:
         for peer, side in listeners:
             walk = walks[side]
             # Not to where it comes from: that would only close it at once.
-            tell = len(walk.places) > 1 and walk.places[-2][0] != peer
-            news = walk if tell else None
+            back = len(walk.places) > 1 and walk.places[-2][0] == peer
+            news = walk if walk.cost < 0 and not back else None
             told[peer, side] = news
         for key in self._told.keys() - told.keys():
             told[key] = None
@@ -211,15 +231,16 @@ class Draft:
 class _Search:
     """The cheapest walks to a node's two places, and the best cycle found on the way."""
 
-    def __init__(self, node_id: NodeId) -> None:
-        self._places: dict[bool, Place] = {
-            ENTRANCE: (node_id, ENTRANCE),
-            EXIT: (node_id, EXIT),
-        }
+    def __init__(self, node_id: NodeId, num_waiting: int, reward: float) -> None:
+        self._places: dict[bool, Place] = {ENTRANCE: (node_id, ENTRANCE), EXIT: (node_id, EXIT)}
         self.walks = {
             side: empty_walk(place, units=_UNITS_MAX) for side, place in self._places.items()
         }
-        self.cycle: Cycle | None = None
+        if num_waiting > 0:
+            self.walks[EXIT] = empty_walk((node_id, EXIT), units=num_waiting, cost=-reward)
+        self.detour: Detour | None = None
+        self.num_wanted = 0
+        """Units that are welcome at this node's entrance."""
 
     def prolong(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
         """Try the walk with one step more, to this node's `side`."""
@@ -228,9 +249,14 @@ class _Search:
         if total >= self.walks[side].costs[-1] - 1e-9 or len(walk.places) >= MAX_STEPS:
             return
         if place in walk.places:
-            cycle = closed(walk, place, cost, units)
-            best = self.cycle.cost if self.cycle is not None else -1e-9
-            if cycle.cost < best:
-                self.cycle = cycle
+            self._found(closed(walk, place, cost, units))
             return
-        self.walks[side] = walk.to(place, cost, units)
+        longer = self.walks[side] = walk.to(place, cost, units)
+        if side == ENTRANCE and self.num_wanted > 0 and walk.costs[0] < 0:
+            units = min(longer.units, self.num_wanted)
+            self._found(Detour(longer.places, longer.cost, units, closed=False))
+
+    def _found(self, detour: Detour) -> None:
+        best = self.detour.cost if self.detour is not None else -1e-9
+        if detour.cost < best:
+            self.detour = detour

@@ -61,36 +61,30 @@ class DraftLinks:
     def num_reserved(self) -> int:
         return sum(link.reserved for side in (self.outward, self.inward) for link in side.values())
 
-    def said(self, sender: NodeId, message: DraftUnits) -> bool:
-        """Take in the other end's number. Returns whether it should be told this end's."""
+    def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
+        """Take in the other end's number. Returns whether it should be told this end's.
+
+        A node that has promised to take part in a change (`busy`) lowers nothing meanwhile: the
+        promise may rest on it. The other end says it again.
+        """
         link = self.side(outward=not message.outward).get(sender)
         if link is None or message.link_version != link.version:
             return False
         if link.peer_units is None or message.units < link.peer_units:
             link.peer_units = message.units
-        if link.reserved == 0:
+        if not busy:
             link.units = min(link.units, link.peer_units)
         return not message.agreed
 
-    def balance(
-        self,
-        capacity: int,
-        cost_to: Callable[[NodeId], float],
-        cost_from: Callable[[NodeId], float],
+    def lower(
+        self, side: dict[NodeId, DraftLink], target: int, cost: Callable[[NodeId], float]
     ) -> None:
-        """Let go of units that come in and do not go out, or the other way; dearest links first.
-
-        Only ever lowers numbers, so that neighbours that do the same come to an end.
-        """
-        target = min(self.num_in, self.num_out, capacity)
-        for side, cost in ((self.outward, cost_to), (self.inward, cost_from)):
-            excess = sum(link.units for link in side.values()) - target
-            if excess <= 0:
-                continue
-            for _, peer in sorted((-cost(peer), peer) for peer in side):
-                dropped = min(max(excess, 0), side[peer].units)
-                side[peer].units -= dropped
-                excess -= dropped
+        """Let go of units of one side until it has no more than `target`; dearest links first."""
+        excess = sum(link.units for link in side.values()) - target
+        for _, peer in sorted(((-cost(peer), peer) for peer in side) if excess > 0 else ()):
+            dropped = min(max(excess, 0), side[peer].units)
+            side[peer].units -= dropped
+            excess -= dropped
 
     def statements(self, view_version: int) -> list[Effect]:
         """Tell the other end of each link on which the two do not agree yet."""

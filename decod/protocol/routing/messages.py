@@ -74,13 +74,15 @@ class ResidualWalk:
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """Request Change (GWTF V-C) for any closed walk: make ready to lead units along it."""
+    """Request Change (GWTF V-C) for any walk: make ready to lead units along it."""
 
     view_version: int
     change_id: int
     """Unique per sender within the view; a repeat gets the same answer."""
     places: tuple[Place, ...]
-    """The closed walk, in order; the sender and the receiver are on it."""
+    """The walk, in order; the sender and the receiver are on it."""
+    is_closed: bool
+    """It goes on from its last place to its first; else it makes the flow larger."""
     units: int
 
 
@@ -137,6 +139,7 @@ class Claimed:
     epoch: int
     flow_id: FlowId
     hops: tuple[Hop, ...]
+    """Empty: the unit was let go."""
 
 
 @dataclass(frozen=True, slots=True)

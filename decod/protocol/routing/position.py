@@ -28,6 +28,8 @@ class Position:
     data: bool
     """A data node: flows begin and end here."""
     capacity: int
+    num_stages: int
+    """Relay stages that a flow passes."""
     previous: Sequence[NodeId]
     """Who may send it microbatches."""
     next: Sequence[NodeId]

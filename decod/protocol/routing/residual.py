@@ -8,7 +8,9 @@ another unit, and from exit to entrance if it lets one go. A closed walk whose c
 than nothing is a change of the routing that makes it cheaper by just that; where there is none,
 the routing is the cheapest there is (Klein, 1967). GWTF's Request Change (two nodes of a stage
 exchange next hops) is the closed walk of four links, its Request Redirect one of four links that
-leads through a node with room; longer ones are what its local search cannot see.
+leads through a node with room; longer ones are what its local search cannot see. A walk from where
+a unit is stuck (unpaired inflow), or could begin, to where one is missing (unpaired outflow), or
+could end, makes the flow larger: the same search finds it, with a reward at its begin.
 
 Nodes find such walks as path-vector routing finds routes: each tells its neighbours the cheapest
 walk that it knows to end at itself, with the nodes on it, and they prolong it.
@@ -24,7 +26,7 @@ EXIT = True
 Place = tuple[NodeId, bool]
 """A node's entrance or exit."""
 
-MAX_STEPS = 48
+MAX_STEPS = 32
 """Longest walk, in places: bounds what one message can hold."""
 
 
@@ -35,7 +37,8 @@ class Walk:
     places: tuple[Place, ...]
     """Where it leads, its end last. Each place at most once."""
     costs: tuple[float, ...]
-    """Cost from the walk's begin to each place; the first is 0."""
+    """Cost from the walk's begin to each place. The first is 0, or less by a reward if a unit
+    waits there to be led on."""
     units: int
     """How many units could take it; at least 1."""
 
@@ -50,38 +53,39 @@ class Walk:
         )
 
 
-def empty_walk(place: Place, *, units: int) -> Walk:
+def empty_walk(place: Place, *, units: int, cost: float = 0.0) -> Walk:
     """Return the walk that begins and ends at `place`."""
-    return Walk((place,), (0.0,), units)
+    return Walk((place,), (cost,), units)
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
-    """A closed walk: from its last place it goes on to its first."""
+class Detour:
+    """A walk worth leading units along."""
 
     places: tuple[Place, ...]
     cost: float
     """Of one unit. Below 0 for an improvement."""
     units: int
+    closed: bool
+    """From its last place it goes on to its first. Else it leads from where units are stuck, or
+    could begin, to where they are missing, or could end."""
 
 
-def closed(walk: Walk, place: Place, cost: float, units: int) -> Cycle:
+def closed(walk: Walk, place: Place, cost: float, units: int) -> Detour:
     """Return the cycle that a step to `place`, which is on the walk, would close."""
     begin = walk.places.index(place)
     total = walk.cost + cost - walk.costs[begin]
-    return Cycle(walk.places[begin:], total, min(walk.units, units))
+    return Detour(walk.places[begin:], total, min(walk.units, units), closed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a cycle changes at one node."""
+    """What a detour changes at one node, for each unit."""
 
     outward: dict[NodeId, int]
     """+1 or -1 for each link from this node, by its end."""
     inward: dict[NodeId, int]
     """+1 or -1 for each link to this node, by its begin."""
-    through: int
-    """+1 if it leads from the node's entrance to its exit, -1 the other way."""
 
     @property
     def net_out(self) -> int:
@@ -92,18 +96,14 @@ class Change:
         return sum(self.inward.values())
 
 
-def change_at(node_id: NodeId, places: tuple[Place, ...]) -> Change:
-    """Return what one unit along a cycle changes at a node."""
+def change_at(node_id: NodeId, places: tuple[Place, ...], *, is_closed: bool) -> Change:
+    """Return what one unit along a detour changes at a node."""
     outward: dict[NodeId, int] = {}
     inward: dict[NodeId, int] = {}
-    through = 0
-    for (begin, begin_side), (end, end_side) in zip(places, (*places[1:], places[0]), strict=True):
-        if begin == end:
-            if begin == node_id:
-                through = 1 if begin_side == ENTRANCE else -1
-            continue
-        if begin_side == end_side:
-            continue  # From one data node to another: no link is used.
+    following = (*places[1:], places[0]) if is_closed else places[1:]
+    for (begin, begin_side), (end, end_side) in zip(places, following, strict=False):
+        if begin == end or begin_side == end_side:
+            continue  # Through a node, or from one data node to another: no link is used.
         if begin_side == EXIT and begin == node_id:
             outward[end] = outward.get(end, 0) + 1
         elif begin_side == EXIT and end == node_id:
@@ -112,4 +112,4 @@ def change_at(node_id: NodeId, places: tuple[Place, ...]) -> Change:
             outward[begin] = outward.get(begin, 0) - 1
         elif begin_side == ENTRANCE and begin == node_id:
             inward[end] = inward.get(end, 0) - 1
-    return Change(outward, inward, through)
+    return Change(outward, inward)

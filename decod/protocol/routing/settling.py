@@ -4,7 +4,8 @@ Every data node sends a claim along each unit that begins at it. A claim holds s
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
 One data node (the leader) gets all claims, decides whose flows they become
 (`planner.settlement`), and each data node installs its own along their paths. A flow stands
-when its install message has come home.
+when its install message has come home. With one data node, all claims come home at once, and are
+the flows.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
 install is noted once.
@@ -45,12 +46,14 @@ class Settling:
     settler: NodeId
     """The data node that decides whose flows the claims become."""
     hops: dict[FlowId, SettledHop] = field(default_factory=dict)
-    """At a relay: the flows that it carries by the settlement."""
+    """At a relay: the flows that it carries, as claimed, and as settled from the first install."""
     flows: dict[FlowId, tuple[NodeId, ...]] = field(default_factory=dict)
     """At a data node: paths, from stage 1 to the last, of its flows that have been installed."""
     epoch: int = 0
     _age: int = 0
-    _waiting: list[Claim] = field(default_factory=list)
+    _installed: bool = False
+    """What `hops` holds has been settled."""
+    _waiting: dict[FlowId, tuple[NodeId, Claim]] = field(default_factory=dict)
     """Claims that can't go on yet, because the draft still changes here."""
     _ways: dict[FlowId, NodeId] = field(default_factory=dict)
     """Where each claim went from here."""
@@ -84,7 +87,7 @@ class Settling:
             self._enter(message.epoch)
         match message:
             case Claim():
-                return self._claim(message)
+                return self._claim(sender, message)
             case Claimed():
                 if message.flow_id in self._ways and message.flow_id not in self._claimed:
                     self._claimed[message.flow_id] = message.hops
@@ -101,7 +104,7 @@ class Settling:
 
     def _enter(self, epoch: int) -> None:
         self.epoch = epoch
-        self._begun = False
+        self._begun = self._installed = False
         self._routes = None
         for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
             kept.clear()
@@ -115,9 +118,9 @@ class Settling:
         effects: list[Effect] = []
         if self._begun and not self._ways:
             effects += self._claim_own()
-        waiting, self._waiting = self._waiting, []
-        for claim in waiting:
-            effects += self._pass_on(claim)
+        waiting, self._waiting = self._waiting, {}
+        for sender, claim in waiting.values():
+            effects += self._pass_on(sender, claim)
         return effects
 
     def _claim_own(self) -> list[Effect]:
@@ -131,25 +134,28 @@ class Settling:
                 slot += 1
         return effects or self._report()
 
-    def _claim(self, claim: Claim) -> list[Effect]:
+    def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
         self.draft.held = True
         if self.position.data:
-            home = claim.flow_id.data_node
-            claimed = Claimed(self.view_version, self.epoch, claim.flow_id, claim.hops)
-            return [Send(home, claimed)]
-        if all(waiting.flow_id != claim.flow_id for waiting in self._waiting):
-            self._waiting.append(claim)
+            return self._end(claim, claim.hops)
+        self._waiting[claim.flow_id] = (sender, claim)
         return self._go_on()
 
-    def _pass_on(self, claim: Claim) -> list[Effect]:
+    def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> list[Effect]:
+        """Tell the data node that sent a claim what has become of it."""
+        claimed = Claimed(self.view_version, self.epoch, claim.flow_id, hops)
+        return [Send(claim.flow_id.data_node, claimed)]
+
+    def _pass_on(self, sender: NodeId, claim: Claim) -> list[Effect]:
         peer = self._ways.get(claim.flow_id)
         if peer is None:
             taken = list(self._ways.values())
             links = self.draft.links.outward
             free = [p for p, link in links.items() if taken.count(p) < link.units]
-            if not free:
-                return []
+            if not free:  # Its unit has been let go before it came.
+                return self._end(claim, ())
             peer = self._ways[claim.flow_id] = free[0]
+            self.hops[claim.flow_id] = SettledHop(sender, peer)
         hops = (*claim.hops, Hop(self.position.node_id, self._costs()))
         return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
 
@@ -158,9 +164,21 @@ class Settling:
         if not self._begun or self._claimed.keys() != self._ways.keys():
             return []
         position = self.position
-        claims = tuple(self._claimed[flow_id] for flow_id in sorted(self._claimed))
+        if not position.data_peers:
+            return self._keep_all()
+        claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
         message = Claims(self.view_version, self.epoch, position.capacity, self._costs(), claims)
         return self._to(self.settler, message)
+
+    def _keep_all(self) -> list[Effect]:
+        """The only data node: all that began here has come home, and the claims have noted it."""
+        self.flows = {
+            flow_id: tuple(hop.node_id for hop in hops)
+            for flow_id, hops in self._claimed.items()
+            if hops
+        }
+        self._routes = dict(self.flows)
+        return []
 
     def _costs(self) -> tuple[tuple[NodeId, float], ...]:
         """Return what this node's links to the next stage cost."""
@@ -234,6 +252,9 @@ class Settling:
         index = path.index(node_id)
         upstream = path[index - 1] if index else home
         downstream = path[index + 1] if index + 1 < len(path) else home
+        if not self._installed:
+            self._installed = True
+            self.hops.clear()
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
             return []
