@@ -119,11 +119,11 @@ class Society:
         return [node.node_id for node in self.graph.stage(0) if node.capacity > 0]
 
     def routes(self) -> list[Route]:
-        """Return the flows that stand by the settlement."""
+        """Return the flows that the data nodes have settled on."""
         return [
             Route((flow_id.data_node, *path, flow_id.data_node))
             for node_id in self.data_nodes
-            for flow_id, path in sorted(self.nodes[node_id].settling.flows.items())
+            for flow_id, path in sorted(self.nodes[node_id].settling.decided.items())
         ]
 
     def _current(self, message: Message) -> bool:
@@ -177,10 +177,8 @@ def negotiate(
 
 
 def settling_rounds(graph: FlowGraph) -> int:
-    """Return how long it takes to settle: along the paths, and with several data nodes again."""
-    if len(graph.stage(0)) > 1:
-        return 2 * graph.num_stages + 11
-    return graph.num_stages + 7
+    """Return how long it takes to settle: along the paths, there and back to the leader."""
+    return graph.num_stages + 9
 
 
 def _reward(graph: FlowGraph, objective: Objective) -> float:

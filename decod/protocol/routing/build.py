@@ -19,6 +19,9 @@ from decod.protocol.routing.position import Position
 _TICKS_PER_STAGE = 3
 """Offers pass a stage in one round; those that are refused ask others, each time in two more."""
 
+_REPAIR_TICKS_PER_STAGE = 2
+"""The same where most of an earlier draft still stands: fewer ask for the same."""
+
 _REPEAT_TICKS = 4
 """A request that nobody has answered is repeated this often."""
 
@@ -62,6 +65,10 @@ class Build:
 
     def __post_init__(self) -> None:
         self.ticks_left = _TICKS_PER_STAGE * self.position.num_stages + 2
+
+    def repair(self) -> None:
+        """Begin with an earlier draft's units."""
+        self.ticks_left = _REPAIR_TICKS_PER_STAGE * self.position.num_stages + 4
 
     @property
     def active(self) -> bool:

@@ -48,7 +48,7 @@ from decod.protocol.routing.residual import (
 _REFRESH_TICKS = 8
 """All walks are told again this often, whether or not they changed: messages may be lost."""
 
-_STUCK_TICKS = 6
+_STUCK_TICKS = 2
 """How long units that a vanished node has left without a way on wait for another."""
 
 _MISSING_TICKS = 2
@@ -90,6 +90,8 @@ class Draft:
             for peer, link in before.links.side(outward=outward).items():
                 if peer in mine and link.units > 0:
                     mine[peer] = DraftLink(link.units, peer_units=None)
+        if before.num_ticks:
+            self.build.repair()
 
     @property
     def steady(self) -> bool:

@@ -71,6 +71,12 @@ class Settling:
         return self._go_on()
 
     @property
+    def decided(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
+        """At a data node: paths of the flows that are its own by the settlement. They stand when
+        they are in `flows`."""
+        return self._routes or {}
+
+    @property
     def complete(self) -> bool:
         """At a data node: whether all its flows of the settlement stand."""
         return self._routes is not None and self.flows.keys() == self._routes.keys()
