@@ -18,7 +18,15 @@ from decod.planner.graph import Link
 from decod.planner.settlement import DraftPath, settle
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.draft import Draft
-from decod.protocol.routing.messages import Claim, Claimed, Claims, Hop, Install, Routes
+from decod.protocol.routing.messages import (
+    HOPS_MAX,
+    Claim,
+    Claimed,
+    Claims,
+    Hop,
+    Install,
+    Routes,
+)
 from decod.protocol.routing.position import Position
 
 _REPEAT_TICKS = 16
@@ -132,6 +140,8 @@ class Settling:
         return effects or self._report()
 
     def _claim(self, claim: Claim) -> list[Effect]:
+        if not self._can_go_on(claim):
+            return []
         self.draft.held = True
         if self.position.data:
             home = claim.flow_id.data_node
@@ -140,6 +150,13 @@ class Settling:
         if all(waiting.flow_id != claim.flow_id for waiting in self._waiting):
             self._waiting.append(claim)
         return self._go_on()
+
+    def _can_go_on(self, claim: Claim) -> bool:
+        """Whether the claim, with this node's hop, is still one that a path can have."""
+        if self.position.data:
+            return bool(claim.hops)
+        passed = [hop.node_id for hop in claim.hops]
+        return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
     def _pass_on(self, claim: Claim) -> list[Effect]:
         peer = self._ways.get(claim.flow_id)
