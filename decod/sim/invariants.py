@@ -16,12 +16,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from decod.ids import FlowId, NodeId, Round
 from decod.protocol import messages as msg
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.routing.draft import DraftMessage
 from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, flow_table
 from decod.sim.host import Host, World
@@ -42,6 +44,7 @@ _FLOWLESS = (
     msg.CanTake,
     msg.UtilisationQuery,
     msg.UtilisationAnswer,
+    *get_args(DraftMessage),
 )
 """By far the most frequent messages. They have nothing to do with flows: what they should not have
 touched is seen at the next event that has."""

@@ -1,69 +1,28 @@
 """Turns the core's messages into envelopes and back. Nothing else reads or writes control.proto.
 
-One table says which protobuf message stands for which dataclass and how each field is checked.
+One table says which protobuf message stands for which dataclass and how each field is checked;
+`routing_codec` has the part of it that is about the search for better flows.
 Names of fields are the same on both sides; a test compares the table with the dataclasses and with
 the descriptors, so that no field can be forgotten.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
-from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import MicrobatchId, NodeId, Round, RunId
 from decod.protocol import messages as m
 from decod.protocol.view import Member, Opening, Role, View
-from decod.wire import validate
+from decod.wire import fields as f
+from decod.wire import routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
-
-
-class _Field(Protocol):
-    """How one field travels. Both directions raise `MalformedMessageError` on a bad value."""
-
-    def write(self, target: Proto, field: str, value: Any) -> None: ...
-
-    def read(self, source: Proto, field: str) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    check: Callable[[str, Any], Any]
-
-    def write(self, target: Proto, field: str, value: Any) -> None:
-        setattr(target, field, self.check(field, value))
-
-    def read(self, source: Proto, field: str) -> Any:
-        return self.check(field, getattr(source, field))
-
-
-class _Reason:
-    """A text for people. Ours may quote an exception, so it is cut to what may travel."""
-
-    def write(self, target: Proto, field: str, value: str) -> None:
-        setattr(target, field, validate.clip_reason(value))
-
-    def read(self, source: Proto, field: str) -> str:
-        return validate.reason(field, getattr(source, field))
-
-
-@dataclass(frozen=True, slots=True)
-class _Optional:
-    """None is an absent field."""
-
-    inner: _Field
-
-    def write(self, target: Proto, field: str, value: Any) -> None:
-        if value is not None:
-            self.inner.write(target, field, value)
-
-    def read(self, source: Proto, field: str) -> Any:
-        return self.inner.read(source, field) if source.HasField(field) else None
 
 
 class _Role:
@@ -82,76 +41,9 @@ class _Role:
         return role
 
 
-@dataclass(frozen=True, slots=True)
-class _Struct:
-    """A message within a message, and the root of each: its fields and what relates them."""
-
-    cls: type[Any]
-    parts: Mapping[str, _Field]
-    verify: Callable[[Any], None] = lambda _value: None
-
-    def fill(self, target: Proto, value: Any) -> None:
-        self.verify(value)
-        for field, part in self.parts.items():
-            part.write(target, field, getattr(value, field))
-
-    def take(self, source: Proto) -> Any:
-        value = self.cls(**{field: part.read(source, field) for field, part in self.parts.items()})
-        self.verify(value)
-        return value
-
-    def write(self, target: Proto, field: str, value: Any) -> None:
-        inner = getattr(target, field)
-        inner.SetInParent()
-        self.fill(inner, value)
-
-    def read(self, source: Proto, field: str) -> Any:
-        if not source.HasField(field):
-            raise validate.malformed(field, None, allowed="there")
-        return self.take(getattr(source, field))
-
-
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    struct: _Struct
-    num_max: int
-    num_min: int = 0
-
-    def write(self, target: Proto, field: str, value: Sequence[Any]) -> None:
-        self._check_length(field, len(value))
-        items = getattr(target, field)
-        for item in value:
-            self.struct.fill(items.add(), item)
-
-    def read(self, source: Proto, field: str) -> tuple[Any, ...]:
-        items = getattr(source, field)
-        self._check_length(field, len(items))
-        return tuple(map(self.struct.take, items))
-
-    def _check_length(self, field: str, length: int) -> None:
-        if not self.num_min <= length <= self.num_max:
-            allowed = f"{self.num_min} to {self.num_max} entries"
-            raise validate.malformed(field, f"{length} entries", allowed=allowed)
-
-
-@dataclass(frozen=True, slots=True)
-class _StageHash:
-    """`Ready.hashes` is a tuple of pairs; on the wire each pair is a message."""
-
+class _StageHash(NamedTuple):
     stage_index: int
     parameter_hash: str
-
-
-class _StageHashes:
-    def __init__(self, items: _Repeated) -> None:
-        self._items = items
-
-    def write(self, target: Proto, field: str, value: Sequence[tuple[int, str]]) -> None:
-        self._items.write(target, field, [_StageHash(*pair) for pair in value])
-
-    def read(self, source: Proto, field: str) -> tuple[tuple[int, str], ...]:
-        items: tuple[_StageHash, ...] = self._items.read(source, field)
-        return tuple((item.stage_index, item.parameter_hash) for item in items)
 
 
 def _verify_member(member: Member) -> None:
@@ -184,201 +76,159 @@ def _verify_view(view: View) -> None:
         raise validate.malformed("members", "unordered", allowed="by stage, leader first, node id")
 
 
-_PLAIN = {
-    check: _Plain(check)
-    for check in (
-        validate.node_id,
-        validate.address,
-        validate.name,
-        validate.sha256,
-        validate.iteration,
-        validate.number,
-        validate.count,
-        validate.stage_index,
-        validate.capacity,
-        validate.num_flows,
-        validate.index,
-        validate.data_node_index,
-        validate.duration,
-        validate.cost,
-        validate.finite,
-        validate.boolean,
-        validate.num_stages,
-        validate.state,
-    )
-}
-_NODE_ID = _PLAIN[validate.node_id]
-_ADDRESS = _PLAIN[validate.address]
-_NAME = _PLAIN[validate.name]
-_SHA256 = _PLAIN[validate.sha256]
-_ITERATION = _PLAIN[validate.iteration]
-_NUMBER = _PLAIN[validate.number]
-_COUNT = _PLAIN[validate.count]
-_STAGE = _PLAIN[validate.stage_index]
-_CAPACITY = _PLAIN[validate.capacity]
-_NUM_FLOWS = _PLAIN[validate.num_flows]
-_INDEX = _PLAIN[validate.index]
-_DATA_NODE_INDEX = _PLAIN[validate.data_node_index]
-_DURATION = _PLAIN[validate.duration]
-_COST = _PLAIN[validate.cost]
-_FINITE = _PLAIN[validate.finite]
-_NUM_STAGES = _PLAIN[validate.num_stages]
-_STATE = _PLAIN[validate.state]
-_BOOLEAN = _PLAIN[validate.boolean]
-_REASON = _Reason()
 _ROLE = _Role()
 
-_ROUND = _Struct(Round, {"iteration": _ITERATION, "attempt": _COUNT})
-_MICROBATCH = _Struct(
-    MicrobatchId, {"iteration": _ITERATION, "data_node_index": _INDEX, "index": _COUNT}
+_ROUND = f.Struct(Round, {"iteration": f.ITERATION, "attempt": f.COUNT})
+_MICROBATCH = f.Struct(
+    MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
 )
-_FLOW = _Struct(FlowId, {"data_node": _NODE_ID, "slot": _INDEX})
-_MEMBER = _Struct(
+_MEMBER = f.Struct(
     Member,
     {
-        "node_id": _NODE_ID,
-        "address": _ADDRESS,
+        "node_id": f.NODE_ID,
+        "address": f.ADDRESS,
         "role": _ROLE,
-        "stage_index": _STAGE,
-        "capacity": _CAPACITY,
-        "data_node_index": _DATA_NODE_INDEX,
-        "since_iteration": _ITERATION,
-        "name": _NAME,
+        "stage_index": f.STAGE,
+        "capacity": f.CAPACITY,
+        "data_node_index": f.DATA_NODE_INDEX,
+        "since_iteration": f.ITERATION,
+        "name": f.NAME,
     },
     _verify_member,
 )
-_VIEW = _Struct(
+_VIEW = f.Struct(
     View,
     {
-        "version": _ITERATION,
-        "leader": _NODE_ID,
-        "term": _ITERATION,
-        "num_stages": _NUM_STAGES,
-        "members": _Repeated(_MEMBER, validate.MEMBERS_MAX, num_min=1),
+        "version": f.ITERATION,
+        "leader": f.NODE_ID,
+        "term": f.ITERATION,
+        "num_stages": f.NUM_STAGES,
+        "members": f.Repeated(_MEMBER, validate.MEMBERS_MAX, num_min=1),
     },
     _verify_view,
 )
-_OPENING = _Struct(
+_OPENING = f.Struct(
     Opening,
     {
         "round": _ROUND,
         "committed": _ROUND,
         "view": _VIEW,
-        "paused": _BOOLEAN,
-        "finished": _BOOLEAN,
-        "failed": _BOOLEAN,
+        "paused": f.BOOLEAN,
+        "finished": f.BOOLEAN,
+        "failed": f.BOOLEAN,
     },
 )
-_LOAD = _Struct(
+_LOAD = f.Struct(
     m.NodeLoad,
     {
-        "node_id": _NODE_ID,
-        "num_flows": _NUM_FLOWS,
-        "capacity": _NUM_FLOWS,
-        "num_microbatches": _NUMBER,
-        "state": _STATE,
+        "node_id": f.NODE_ID,
+        "num_flows": f.NUM_FLOWS,
+        "capacity": f.NUM_FLOWS,
+        "num_microbatches": f.NUMBER,
+        "state": f.STATE,
     },
 )
-_HASH = _Struct(_StageHash, {"stage_index": _STAGE, "parameter_hash": _SHA256})
+_HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
-_TRAVELLING: Mapping[str, _Field] = {"round": _ROUND, "microbatch": _MICROBATCH, "flow_id": _FLOW}
+_TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH, "flow_id": f.FLOW}
 
-_BODIES: Mapping[str, _Struct] = {
-    "join": _Struct(
+_BODIES: Mapping[str, f.Struct] = {
+    **routing_codec.BODIES,
+    "join": f.Struct(
         m.Join,
         {
-            "address": _ADDRESS,
+            "address": f.ADDRESS,
             "role": _ROLE,
-            "capacity": _CAPACITY,
-            "stage_index": _Optional(_STAGE),
-            "manifest_sha256": _SHA256,
-            "incarnation": _NUMBER,
-            "name": _NAME,
+            "capacity": f.CAPACITY,
+            "stage_index": f.Optional(f.STAGE),
+            "manifest_sha256": f.SHA256,
+            "incarnation": f.NUMBER,
+            "name": f.NAME,
         },
     ),
-    "assign": _Struct(m.Assign, {"stage_index": _STAGE, "data_node_index": _DATA_NODE_INDEX}),
-    "refuse": _Struct(m.Refuse, {"reason": _REASON}),
-    "prepared": _Struct(m.Prepared, {"stage_index": _STAGE, "parameter_hash": _SHA256}),
-    "heartbeat": _Struct(m.Heartbeat, {"round": _ROUND}),
-    "suspect": _Struct(m.Suspect, {"node_id": _NODE_ID, "reason": _REASON}),
-    "ping": _Struct(m.Ping, {"nonce": _NUMBER}),
-    "pong": _Struct(m.Pong, {"nonce": _NUMBER}),
-    "leave": _Struct(m.Leave, {"reason": _REASON, "at_once": _BOOLEAN}),
-    "catch_up": _Struct(m.CatchUp, {"round": _ROUND}),
-    "flow_cost": _Struct(
+    "assign": f.Struct(m.Assign, {"stage_index": f.STAGE, "data_node_index": f.DATA_NODE_INDEX}),
+    "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),
+    "prepared": f.Struct(m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256}),
+    "heartbeat": f.Struct(m.Heartbeat, {"round": _ROUND}),
+    "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON}),
+    "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
+    "pong": f.Struct(m.Pong, {"nonce": f.NUMBER}),
+    "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
+    "catch_up": f.Struct(m.CatchUp, {"round": _ROUND}),
+    "flow_cost": f.Struct(
         m.FlowCost,
         {
-            "view_version": _ITERATION,
-            "data_node": _NODE_ID,
-            "cost_s": _COST,
-            "num_unpaired": _NUM_FLOWS,
-            "compute_s": _DURATION,
+            "view_version": f.ITERATION,
+            "data_node": f.NODE_ID,
+            "cost_s": f.COST,
+            "num_unpaired": f.NUM_FLOWS,
+            "compute_s": f.DURATION,
         },
     ),
-    "request_flow": _Struct(
+    "request_flow": f.Struct(
         m.RequestFlow,
         {
-            "view_version": _ITERATION,
-            "request_id": _NUMBER,
-            "data_node": _NODE_ID,
-            "cost_s": _DURATION,
+            "view_version": f.ITERATION,
+            "request_id": f.NUMBER,
+            "data_node": f.NODE_ID,
+            "cost_s": f.DURATION,
         },
     ),
-    "flow_answer": _Struct(
+    "flow_answer": f.Struct(
         m.FlowAnswer,
         {
-            "view_version": _ITERATION,
-            "request_id": _NUMBER,
-            "flow_id": _Optional(_FLOW),
-            "cost_s": _COST,
-            "num_unpaired": _NUM_FLOWS,
+            "view_version": f.ITERATION,
+            "request_id": f.NUMBER,
+            "flow_id": f.Optional(f.FLOW),
+            "cost_s": f.COST,
+            "num_unpaired": f.NUM_FLOWS,
         },
     ),
-    "withdraw": _Struct(m.Withdraw, {"view_version": _ITERATION, "request_id": _NUMBER}),
-    "forward_activation": _Struct(m.ForwardActivation, _TRAVELLING),
-    "backward_gradient": _Struct(m.BackwardGradient, _TRAVELLING),
-    "complete": _Struct(
-        m.Complete, {"round": _ROUND, "microbatch": _MICROBATCH, "compute_s": _DURATION}
+    "withdraw": f.Struct(m.Withdraw, {"view_version": f.ITERATION, "request_id": f.NUMBER}),
+    "forward_activation": f.Struct(m.ForwardActivation, _TRAVELLING),
+    "backward_gradient": f.Struct(m.BackwardGradient, _TRAVELLING),
+    "complete": f.Struct(
+        m.Complete, {"round": _ROUND, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
     ),
-    "deny": _Struct(m.Deny, {**_TRAVELLING, "reason": _REASON}),
-    "report": _Struct(
+    "deny": f.Struct(m.Deny, {**_TRAVELLING, "reason": f.REASON}),
+    "report": f.Struct(
         m.Report,
         {
             "round": _ROUND,
-            "num_committed": _COUNT,
-            "digest": _NUMBER,
-            "num_deferred": _COUNT,
-            "loss_sum": _FINITE,
-            "num_tokens": _NUMBER,
-            "failure": _REASON,
+            "num_committed": f.COUNT,
+            "digest": f.NUMBER,
+            "num_deferred": f.COUNT,
+            "loss_sum": f.FINITE,
+            "num_tokens": f.NUMBER,
+            "failure": f.REASON,
         },
     ),
-    "begin_aggregation": _Struct(
-        m.BeginAggregation, {"round": _ROUND, "num_committed": _COUNT, "digest": _NUMBER}
+    "begin_aggregation": f.Struct(
+        m.BeginAggregation, {"round": _ROUND, "num_committed": f.COUNT, "digest": f.NUMBER}
     ),
-    "reduce_part": _Struct(
+    "reduce_part": f.Struct(
         m.ReducePart,
-        {"round": _ROUND, "part": _INDEX, "num_microbatches": _COUNT, "digest": _NUMBER},
+        {"round": _ROUND, "part": f.INDEX, "num_microbatches": f.COUNT, "digest": f.NUMBER},
     ),
-    "reduced_part": _Struct(m.ReducedPart, {"round": _ROUND, "part": _INDEX}),
-    "ready": _Struct(
+    "reduced_part": f.Struct(m.ReducedPart, {"round": _ROUND, "part": f.INDEX}),
+    "ready": f.Struct(
         m.Ready,
         {
             "round": _ROUND,
-            "hashes": _StageHashes(_Repeated(_HASH, _STAGES_MAX)),
-            "failure": _REASON,
+            "hashes": f.Tuples(f.Repeated(_HASH, _STAGES_MAX)),
+            "failure": f.REASON,
         },
     ),
-    "commit": _Struct(
+    "commit": f.Struct(
         m.Commit,
-        {"round": _ROUND, "opening": _OPENING, "loss": _FINITE, "num_tokens": _NUMBER},
+        {"round": _ROUND, "opening": _OPENING, "loss": f.FINITE, "num_tokens": f.NUMBER},
     ),
-    "abort": _Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": _REASON}),
-    "can_take": _Struct(m.CanTake, {"round": _ROUND}),
-    "utilisation_query": _Struct(m.UtilisationQuery, {"query_id": _NUMBER, "round": _ROUND}),
-    "utilisation_answer": _Struct(
+    "abort": f.Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": f.REASON}),
+    "can_take": f.Struct(m.CanTake, {"round": _ROUND}),
+    "utilisation_query": f.Struct(m.UtilisationQuery, {"query_id": f.NUMBER, "round": _ROUND}),
+    "utilisation_answer": f.Struct(
         m.UtilisationAnswer,
-        {"query_id": _NUMBER, "round": _ROUND, "loads": _Repeated(_LOAD, validate.MEMBERS_MAX)},
+        {"query_id": f.NUMBER, "round": _ROUND, "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX)},
     ),
 }
 

@@ -7,7 +7,7 @@ bug of our own. Texts of a peer never appear in full in an error: they are cut a
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
@@ -129,6 +129,29 @@ def finite(field: str, value: float) -> float:
     if not math.isfinite(value):
         raise malformed(field, value, allowed="a finite number")
     return value
+
+
+def length(field: str, value: int, *, low: int, high: int) -> None:
+    """Raises unless a repeated field has from `low` to `high` entries."""
+    if not low <= value <= high:
+        raise malformed(field, f"{value} entries", allowed=f"{low} to {high} entries")
+
+
+def unique(field: str, values: Collection[Hashable]) -> None:
+    """Raises if a value comes twice."""
+    if len(set(values)) != len(values):
+        raise malformed(field, "an entry twice", allowed="each entry once")
+
+
+def within(low: float, high: float) -> Callable[[str, float], float]:
+    """Returns a check for numbers from `low` to `high`, both included and finite."""
+
+    def check(field: str, value: float) -> float:
+        if not low <= value <= high:
+            raise malformed(field, value, allowed=f"from {low} to {high}")
+        return value
+
+    return check
 
 
 def boolean(_field: str, value: bool) -> bool:  # noqa: FBT001 - A value to check, not a switch.

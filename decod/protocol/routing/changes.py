@@ -179,7 +179,7 @@ class Changes:
         key = (sender, decision.change_id)
         self._settled.add(key)
         if (reserved := self._reserved.pop(key, None)) is not None:
-            self._release(reserved, decision.units)
+            self._release(reserved, min(decision.units, reserved.answer.units))
         return []
 
     # ------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from decod.ids import FlowId, NodeId
 from decod.protocol.routing.residual import Place, Walk
 
+HOPS_MAX = 4095
+"""Most relays on one path: one of each stage of the longest pipeline."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftOffer:

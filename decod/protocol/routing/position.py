@@ -19,6 +19,10 @@ class Objective(StrEnum):
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
 
+LINK_COST_MAX = 1e9
+"""A link that costs more, or is broken, counts as one that costs this. Bounds what is told of it,
+and keeps powers of it finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -51,7 +55,8 @@ class Position:
         from GWTF, which says that each node lowers the maximum that it sees: sums of powers add up
         along a path, so the same search serves both objectives.
         """
-        cost = self.cost_to(neighbour) if outward else self.cost_from(neighbour)
+        measured = self.cost_to(neighbour) if outward else self.cost_from(neighbour)
+        cost = min(measured, LINK_COST_MAX)
         if self.objective is Objective.SUM:
             return cost
         return (cost * nth) ** _EXPONENT - (cost * (nth - 1)) ** _EXPONENT

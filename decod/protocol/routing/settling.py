@@ -19,7 +19,15 @@ from decod.planner.graph import Link
 from decod.planner.settlement import DraftPath, settle
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.draft import Draft
-from decod.protocol.routing.messages import Claim, Claimed, Claims, Hop, Install, Routes
+from decod.protocol.routing.messages import (
+    HOPS_MAX,
+    Claim,
+    Claimed,
+    Claims,
+    Hop,
+    Install,
+    Routes,
+)
 from decod.protocol.routing.position import Position
 
 _REPEAT_TICKS = 16
@@ -141,6 +149,8 @@ class Settling:
         return effects or self._report()
 
     def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
+        if not self._can_go_on(claim):
+            return []
         self.draft.held = True
         if self.position.data:
             return self._end(claim, claim.hops)
@@ -151,6 +161,13 @@ class Settling:
         """Tell the data node that sent a claim what has become of it."""
         claimed = Claimed(self.view_version, self.epoch, claim.flow_id, hops)
         return [Send(claim.flow_id.data_node, claimed)]
+
+    def _can_go_on(self, claim: Claim) -> bool:
+        """Whether the claim, with this node's hop, is still one that a path can have."""
+        if self.position.data:
+            return bool(claim.hops)
+        passed = [hop.node_id for hop in claim.hops]
+        return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
     def _pass_on(self, sender: NodeId, claim: Claim) -> list[Effect]:
         peer = self._ways.get(claim.flow_id)

@@ -29,7 +29,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,19 @@ class Envelope(_message.Message):
     CAN_TAKE_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_QUERY_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_OFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_UNITS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_UNITS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_WALK_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_DECISION_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    INSTALL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     term: int
@@ -94,7 +107,20 @@ class Envelope(_message.Message):
     can_take: CanTake
     utilisation_query: UtilisationQuery
     utilisation_answer: UtilisationAnswer
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ...) -> None: ...
+    draft_offer: DraftOffer
+    request_units: RequestUnits
+    units_answer: UnitsAnswer
+    draft_units: DraftUnits
+    residual_walk: ResidualWalk
+    request_change: RequestChange
+    change_answer: ChangeAnswer
+    change_decision: ChangeDecision
+    claim: Claim
+    claimed: Claimed
+    claims: Claims
+    routes: Routes
+    install: Install
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt")
@@ -467,3 +493,237 @@ class UtilisationAnswer(_message.Message):
     round: Round
     loads: _containers.RepeatedCompositeFieldContainer[NodeLoad]
     def __init__(self, query_id: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[NodeLoad, _Mapping]]] = ...) -> None: ...
+
+class DraftOffer(_message.Message):
+    __slots__ = ("view_version", "sequence", "units", "cost")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    sequence: int
+    units: int
+    cost: float
+    def __init__(self, view_version: _Optional[int] = ..., sequence: _Optional[int] = ..., units: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class RequestUnits(_message.Message):
+    __slots__ = ("view_version", "request_id", "units")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    request_id: int
+    units: int
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
+
+class UnitsAnswer(_message.Message):
+    __slots__ = ("view_version", "request_id", "units")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    request_id: int
+    units: int
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
+
+class DraftUnits(_message.Message):
+    __slots__ = ("view_version", "outward", "link_version", "units", "agreed")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTWARD_FIELD_NUMBER: _ClassVar[int]
+    LINK_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    outward: bool
+    link_version: int
+    units: int
+    agreed: bool
+    def __init__(self, view_version: _Optional[int] = ..., outward: _Optional[bool] = ..., link_version: _Optional[int] = ..., units: _Optional[int] = ..., agreed: _Optional[bool] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("node_id", "exit")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    exit: bool
+    def __init__(self, node_id: _Optional[str] = ..., exit: _Optional[bool] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("node_id", "exit", "cost")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    exit: bool
+    cost: float
+    def __init__(self, node_id: _Optional[str] = ..., exit: _Optional[bool] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class Walk(_message.Message):
+    __slots__ = ("steps", "units")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    units: int
+    def __init__(self, steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., units: _Optional[int] = ...) -> None: ...
+
+class ResidualWalk(_message.Message):
+    __slots__ = ("view_version", "sequence", "exit", "walk")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    WALK_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    sequence: int
+    exit: bool
+    walk: Walk
+    def __init__(self, view_version: _Optional[int] = ..., sequence: _Optional[int] = ..., exit: _Optional[bool] = ..., walk: _Optional[_Union[Walk, _Mapping]] = ...) -> None: ...
+
+class RequestChange(_message.Message):
+    __slots__ = ("view_version", "change_id", "places", "is_closed", "units")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    change_id: int
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    is_closed: bool
+    units: int
+    def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., is_closed: _Optional[bool] = ..., units: _Optional[int] = ...) -> None: ...
+
+class ChangeAnswer(_message.Message):
+    __slots__ = ("view_version", "change_id", "units", "cost")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    change_id: int
+    units: int
+    cost: float
+    def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., units: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class ChangeDecision(_message.Message):
+    __slots__ = ("view_version", "change_id", "units")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    change_id: int
+    units: int
+    def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
+
+class LinkCost(_message.Message):
+    __slots__ = ("node_id", "cost")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    cost: float
+    def __init__(self, node_id: _Optional[str] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("node_id", "costs")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    costs: _containers.RepeatedCompositeFieldContainer[LinkCost]
+    def __init__(self, node_id: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("view_version", "epoch", "flow_id", "hops")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    flow_id: FlowId
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("view_version", "epoch", "flow_id", "hops")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    flow_id: FlowId
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class IndexedCost(_message.Message):
+    __slots__ = ("node_index", "cost")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    cost: float
+    def __init__(self, node_index: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class IndexedHop(_message.Message):
+    __slots__ = ("node_index", "costs")
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    node_index: int
+    costs: _containers.RepeatedCompositeFieldContainer[IndexedCost]
+    def __init__(self, node_index: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[IndexedCost, _Mapping]]] = ...) -> None: ...
+
+class IndexedClaim(_message.Message):
+    __slots__ = ("hop_indexes",)
+    HOP_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    hop_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hop_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClaimTable(_message.Message):
+    __slots__ = ("node_ids", "hops", "claims")
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    hops: _containers.RepeatedCompositeFieldContainer[IndexedHop]
+    claims: _containers.RepeatedCompositeFieldContainer[IndexedClaim]
+    def __init__(self, node_ids: _Optional[_Iterable[str]] = ..., hops: _Optional[_Iterable[_Union[IndexedHop, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[IndexedClaim, _Mapping]]] = ...) -> None: ...
+
+class Claims(_message.Message):
+    __slots__ = ("view_version", "epoch", "capacity", "costs", "claims")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    capacity: int
+    costs: _containers.RepeatedCompositeFieldContainer[LinkCost]
+    claims: ClaimTable
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., claims: _Optional[_Union[ClaimTable, _Mapping]] = ...) -> None: ...
+
+class Path(_message.Message):
+    __slots__ = ("node_ids",)
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Routes(_message.Message):
+    __slots__ = ("view_version", "epoch", "routes")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    routes: _containers.RepeatedCompositeFieldContainer[Path]
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Path, _Mapping]]] = ...) -> None: ...
+
+class Install(_message.Message):
+    __slots__ = ("view_version", "epoch", "flow_id", "path")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    flow_id: FlowId
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -24,6 +24,8 @@ from decod.net.server import (
     StateRequest,
 )
 from decod.protocol import messages as m
+from decod.protocol.routing import messages as routing
+from decod.protocol.routing.residual import Walk
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame
@@ -132,6 +134,27 @@ def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = N
     asyncio.run(run())
 
 
+def routing_messages() -> list[m.Message]:
+    """One of every kind about the search for better flows."""
+    places = ((ALICE, True), (BOB, False))
+    hops = (routing.Hop(BOB, ((ALICE, 0.5),)),)
+    return [
+        routing.DraftOffer(1, 1, 2, 0.5),
+        routing.RequestUnits(1, 1, 2),
+        routing.UnitsAnswer(1, 1, 2),
+        routing.DraftUnits(1, outward=True, link_version=1, units=2, agreed=False),
+        routing.ResidualWalk(1, 1, exit=False, walk=Walk(places, (0.0, -0.5), 2)),
+        routing.RequestChange(1, 1, places, True, 2),
+        routing.ChangeAnswer(1, 1, 2, -0.5),
+        routing.ChangeDecision(1, 1, 2),
+        routing.Claim(1, 1, FLOW, hops),
+        routing.Claimed(1, 1, FLOW, hops),
+        routing.Claims(1, 1, 2, ((BOB, 0.5),), (hops, hops)),
+        routing.Routes(1, 1, ((BOB,), (BOB,))),
+        routing.Install(1, 1, FLOW, (BOB,)),
+    ]
+
+
 def control_messages() -> list[m.Message]:
     """One of every kind that has no tensor."""
     member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
@@ -164,6 +187,7 @@ def control_messages() -> list[m.Message]:
         m.CanTake(ROUND),
         m.UtilisationQuery(1, ROUND),
         m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        *routing_messages(),
     ]
     tensor_only = {m.ForwardActivation, m.BackwardGradient}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol import messages as m
+from decod.protocol.routing import messages as routing
+from decod.protocol.routing.position import LINK_COST_MAX
+from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
 from decod.protocol.view import Member, Opening, Role, View
-from decod.wire import codec, validate
+from decod.wire import codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 
 RUN = RunId("r" * 26)
@@ -66,6 +69,37 @@ def views(draw: st.DrawFn) -> View:
 openings = st.builds(Opening, rounds, rounds, views(), st.booleans(), st.booleans(), st.booleans())
 loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32))
 
+places = st.tuples(node_ids, st.booleans())
+link_costs = st.lists(
+    st.tuples(node_ids, st.floats(0, LINK_COST_MAX)), max_size=3, unique_by=lambda cost: cost[0]
+).map(tuple)
+hops = st.builds(routing.Hop, node_ids, link_costs)
+paths = st.lists(node_ids, min_size=1, max_size=3, unique=True).map(tuple)
+
+
+def hop_lists(*, min_size: int) -> st.SearchStrategy[tuple[routing.Hop, ...]]:
+    lists = st.lists(hops, min_size=min_size, max_size=3, unique_by=lambda hop: hop.node_id)
+    return lists.map(tuple)
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> Walk:
+    on_it: list[Place] = draw(st.lists(places, min_size=1, max_size=MAX_STEPS, unique=True))
+    steps = st.floats(-1e110, 1e110) | st.floats(-10, 10)
+    costs = [0.0]
+    for _ in on_it[1:]:
+        costs.append(costs[-1] + draw(steps))
+    return Walk(tuple(on_it), tuple(costs), draw(st.integers(1, 65536)))
+
+
+@st.composite
+def claim_lists(draw: st.DrawFn) -> tuple[tuple[routing.Hop, ...], ...]:
+    """Claims share hops, as they do where they meet."""
+    pool = draw(hop_lists(min_size=1))
+    claims = st.lists(st.sampled_from(pool), min_size=1, unique_by=lambda hop: hop.node_id)
+    return tuple(draw(st.lists(claims.map(tuple) | hop_lists(min_size=1), max_size=4)))
+
+
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
     "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
@@ -102,12 +136,32 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "loss_sum": st.floats(allow_nan=False, allow_infinity=False),
     "flow_id": st.builds(FlowId, node_ids, st.integers(0, 65535)),
     "cost_s": durations,
+    "sequence": numbers,
+    "link_version": numbers,
+    "change_id": numbers,
+    "epoch": numbers,
+    "units": flows,
+    "cost": st.floats(0, routing_codec.PATH_COST_MAX),
+    "outward": st.booleans(),
+    "agreed": st.booleans(),
+    "exit": st.booleans(),
+    "walk": st.none() | walks(),
+    "places": st.lists(places, min_size=2, max_size=MAX_STEPS, unique=True).map(tuple),
+    "is_closed": st.booleans(),
+    "hops": hop_lists(min_size=0),
+    "costs": link_costs,
+    "claims": claim_lists(),
+    "routes": st.lists(paths, max_size=4).map(tuple),
+    "path": paths,
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
     (m.FlowCost, "cost_s"): durations | st.just(math.inf),
+    (routing.RequestChange, "units"): st.integers(1, 65536),
+    (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),
+    (routing.Claims, "capacity"): flows,
 }
 MESSAGE_TYPES = get_args(m.Message)
 
@@ -134,7 +188,7 @@ def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize(
-    "cls", [*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View]
+    "cls", [*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View, routing.Hop]
 )
 def test_proto_and_dataclass_have_the_same_fields(cls: type) -> None:
     """A field that is added to the core alone would be lost on its way."""

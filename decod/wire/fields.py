@@ -1,0 +1,181 @@
+"""How one field travels: read from a peer or written for one, and checked either way.
+
+A message is a `Struct`: for each field of the dataclass, what carries it. `codec` and
+`routing_codec` are tables of these.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.message import Message as Proto
+
+from decod.ids import FlowId
+from decod.wire import validate
+
+
+class Field(Protocol):
+    """How one field travels. Both directions raise `MalformedMessageError` on a bad value."""
+
+    def write(self, target: Proto, field: str, value: Any) -> None: ...
+
+    def read(self, source: Proto, field: str) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    check: Callable[[str, Any], Any]
+
+    def write(self, target: Proto, field: str, value: Any) -> None:
+        setattr(target, field, self.check(field, value))
+
+    def read(self, source: Proto, field: str) -> Any:
+        return self.check(field, getattr(source, field))
+
+
+class Reason:
+    """A text for people. Ours may quote an exception, so it is cut to what may travel."""
+
+    def write(self, target: Proto, field: str, value: str) -> None:
+        setattr(target, field, validate.clip_reason(value))
+
+    def read(self, source: Proto, field: str) -> str:
+        return validate.reason(field, getattr(source, field))
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """A cost from 0 to `value_max`. Ours may be infinite or rest on a peer's, so it is cut."""
+
+    value_max: float
+
+    def write(self, target: Proto, field: str, value: float) -> None:
+        setattr(target, field, min(validate.cost(field, value), self.value_max))
+
+    def read(self, source: Proto, field: str) -> float:
+        value = validate.cost(field, getattr(source, field))
+        if value > self.value_max:
+            raise validate.malformed(field, value, allowed=f"at most {self.value_max}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """None is an absent field."""
+
+    inner: Field
+
+    def write(self, target: Proto, field: str, value: Any) -> None:
+        if value is not None:
+            self.inner.write(target, field, value)
+
+    def read(self, source: Proto, field: str) -> Any:
+        return self.inner.read(source, field) if source.HasField(field) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A message within a message, and the root of each: its fields and what relates them."""
+
+    cls: type[Any]
+    parts: Mapping[str, Field]
+    verify: Callable[[Any], None] = lambda _value: None
+
+    def fill(self, target: Proto, value: Any) -> None:
+        self.verify(value)
+        for field, part in self.parts.items():
+            part.write(target, field, getattr(value, field))
+
+    def take(self, source: Proto) -> Any:
+        value = self.cls(**{field: part.read(source, field) for field, part in self.parts.items()})
+        self.verify(value)
+        return value
+
+    def write(self, target: Proto, field: str, value: Any) -> None:
+        inner = getattr(target, field)
+        inner.SetInParent()
+        self.fill(inner, value)
+
+    def read(self, source: Proto, field: str) -> Any:
+        if not source.HasField(field):
+            raise validate.malformed(field, None, allowed="there")
+        return self.take(getattr(source, field))
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    struct: Struct
+    num_max: int
+    num_min: int = 0
+
+    def write(self, target: Proto, field: str, value: Sequence[Any]) -> None:
+        validate.length(field, len(value), low=self.num_min, high=self.num_max)
+        items = getattr(target, field)
+        for item in value:
+            self.struct.fill(items.add(), item)
+
+    def read(self, source: Proto, field: str) -> tuple[Any, ...]:
+        items = getattr(source, field)
+        validate.length(field, len(items), low=self.num_min, high=self.num_max)
+        return tuple(map(self.struct.take, items))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """Tuples of the core; on the wire each is a message. `items` names its fields."""
+
+    items: Repeated
+    """Its class is a named tuple."""
+
+    def write(self, target: Proto, field: str, value: Sequence[tuple[Any, ...]]) -> None:
+        cls = self.items.struct.cls
+        self.items.write(target, field, [cls(*item) for item in value])
+
+    def read(self, source: Proto, field: str) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(item) for item in self.items.read(source, field))
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """A tuple of single values, each of which is checked; `unique` if none may come twice."""
+
+    check: Callable[[str, Any], Any]
+    num_max: int
+    num_min: int = 0
+    unique: bool = False
+
+    def write(self, target: Proto, field: str, value: Sequence[Any]) -> None:
+        getattr(target, field).extend(self._checked(field, value))
+
+    def read(self, source: Proto, field: str) -> tuple[Any, ...]:
+        return self._checked(field, getattr(source, field))
+
+    def _checked(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        validate.length(field, len(values), low=self.num_min, high=self.num_max)
+        checked = tuple(self.check(field, value) for value in values)
+        if self.unique:
+            validate.unique(field, checked)
+        return checked
+
+
+NODE_ID = Plain(validate.node_id)
+ADDRESS = Plain(validate.address)
+NAME = Plain(validate.name)
+SHA256 = Plain(validate.sha256)
+ITERATION = Plain(validate.iteration)
+NUMBER = Plain(validate.number)
+COUNT = Plain(validate.count)
+STAGE = Plain(validate.stage_index)
+CAPACITY = Plain(validate.capacity)
+NUM_FLOWS = Plain(validate.num_flows)
+INDEX = Plain(validate.index)
+DATA_NODE_INDEX = Plain(validate.data_node_index)
+DURATION = Plain(validate.duration)
+COST = Plain(validate.cost)
+FINITE = Plain(validate.finite)
+NUM_STAGES = Plain(validate.num_stages)
+STATE = Plain(validate.state)
+BOOLEAN = Plain(validate.boolean)
+REASON = Reason()
+
+FLOW = Struct(FlowId, {"data_node": NODE_ID, "slot": INDEX})

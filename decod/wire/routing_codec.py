@@ -1,0 +1,303 @@
+"""How the messages of `decod.protocol.routing` travel: the part of the codec's table about them.
+
+**Size.** A control message has at most 4 MiB. What a walk or a change takes is bounded by its
+number of places (3.3 kB). A claim gathers the costs of all links that it could have taken: 65 bytes
+for each relay of the run, so that one passes through every run whose view can be told. All claims
+of a data node speak of the same nodes and hops again and again; in `Claims` each is said once, and
+costs of links take 16 bytes, so that some 250000 of them fit: 64 flows through 12 stages of 300
+relays. `Routes` has room for 70000 relays: 4096 flows through 16 stages.
+
+Where the limits of single fields allow for more than that, the size decides: such a message is
+encoded, and the transport refuses to send it.
+
+**What is handed on.** A node puts what it was told by one peer into what it tells another: hops,
+paths, the begin of a walk, costs to the sink. The limits are such that what was accepted can be
+sent on: own costs are cut to what may travel, and a walk's are checked step by step, so that no
+peer can drive a sum beyond its limit.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message as Proto
+
+from decod.ids import NodeId
+from decod.protocol.routing import messages as m
+from decod.protocol.routing.position import LINK_COST_MAX
+from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
+from decod.wire import fields as f
+from decod.wire import validate
+
+PATH_COST_MAX = (validate.STAGE_INDEX_MAX + 1) * LINK_COST_MAX
+"""Of a unit from a node to its sink, over a link for each stage."""
+
+STEP_COST_MAX = 1e111
+"""A step of a walk costs less: (65536 * 1e9) ** 8, for the dearest link under `Objective.MAX`. The
+reward of a further flow has to."""
+
+CHANGE_COST_MAX = 1e113
+"""What one node's links on a walk cost: at most `MAX_STEPS` steps."""
+
+
+class _Place(NamedTuple):
+    node_id: NodeId
+    exit: bool
+
+
+class _Step(NamedTuple):
+    node_id: NodeId
+    exit: bool
+    cost: float
+
+
+class _Steps(NamedTuple):
+    """A walk as it travels: each place with its cost."""
+
+    steps: tuple[_Step, ...]
+    units: int
+
+
+class _LinkCost(NamedTuple):
+    node_id: NodeId
+    cost: float
+
+
+class _IndexedCost(NamedTuple):
+    node_index: int
+    cost: float
+
+
+class _IndexedHop(NamedTuple):
+    node_index: int
+    costs: tuple[_IndexedCost, ...]
+
+
+class _IndexedClaim(NamedTuple):
+    hop_indexes: tuple[int, ...]
+
+
+class _Table(NamedTuple):
+    node_ids: tuple[NodeId, ...]
+    hops: tuple[_IndexedHop, ...]
+    claims: tuple[_IndexedClaim, ...]
+
+
+def _verify_steps(walk: _Steps) -> None:
+    validate.unique("steps", [(step.node_id, step.exit) for step in walk.steps])
+    if not -STEP_COST_MAX <= walk.steps[0].cost <= 0:
+        allowed = f"from {-STEP_COST_MAX} to 0 at a walk's begin"
+        raise validate.malformed("cost", walk.steps[0].cost, allowed=allowed)
+    for before, after in pairwise(walk.steps):
+        if not abs(after.cost - before.cost) <= STEP_COST_MAX:
+            allowed = f"at most {STEP_COST_MAX} from the one before"
+            raise validate.malformed("cost", after.cost, allowed=allowed)
+
+
+def _verify_change(change: m.RequestChange) -> None:
+    validate.unique("places", change.places)
+
+
+def _verify_hop(hop: m.Hop) -> None:
+    validate.unique("costs", [node_id for node_id, _ in hop.costs])
+
+
+def _verify_claims(claims: m.Claims) -> None:
+    validate.unique("costs", [node_id for node_id, _ in claims.costs])
+
+
+def _verify_indexed_hop(hop: _IndexedHop) -> None:
+    validate.unique("costs", [cost.node_index for cost in hop.costs])
+
+
+def _verify_hops(claim: m.Claim | m.Claimed) -> None:
+    validate.unique("hops", [hop.node_id for hop in claim.hops])
+
+
+_UNITS = f.NUM_FLOWS
+_UNITS_ONE_UP = f.CAPACITY
+_LINK_COST = f.Capped(LINK_COST_MAX)
+_EXIT = f.BOOLEAN
+_COUNTS_TO_SIZE = validate.COUNT_MAX
+"""Bounds nothing: the size of the message does."""
+
+_STEPS = f.Struct(
+    _Steps,
+    {
+        "steps": f.Repeated(
+            f.Struct(_Step, {"node_id": f.NODE_ID, "exit": _EXIT, "cost": f.FINITE}),
+            MAX_STEPS,
+            num_min=1,
+        ),
+        "units": _UNITS_ONE_UP,
+    },
+    _verify_steps,
+)
+_PLACES = f.Tuples(
+    f.Repeated(f.Struct(_Place, {"node_id": f.NODE_ID, "exit": _EXIT}), MAX_STEPS, num_min=2)
+)
+_COSTS = f.Tuples(
+    f.Repeated(
+        f.Struct(_LinkCost, {"node_id": f.NODE_ID, "cost": _LINK_COST}), validate.MEMBERS_MAX
+    )
+)
+_HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, "costs": _COSTS}, _verify_hop)
+_PATH = f.Scalars(validate.node_id, m.HOPS_MAX, num_min=1, unique=True)
+_INDEXED_COST = f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": _LINK_COST})
+_INDEXED_HOP = f.Struct(
+    _IndexedHop,
+    {"node_index": f.COUNT, "costs": f.Repeated(_INDEXED_COST, validate.MEMBERS_MAX)},
+    _verify_indexed_hop,
+)
+_INDEXED_CLAIM = f.Struct(
+    _IndexedClaim, {"hop_indexes": f.Scalars(validate.count, m.HOPS_MAX, num_min=1)}
+)
+_TABLE = f.Struct(
+    _Table,
+    {
+        "node_ids": f.Scalars(validate.node_id, _COUNTS_TO_SIZE, unique=True),
+        "hops": f.Repeated(_INDEXED_HOP, _COUNTS_TO_SIZE),
+        "claims": f.Repeated(_INDEXED_CLAIM, validate.CAPACITY_MAX),
+    },
+)
+
+
+class _Walk:
+    """Places and costs of a `Walk` travel together."""
+
+    def write(self, target: Proto, field: str, value: Walk) -> None:
+        if len(value.places) != len(value.costs):
+            raise validate.malformed("costs", len(value.costs), allowed="one for each place")
+        pairs = zip(value.places, value.costs, strict=True)
+        steps = tuple(_Step(*place, cost) for place, cost in pairs)
+        _STEPS.write(target, field, _Steps(steps, value.units))
+
+    def read(self, source: Proto, field: str) -> Walk:
+        walk: _Steps = _STEPS.read(source, field)
+        places: tuple[Place, ...] = tuple((step.node_id, step.exit) for step in walk.steps)
+        return Walk(places, tuple(step.cost for step in walk.steps), walk.units)
+
+
+class _Claims:
+    """Claims travel as a table of nodes and hops, and for each claim its rows in that."""
+
+    def write(self, target: Proto, field: str, value: Sequence[tuple[m.Hop, ...]]) -> None:
+        nodes: dict[NodeId, int] = {}
+        hops: dict[m.Hop, int] = {}
+        claims = []
+        for claim in value:
+            validate.unique("hops", [hop.node_id for hop in claim])
+            indexes = tuple(hops.setdefault(hop, len(hops)) for hop in claim)
+            claims.append(_IndexedClaim(indexes))
+
+        def index_of(node_id: NodeId) -> int:
+            return nodes.setdefault(node_id, len(nodes))
+
+        indexed = tuple(
+            _IndexedHop(
+                index_of(hop.node_id),
+                tuple(_IndexedCost(index_of(node_id), cost) for node_id, cost in hop.costs),
+            )
+            for hop in hops
+        )
+        _TABLE.write(target, field, _Table(tuple(nodes), indexed, tuple(claims)))
+
+    def read(self, source: Proto, field: str) -> tuple[tuple[m.Hop, ...], ...]:
+        table: _Table = _TABLE.read(source, field)
+        hops = [
+            m.Hop(
+                _entry("node_index", table.node_ids, hop.node_index),
+                tuple(
+                    (_entry("node_index", table.node_ids, cost.node_index), cost.cost)
+                    for cost in hop.costs
+                ),
+            )
+            for hop in table.hops
+        ]
+        return tuple(self._claim(hops, claim.hop_indexes) for claim in table.claims)
+
+    def _claim(self, hops: Sequence[m.Hop], indexes: Sequence[int]) -> tuple[m.Hop, ...]:
+        claim = tuple(_entry("hop_indexes", hops, index) for index in indexes)
+        validate.unique("hops", [hop.node_id for hop in claim])
+        return claim
+
+
+def _entry(field: str, table: Sequence[Any], index: int) -> Any:
+    if index >= len(table):
+        raise validate.malformed(field, index, allowed=f"less than {len(table)}")
+    return table[index]
+
+
+class _Paths:
+    """Paths, each in a message of its own."""
+
+    def write(self, target: Proto, field: str, value: Sequence[tuple[NodeId, ...]]) -> None:
+        validate.length(field, len(value), low=0, high=validate.CAPACITY_MAX)
+        paths = getattr(target, field)
+        for path in value:
+            _PATH.write(paths.add(), "node_ids", path)
+
+    def read(self, source: Proto, field: str) -> tuple[tuple[NodeId, ...], ...]:
+        paths = getattr(source, field)
+        validate.length(field, len(paths), low=0, high=validate.CAPACITY_MAX)
+        return tuple(_PATH.read(path, "node_ids") for path in paths)
+
+
+_VIEW: Mapping[str, f.Field] = {"view_version": f.ITERATION}
+_REQUEST: Mapping[str, f.Field] = {**_VIEW, "request_id": f.NUMBER, "units": _UNITS}
+_CHANGE: Mapping[str, f.Field] = {**_VIEW, "change_id": f.NUMBER}
+_EPOCH: Mapping[str, f.Field] = {**_VIEW, "epoch": f.NUMBER}
+
+BODIES: Mapping[str, f.Struct] = {
+    "draft_offer": f.Struct(
+        m.DraftOffer,
+        {**_VIEW, "sequence": f.NUMBER, "units": _UNITS, "cost": f.Capped(PATH_COST_MAX)},
+    ),
+    "request_units": f.Struct(m.RequestUnits, _REQUEST),
+    "units_answer": f.Struct(m.UnitsAnswer, _REQUEST),
+    "draft_units": f.Struct(
+        m.DraftUnits,
+        {
+            **_VIEW,
+            "outward": f.BOOLEAN,
+            "link_version": f.NUMBER,
+            "units": _UNITS,
+            "agreed": f.BOOLEAN,
+        },
+    ),
+    "residual_walk": f.Struct(
+        m.ResidualWalk,
+        {**_VIEW, "sequence": f.NUMBER, "exit": _EXIT, "walk": f.Optional(_Walk())},
+    ),
+    "request_change": f.Struct(
+        m.RequestChange,
+        {**_CHANGE, "places": _PLACES, "is_closed": f.BOOLEAN, "units": _UNITS_ONE_UP},
+        _verify_change,
+    ),
+    "change_answer": f.Struct(
+        m.ChangeAnswer,
+        {
+            **_CHANGE,
+            "units": _UNITS,
+            "cost": f.Plain(validate.within(-CHANGE_COST_MAX, CHANGE_COST_MAX)),
+        },
+    ),
+    "change_decision": f.Struct(m.ChangeDecision, {**_CHANGE, "units": _UNITS}),
+    "claim": f.Struct(
+        m.Claim,
+        {**_EPOCH, "flow_id": f.FLOW, "hops": f.Repeated(_HOP, m.HOPS_MAX)},
+        _verify_hops,
+    ),
+    "claimed": f.Struct(
+        m.Claimed,
+        {**_EPOCH, "flow_id": f.FLOW, "hops": f.Repeated(_HOP, m.HOPS_MAX)},
+        _verify_hops,
+    ),
+    "claims": f.Struct(
+        m.Claims,
+        {**_EPOCH, "capacity": _UNITS, "costs": _COSTS, "claims": _Claims()},
+        _verify_claims,
+    ),
+    "routes": f.Struct(m.Routes, {**_EPOCH, "routes": _Paths()}),
+    "install": f.Struct(m.Install, {**_EPOCH, "flow_id": f.FLOW, "path": _PATH}),
+}

@@ -1,0 +1,98 @@
+"""Nodes that look for flows say nothing that would not arrive, and find them over the wire."""
+
+from itertools import product
+from random import Random
+from typing import get_args
+
+import pytest
+
+from decod.ids import NodeId, RunId
+from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.messages import DraftUnits, RoutingMessage
+from decod.protocol.routing.negotiation import Negotiation
+from decod.protocol.routing.position import Objective, Position
+from decod.wire import codec
+from decod.wire.v1 import control_pb2 as pb
+
+RUN = RunId("r" * 26)
+STAGES = [[NodeId(a + b * 51) for b in "234"] for a in "abcd"]
+"""The first is that of the data nodes."""
+
+CAPACITY = 4
+SEARCH_TICKS, SETTLE_TICKS = 60, 60
+
+
+class Nodes:
+    """Every node of a small run, and what is on its way between them as bytes."""
+
+    def __init__(self, objective: Objective) -> None:
+        rng = Random(5)
+        num = len(STAGES)
+        self.costs = {
+            link: rng.uniform(1, 20)
+            for i, stage in enumerate(STAGES)
+            for link in product(stage, STAGES[(i + 1) % num])
+        }
+        self.seen: set[type] = set()
+        self._letters: list[tuple[NodeId, bytes]] = []
+        self._nodes = {
+            node_id: self._negotiation(node_id, i, objective)
+            for i, stage in enumerate(STAGES)
+            for node_id in stage
+        }
+
+    def _negotiation(self, node_id: NodeId, stage: int, objective: Objective) -> Negotiation:
+        position = Position(
+            node_id=node_id,
+            data=stage == 0,
+            capacity=CAPACITY,
+            num_stages=len(STAGES) - 1,
+            previous=STAGES[stage - 1],
+            next=STAGES[(stage + 1) % len(STAGES)],
+            data_peers=[peer for peer in STAGES[0] if peer != node_id and stage == 0],
+            cost_to=lambda peer: self.costs[node_id, peer],
+            cost_from=lambda peer: self.costs[peer, node_id],
+            objective=objective,
+            reward=1e6 if objective is Objective.SUM else 1e18,
+        )
+        return Negotiation(position, view_version=1, settler=STAGES[0][0], rng=Random(node_id))
+
+    def tick(self) -> None:
+        letters, self._letters = self._letters, []
+        for receiver, data in letters:
+            decoded = codec.decode(codec.parse(pb.Envelope, data))
+            message = decoded.message
+            assert isinstance(message, RoutingMessage)
+            self.seen.add(type(message))
+            self._post(receiver, self._nodes[receiver].received(decoded.sender, message))
+        for node_id, node in self._nodes.items():
+            self._post(node_id, node.tick())
+
+    def settle(self) -> None:
+        for node_id in STAGES[0]:
+            self._post(node_id, self._nodes[node_id].settle(1))
+
+    def num_flows(self) -> int:
+        settlings = [self._nodes[node_id].settling for node_id in STAGES[0]]
+        assert all(settling.complete for settling in settlings)
+        return sum(len(settling.flows) for settling in settlings)
+
+    def _post(self, sender: NodeId, effects: list[Effect]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Send)
+            envelope = codec.encode(RUN, sender, 1, 1, effect.message)
+            assert codec.decode(envelope).message == effect.message
+            self._letters.append((effect.to, envelope.SerializeToString()))
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_nodes_that_only_hear_bytes_find_all_flows(objective: Objective) -> None:
+    nodes = Nodes(objective)
+    for _ in range(SEARCH_TICKS):
+        nodes.tick()
+    nodes.settle()
+    for _ in range(SETTLE_TICKS):
+        nodes.tick()
+    assert nodes.num_flows() == CAPACITY * len(STAGES[0])
+    # Both ends of a link always agree here, where no message is lost.
+    assert nodes.seen == set(get_args(RoutingMessage)) - {DraftUnits}
