@@ -13,6 +13,8 @@ gone. The open ends are built on like any others. When the flows are wanted, eac
 a trace along each of its own; nodes that it passes hold still, and the way that it took is the
 flow's path. A trace waits where a change is under way.
 
+What a node has answered and decided it remembers as long as the view's version lasts.
+
 Deviations: those of the modules above, in their docstrings; and the trace, for which the paper has
 no need, because its microbatches find their way hop by hop.
 """

@@ -132,6 +132,8 @@ class HopChanges:
             made = answer.change_id in self._made
             decision = HopsDecision(self.view_version, answer.change_id, made)
             return [Send(sender, decision)] if answer.agreed else []
+        if sender not in asked.others:
+            return []
         if not answer.agreed:
             return self._decide(answer.change_id, made=False)
         asked.waiting.discard(sender)
