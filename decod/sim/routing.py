@@ -3,14 +3,25 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from random import Random
 
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.protocol.effects import Effect, Send
 from decod.protocol.messages import Message
+from decod.protocol.routing.gwtf import GwtfNegotiation
 from decod.protocol.routing.negotiation import Negotiation
 from decod.protocol.routing.position import Objective, Position
+
+
+class Algorithm(StrEnum):
+    """How nodes find flows."""
+
+    FLOW = "flow"
+    """decod's own: a draft, improved along closed walks, settled into flows."""
+    GWTF = "gwtf"
+    """The paper's: flows built hop by hop, changed by pairs of nodes of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +61,9 @@ class Society:
     graph: FlowGraph
     seed: int = 0
     objective: Objective = Objective.SUM
+    algorithm: Algorithm = Algorithm.FLOW
     weather: Weather = field(default_factory=Weather)
-    nodes: dict[NodeId, Negotiation] = field(default_factory=dict)
+    nodes: dict[NodeId, Negotiation | GwtfNegotiation] = field(default_factory=dict)
     round: int = 0
     num_messages: dict[NodeId, int] = field(default_factory=lambda: defaultdict(int))
     _version: int = 0
@@ -72,30 +84,44 @@ class Society:
                 previous = before.get(node.node_id)
                 self.nodes[node.node_id] = self._negotiation(node, previous)
 
-    def _negotiation(self, node: GraphNode, previous: Negotiation | None) -> Negotiation:
+    def _negotiation(
+        self, node: GraphNode, previous: Negotiation | GwtfNegotiation | None
+    ) -> Negotiation | GwtfNegotiation:
+        position = self._position(node)
+        rng = Random(f"{self.seed} {self._version} {node.node_id}")  # noqa: S311 - as above.
+        if self.algorithm is Algorithm.GWTF:
+            return GwtfNegotiation(
+                position,
+                view_version=self._version,
+                rng=rng,
+                previous=previous if isinstance(previous, GwtfNegotiation) else None,
+            )
+        return Negotiation(
+            position,
+            view_version=self._version,
+            settler=min(self.data_nodes, default=NodeId("")),
+            rng=rng,
+            previous=previous if isinstance(previous, Negotiation) else None,
+        )
+
+    def _position(self, node: GraphNode) -> Position:
         graph, node_id = self.graph, node.node_id
-        following, preceding = graph.next[node_id], graph.previous[node_id]
-        data_nodes = self.data_nodes
-        data = node_id in data_nodes
-        position = Position(
+        data = node_id in self.data_nodes
+        stage = [peer for peer in graph.stage(node.stage_index) if peer.capacity > 0]
+        peers = [peer.node_id for peer in stage if peer.node_id != node_id]
+        return Position(
             node_id=node_id,
             data=data,
             capacity=node.capacity,
             num_stages=graph.num_stages,
-            previous=[peer for peer in preceding if graph.nodes[peer].capacity > 0],
-            next=[peer for peer in following if graph.nodes[peer].capacity > 0],
-            data_peers=[peer for peer in data_nodes if peer != node_id] if data else [],
+            previous=[p for p in graph.previous[node_id] if graph.nodes[p].capacity > 0],
+            next=[peer for peer in graph.next[node_id] if graph.nodes[peer].capacity > 0],
+            data_peers=peers if data else [],
+            stage_peers=[] if data else peers,
             cost_to=lambda peer: graph.costs[node_id, peer],
             cost_from=lambda peer: graph.costs[peer, node_id],
             objective=self.objective,
             reward=_reward(graph, self.objective),
-        )
-        return Negotiation(
-            position,
-            view_version=self._version,
-            settler=min(data_nodes, default=NodeId("")),
-            rng=Random(f"{self.seed} {self._version} {node_id}"),  # noqa: S311 - as above.
-            previous=previous,
         )
 
     def step(self) -> None:
@@ -123,7 +149,7 @@ class Society:
         return [
             Route((flow_id.data_node, *path, flow_id.data_node))
             for node_id in self.data_nodes
-            for flow_id, path in sorted(self.nodes[node_id].settling.decided.items())
+            for flow_id, path in sorted(self.nodes[node_id].flows.items())
         ]
 
     def _current(self, message: Message) -> bool:
@@ -154,6 +180,7 @@ class Society:
 def negotiate(
     graph: FlowGraph,
     *,
+    algorithm: str = "flow",
     rounds: int = 120,
     seed: int = 0,
     objective: str = "sum",
@@ -162,12 +189,15 @@ def negotiate(
 
     Args:
         graph: What there is. Each node knows its own links and capacity.
+        algorithm: `flow` or `gwtf`.
         rounds: Exchanges of messages; the last ones settle the draft.
         seed: Of what nodes draw: how long a refused one waits.
         objective: `sum` or `max`.
     """
-    society = Society(graph, seed=seed, objective=Objective(objective))
-    settle_at = rounds - settling_rounds(graph)
+    society = Society(
+        graph, seed=seed, objective=Objective(objective), algorithm=Algorithm(algorithm)
+    )
+    settle_at = max(0, rounds - settling_rounds(graph))
     for number in range(rounds):
         if number == settle_at:
             society.settle()

@@ -2,12 +2,14 @@
 
 Building a draft: `DraftOffer`, `RequestUnits`, `UnitsAnswer`. Agreeing on what links carry:
 `DraftUnits`. Improving it: `ResidualWalk`, `RequestChange`, `ChangeAnswer`, `ChangeDecision`.
-Settling it: `Claim`, `Claimed`, `Claims`, `Routes`, `Install`.
+Settling it: `Claim`, `Claimed`, `Claims`, `Routes`, `Install`. What GWTF's own search says is in
+`gwtf_messages`.
 """
 
 from dataclasses import dataclass
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.routing.gwtf_messages import GwtfMessage
 from decod.protocol.routing.residual import Place, Walk
 
 HOPS_MAX = 4095
@@ -192,4 +194,5 @@ RoutingMessage = (
     | Claims
     | Routes
     | Install
+    | GwtfMessage
 )

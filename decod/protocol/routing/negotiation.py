@@ -4,9 +4,10 @@ The draft begins with what the view before has left of it, or with nothing; it i
 is wanted, and is then settled into flows.
 """
 
+from collections.abc import Mapping
 from random import Random
 
-from decod.ids import NodeId
+from decod.ids import FlowId, NodeId
 from decod.protocol.effects import Effect
 from decod.protocol.routing.draft import Draft, DraftMessage
 from decod.protocol.routing.messages import Claim, Claimed, Claims, Install, Routes
@@ -30,6 +31,11 @@ class Negotiation:
         self.settling = Settling(position, self.draft, view_version, settler)
         if previous is not None:
             self.draft.carry_over(previous.draft)
+
+    @property
+    def flows(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
+        """At a data node: the relays that each of its settled flows goes through, in order."""
+        return self.settling.decided
 
     def tick(self) -> list[Effect]:
         """Do what a node does once in each round."""

@@ -45,6 +45,8 @@ class Position:
     cost_from: Callable[[NodeId], float]
     """d(i, j) of the link from a neighbour of the previous stage."""
     objective: Objective = Objective.SUM
+    stage_peers: Sequence[NodeId] = ()
+    """At a relay: the others of its stage."""
     reward: float = 1e6
     """What one more flow is worth; above the cost of any path, in the same unit."""
 

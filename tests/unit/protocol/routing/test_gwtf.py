@@ -1,0 +1,504 @@
+"""GWTF's own search: its examples, its graphs, and the holes that the paper leaves."""
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+
+from decod.ids import FlowId, NodeId
+from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
+from decod.protocol.effects import Effect, Send
+from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow
+from decod.protocol.routing.gwtf import GwtfNegotiation
+from decod.protocol.routing.gwtf_annealing import Annealing, difference
+from decod.protocol.routing.gwtf_hops import FlowHop
+from decod.protocol.routing.gwtf_messages import (
+    DenialNoted,
+    DenyHop,
+    ExchangeHops,
+    HopsAnswer,
+    HopsDecision,
+    LinkUse,
+    NextHop,
+    PeerFlows,
+    PeerQuery,
+    RequestRedirect,
+)
+from decod.protocol.routing.position import Objective, Position
+from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
+
+STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)
+
+
+def node(name: str) -> NodeId:
+    return NodeId(name)
+
+
+def graph_of(stages: list[dict[str, int]], costs: dict[tuple[str, str], float]) -> FlowGraph:
+    """Return a graph of stages 0 to S (capacities by name); all links that `costs` lacks cost 1."""
+    nodes = {
+        node(name): GraphNode(node(name), index, capacity)
+        for index, stage in enumerate(stages)
+        for name, capacity in stage.items()
+    }
+    links: dict[Link, float] = {}
+    for index, stage in enumerate(stages):
+        for begin in stage:
+            for end in stages[(index + 1) % len(stages)]:
+                links[node(begin), node(end)] = costs.get((begin, end), 1.0)
+    return FlowGraph(len(stages) - 1, nodes, links)
+
+
+def draw(
+    seed: int,
+    *,
+    num_data_nodes: int = 1,
+    num_relays: int = 40,
+    num_stages: int = 8,
+    capacity_max: float = 3,
+) -> FlowGraph:
+    """Draw a graph of the kind of GWTF's table V."""
+    rng = Random(seed)
+    stages: list[dict[str, int]] = [{} for _ in range(num_stages + 1)]
+    for index in range(num_relays):
+        capacity = math.floor(rng.uniform(1, capacity_max))
+        stages[index % num_stages + 1][f"r{index:02}"] = capacity
+    smallest = min(sum(stage.values()) for stage in stages[1:])
+    stages[0] = {f"d{index}": smallest for index in range(num_data_nodes)}
+    costs = {
+        (begin, end): float(math.floor(rng.uniform(1, 20)))
+        for index, stage in enumerate(stages)
+        for begin in stage
+        for end in stages[(index + 1) % len(stages)]
+    }
+    return graph_of(stages, costs)
+
+
+def without(graph: FlowGraph, *gone: NodeId) -> FlowGraph:
+    nodes = {node_id: n for node_id, n in graph.nodes.items() if node_id not in gone}
+    links = {link: cost for link, cost in graph.costs.items() if not {*link} & {*gone}}
+    return FlowGraph(graph.num_stages, nodes, links)
+
+
+def most_flows(graph: FlowGraph) -> int:
+    stages = range(graph.num_stages + 1)
+    return min(sum(n.capacity for n in graph.stage(index)) for index in stages)
+
+
+def paths(negotiated: Negotiated) -> set[str]:
+    return {" ".join(route.path) for route in negotiated.routes}
+
+
+# --- all nodes of a graph -----------------------------------------------------------------------
+
+
+def check(society: Society) -> None:
+    """No node carries too much; what is not being changed is the same at both its ends."""
+    nodes = {k: n for k, n in society.nodes.items() if isinstance(n, GwtfNegotiation)}
+    taken: Counter[tuple[NodeId, int]] = Counter()
+    for node_id, negotiation in nodes.items():
+        hops, capacity = negotiation.hops.hops, society.graph.nodes[node_id].capacity
+        if negotiation.hops.position.data:
+            assert sum(hop.upstream == node_id for hop in hops.values()) == capacity
+            assert sum(hop.upstream != node_id for hop in hops.values()) == capacity
+        else:
+            assert len(hops) <= capacity
+        for number, hop in hops.items():
+            assert hop.number == number
+            assert hop.upstream is not None or hop.next is not None
+            if not negotiation.hops.free(hop) or hop.next is None or hop.next.peer == node_id:
+                continue
+            taken[hop.next.peer, hop.next.number] += 1
+            end = nodes[hop.next.peer]
+            other = end.hops.hops.get(hop.next.number)
+            if other is None:
+                assert hop.next.number in end.build._denials
+                continue
+            assert other.data_node == hop.data_node
+            assert other.upstream == node_id or not end.hops.free(other)
+    assert all(times == 1 for times in taken.values())
+
+
+def go_on(society: Society, rounds: int) -> None:
+    for _ in range(rounds):
+        society.step()
+        check(society)
+
+
+def gwtf(graph: FlowGraph, *, seed: int = 0, weather: Weather | None = None) -> Society:
+    return Society(graph, seed=seed, algorithm=Algorithm.GWTF, weather=weather or Weather())
+
+
+def end(society: Society) -> int:
+    """Settle; return how many flows there are, all of them valid, and no lock left behind."""
+    society.settle()
+    go_on(society, settling_rounds(society.graph))
+    routes = society.routes()
+    assert broken_rules(society.graph, routes) == []
+    go_on(society, 20)
+    for negotiation in society.nodes.values():
+        assert isinstance(negotiation, GwtfNegotiation)
+        if negotiation.traces.held:
+            assert not any(hop.locked for hop in negotiation.hops.hops.values())
+    return len(routes)
+
+
+CHANGE = graph_of(
+    [{"d": 2}, {"n1": 1, "n3": 1}, {"n2": 1, "n4": 1}],
+    {("n1", "n2"): 3, ("n3", "n4"): 8, ("n1", "n4"): 6, ("n3", "n2"): 6},
+)
+"""The paper's example: costs 3 and 8 become 6 and 6."""
+
+
+def test_request_change_lowers_the_largest_cost() -> None:
+    assert paths(negotiate(CHANGE, algorithm="gwtf", objective="max", rounds=60)) == {
+        "d n1 n4 d",
+        "d n3 n2 d",
+    }
+
+
+def test_request_change_leaves_what_is_the_least_sum() -> None:
+    for seed in range(5):
+        negotiated = negotiate(CHANGE, algorithm="gwtf", seed=seed, rounds=150)
+        assert len(negotiated.routes) == 2
+        assert broken_rules(CHANGE, negotiated.routes) == []
+    society = gwtf(CHANGE)
+    for negotiation in society.nodes.values():
+        assert isinstance(negotiation, GwtfNegotiation)
+        negotiation.annealing.temperature = 0.0
+    go_on(society, 60)
+    assert end(society) == 2
+    assert {route.path[1:3] for route in society.routes()} == {("n1", "n2"), ("n3", "n4")}
+
+
+def test_request_redirect_takes_a_flow_over() -> None:
+    graph = graph_of(
+        [{"d": 1}, {"n1": 1}, {"n2": 1, "n4": 1}, {"n3": 1}],
+        {("n1", "n2"): 6, ("n2", "n3"): 5, ("n1", "n4"): 4, ("n4", "n3"): 5},
+    )
+    society = gwtf(graph)
+    go_on(society, 12)
+    middle = society.nodes[node("n2")]
+    assert isinstance(middle, GwtfNegotiation)
+    assert len(middle.hops.hops) == 1  # It asked first: the flow costs 11 between n1 and n3.
+    go_on(society, 40)
+    assert end(society) == 1
+    assert society.routes()[0].path == ("d", "n1", "n4", "n3", "d")  # 9
+
+
+@pytest.mark.parametrize("objective", ["sum", "max"])
+@pytest.mark.parametrize("num_data_nodes", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_flows_on_drawn_graphs_are_as_many_as_fit(
+    seed: int, num_data_nodes: int, objective: str
+) -> None:
+    graph = draw(seed, num_data_nodes=num_data_nodes)
+    society = Society(graph, seed=seed, objective=Objective(objective), algorithm=Algorithm.GWTF)
+    go_on(society, 94)
+    assert end(society) == min(most_flows(graph), most_flows(without(graph, node("d1"))))
+
+
+def test_flows_are_the_same_on_a_replay_and_messages_bounded() -> None:
+    graph = draw(7)
+    negotiated = negotiate(graph, algorithm="gwtf", seed=3)
+    assert negotiated == negotiate(graph, algorithm="gwtf", seed=3)
+    assert negotiated.messages_per_node_max < 6 * 120
+
+
+def test_searching_makes_flows_cheaper() -> None:
+    graph = draw(1)
+    built, searched = (
+        negotiate(graph, algorithm="gwtf", rounds=rounds).routes for rounds in (60, 140)
+    )
+    assert len(built) == len(searched)
+    cost_of = graph.path_cost
+    assert sum(cost_of(r.path) for r in searched) < sum(cost_of(r.path) for r in built)
+
+
+def test_nodes_say_little_once_nothing_gets_better() -> None:
+    society = gwtf(draw(2))
+    for negotiation in society.nodes.values():
+        assert isinstance(negotiation, GwtfNegotiation)
+        negotiation.annealing.temperature = 0.0
+    go_on(society, 200)
+    before = sum(society.num_messages.values())
+    go_on(society, 100)
+    # A query now and then, and its answers.
+    assert sum(society.num_messages.values()) - before < 100 * len(society.nodes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_that_are_lost_repeated_or_late_leave_nothing_half_done(seed: int) -> None:
+    graph = draw(seed, num_data_nodes=1 + seed % 2)
+    society = gwtf(graph, seed=seed, weather=STORM)
+    go_on(society, 170)
+    assert end(society) == most_flows(without(graph, node("d1")))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flows_through_a_node_that_vanishes_are_built_again(seed: int) -> None:
+    graph = draw(seed)
+    society = gwtf(graph, seed=seed)
+    go_on(society, 40 + seed)
+    for victim in (node("r03"), node("r04")):
+        graph = without(graph, victim)
+        society.change(graph)
+        go_on(society, 70)
+    assert end(society) == most_flows(graph)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_view_that_comes_amid_changes_leaves_nothing_half_done(seed: int) -> None:
+    graph = draw(seed)
+    society = gwtf(graph, seed=seed, weather=STORM)
+    for view in range(6):
+        go_on(society, 11 + seed)
+        society.change(graph if view % 2 else without(graph, node(f"r{view * 3 + seed:02}")))
+    society.change(graph)
+    go_on(society, 160)
+    assert end(society) == most_flows(graph)
+
+
+def test_a_flow_that_finds_no_way_on_goes_back_to_its_data_node() -> None:
+    graph = graph_of([{"d": 2}, {"a": 2}, {"b": 1, "c": 1}, {"e": 2}], {})
+    society = gwtf(graph)
+    go_on(society, 30)
+    society.change(without(graph, node("c")))
+    go_on(society, 60)
+    last, first = society.nodes[node("a")], society.nodes[node("d")]
+    assert isinstance(last, GwtfNegotiation)
+    assert isinstance(first, GwtfNegotiation)
+    assert len(last.hops.hops) == 1
+    assert len(first.hops.unpaired_inflows) == 1
+    assert end(society) == 1
+
+
+# --- one node -----------------------------------------------------------------------------------
+
+
+def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegotiation:
+    """Return node `b`: before it u, v; after it x (costs 1), y (costs 5); beside it a."""
+    costs = {node("x"): 1.0, node("y"): 5.0, node("u"): 1.0, node("v"): 1.0}
+    position = Position(
+        node_id=node("b"),
+        data=False,
+        capacity=capacity,
+        previous=[node("u"), node("v")],
+        next=[node("x"), node("y")],
+        data_peers=[],
+        cost_to=costs.__getitem__,
+        cost_from=costs.__getitem__,
+        objective=objective,
+        stage_peers=[node("a")],
+    )
+    return GwtfNegotiation(position, view_version=1, rng=Random(0), temperature=0.0)
+
+
+def carry(negotiation: GwtfNegotiation) -> FlowHop:
+    """Give it a flow from u to y."""
+    return negotiation.hops.add(node("d"), upstream=node("u"), next_hop=NextHop(node("y"), 7, 2.0))
+
+
+def exchange(hop: FlowHop, *, version: int | None = None, change_id: int = 1) -> ExchangeHops:
+    """Return a's request to give its x for this node's y, which saves 4 here."""
+    assert hop.next is not None
+    return ExchangeHops(
+        view_version=1,
+        change_id=change_id,
+        data_node=node("d"),
+        number=3,
+        next=NextHop(node("x"), 9, 1.0),
+        other=node("b"),
+        other_number=hop.number,
+        other_version=hop.version if version is None else version,
+        other_next=hop.next,
+        less=LinkUse(2.0, 1),
+        more=LinkUse(3.0, 0),
+    )
+
+
+def answers(effects: list[Effect]) -> list[bool]:
+    sent = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message.agreed for message in sent if isinstance(message, HopsAnswer)]
+
+
+def test_a_request_for_a_version_that_is_past_is_refused() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    stale = exchange(hop)
+    hop.version += 1
+    assert answers(negotiation.received(node("a"), stale)) == [False]
+    assert not hop.locked
+    assert answers(negotiation.received(node("a"), exchange(hop))) == [True]
+
+
+def test_a_hop_that_is_promised_is_refused_to_others_until_the_decision() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    assert answers(negotiation.received(node("a"), exchange(hop))) == [True]
+    assert answers(negotiation.received(node("c"), exchange(hop))) == [False]
+    assert answers(negotiation.received(node("a"), exchange(hop))) == [True]  # The same again.
+    negotiation.received(node("a"), HopsDecision(1, 1, made=False))
+    assert hop.next == NextHop(node("y"), 7, 2.0)
+    assert answers(negotiation.received(node("c"), exchange(hop, change_id=2))) == [True]
+
+
+def test_a_participant_repeats_its_answer_until_it_hears_the_decision() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    negotiation.received(node("a"), exchange(hop))
+    assert sum(len(answers(negotiation.tick())) for _ in range(12)) == 3
+    negotiation.received(node("a"), HopsDecision(1, 1, made=True))
+    assert hop.next == NextHop(node("x"), 9, 1.0)
+    assert sum(len(answers(negotiation.tick())) for _ in range(12)) == 0
+    # A late copy of the request finds the matter closed.
+    assert negotiation.received(node("a"), exchange(hop)) == []
+
+
+def test_the_other_node_refuses_what_costs_more_by_its_own_measure() -> None:
+    negotiation = relay()
+    hop = negotiation.hops.add(node("d"), upstream=node("u"), next_hop=NextHop(node("x"), 9, 1.0))
+    request = ExchangeHops(
+        1, 1, node("d"), 3, NextHop(node("y"), 7, 1.0), node("b"), hop.number, 0,
+        NextHop(node("x"), 9, 1.0), LinkUse(2.0, 1), LinkUse(1.0, 0),
+    )  # fmt: skip
+    assert answers(negotiation.received(node("a"), request)) == [False]
+
+
+def test_a_flow_to_another_sink_is_not_exchanged() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    hop.data_node = node("e")
+    assert answers(negotiation.received(node("a"), exchange(hop))) == [False]
+
+
+def test_an_asker_drops_what_is_not_answered_and_says_so_for_ever() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    theirs = NextHop(node("x"), 9, 1.0)
+    request = ExchangeHops(
+        1, 1, node("d"), hop.number, NextHop(node("y"), 7, 2.0), node("a"), 3, 0, theirs,
+        LinkUse(5.0, 1), LinkUse(1.0, 0),
+    )  # fmt: skip
+    assert len(negotiation.changes.ask(request)) == 3
+    assert hop.locked
+    negotiation.received(node("a"), HopsAnswer(1, 1, agreed=True))
+    sent = [effect for _ in range(8) for effect in negotiation.tick() if isinstance(effect, Send)]
+    decided = [effect.to for effect in sent if effect.message == HopsDecision(1, 1, made=False)]
+    assert sorted(decided) == ["a", "x", "y"]
+    assert not hop.locked
+    late = negotiation.received(node("x"), HopsAnswer(1, 1, agreed=True))
+    assert late == [Send(node("x"), HopsDecision(1, 1, made=False))]
+
+
+def test_a_redirect_moves_a_flow_at_all_four_nodes() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    assert hop.next is not None
+    request = RequestRedirect(
+        1, 1, node("d"), 4, 3.0, node("b"), hop.number, hop.version, node("u"), hop.next,
+        (LinkUse(1.0, 0), LinkUse(1.0, 0)),
+    )  # fmt: skip
+    assert answers(negotiation.received(node("a"), request)) == [True]
+    negotiation.received(node("a"), HopsDecision(1, 1, made=True))
+    assert negotiation.hops.hops == {}
+
+
+def test_a_request_for_a_flow_is_refused_at_too_low_a_cost_and_answered_once() -> None:
+    negotiation = relay()
+    hop = negotiation.hops.add(node("d"), upstream=None, next_hop=NextHop(node("y"), 7, 2.0))
+    low = negotiation.received(node("u"), RequestFlow(1, 1, node("d"), 6.0))
+    assert low == [Send(node("u"), FlowAnswer(1, 1, None, 7.0, 1))]
+    granted = negotiation.received(node("u"), RequestFlow(1, 2, node("d"), 7.0))
+    grant = FlowAnswer(1, 2, FlowId(node("d"), hop.number), 7.0, 0)
+    assert granted == [Send(node("u"), grant)]
+    assert negotiation.received(node("u"), RequestFlow(1, 2, node("d"), 7.0)) == granted
+    assert negotiation.received(node("u"), RequestFlow(1, 1, node("d"), 7.0)) == low
+
+
+def test_a_denied_hop_is_an_unpaired_inflow_again() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    noted = negotiation.received(node("y"), DenyHop(1, 7))
+    assert noted == [Send(node("y"), DenialNoted(1, 7))]
+    assert negotiation.hops.unpaired_inflows == [hop]
+    assert negotiation.received(node("y"), DenyHop(1, 7)) == noted
+
+
+def test_a_hop_that_loses_its_upstream_gets_a_new_number() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    before = hop.number
+    negotiation.hops.lose_upstream(hop)
+    assert negotiation.hops.unpaired_outflows == [hop]
+    assert hop.number != before
+    assert list(negotiation.hops.hops) == [hop.number]
+
+
+def test_a_grant_that_was_denied_before_it_came_is_not_taken() -> None:
+    negotiation = relay()
+    negotiation.received(node("x"), FlowCost(1, node("d"), 1.0, 1, 0.0))
+    assert Send(node("x"), RequestFlow(1, 1, node("d"), 1.0)) in negotiation.tick()
+    negotiation.received(node("x"), DenyHop(1, 5))
+    negotiation.received(node("x"), FlowAnswer(1, 1, FlowId(node("d"), 5), 1.0, 0))
+    assert negotiation.hops.hops == {}
+
+
+def test_a_request_for_a_flow_is_repeated_until_it_is_answered() -> None:
+    negotiation = relay()
+    negotiation.received(node("x"), FlowCost(1, node("d"), 1.0, 1, 0.0))
+    request = Send(node("x"), RequestFlow(1, 1, node("d"), 1.0))
+    sent = [effect for _ in range(9) for effect in negotiation.tick()]
+    assert sent.count(request) == 3
+    answer = FlowAnswer(1, 1, FlowId(node("d"), 5), 1.0, 0)
+    for _ in range(2):  # The second copy changes nothing.
+        negotiation.received(node("x"), answer)
+    assert [hop.next for hop in negotiation.hops.hops.values()] == [NextHop(node("x"), 5, 1.0)]
+
+
+def test_the_next_node_refuses_a_change_of_a_flow_that_comes_from_another() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)  # From u.
+    here = NextHop(node("b"), hop.number, 7.0)
+    for owner, agreed in ((node("v"), False), (node("u"), True)):
+        request = RequestRedirect(
+            1, 1 + agreed, node("d"), 4, 8.0, owner, 2, 0, node("t"), here,
+            (LinkUse(1.0, 0), LinkUse(1.0, 0)),
+        )  # fmt: skip
+        assert answers(negotiation.received(node("v"), request)) == [agreed]
+
+
+def test_only_nodes_of_the_stage_are_told_of_flows() -> None:
+    negotiation = relay()
+    carry(negotiation)
+    assert negotiation.received(node("u"), PeerQuery(1)) == []
+    (told,) = negotiation.received(node("a"), PeerQuery(1))
+    assert isinstance(told, Send)
+    assert isinstance(told.message, PeerFlows)
+    assert [flow.next.peer for flow in told.message.flows] == ["y"]
+
+
+# --- what a change is worth ---------------------------------------------------------------------
+
+
+def test_the_objective_is_the_sum_or_the_largest_of_the_links_that_change() -> None:
+    less, more = [LinkUse(3, 1), LinkUse(8, 1)], [LinkUse(6, 0), LinkUse(6, 0)]
+    assert difference(Objective.MAX, less=less, more=more) == -2
+    assert difference(Objective.SUM, less=less, more=more) == 1
+    assert difference(Objective.MAX, less=[LinkUse(2, 3)], more=[LinkUse(3, 1)]) == 0
+
+
+def test_annealing_accepts_the_worse_less_and_less_and_never_the_equal() -> None:
+    annealing = Annealing(Random(0), unit=1.0)
+
+    def share() -> float:
+        return sum(annealing.accepts(1.7) for _ in range(2000)) / 2000
+
+    assert share() == pytest.approx(math.exp(-1), abs=0.04)
+    assert annealing.accepts(-0.1)
+    assert not annealing.accepts(0.0)
+    for _ in range(60):
+        annealing.cool()
+    assert annealing.temperature == pytest.approx(1.7 * 0.95**60)
+    assert share() < 0.01
