@@ -27,7 +27,9 @@ def possible_links(capacities: Capacities) -> list[tuple[str, str]]:
     """Every pair that may have a link."""
     layers = [*capacities, capacities[0]]
     return [
-        pair for here, there in itertools.pairwise(layers) for pair in itertools.product(here, there)
+        pair
+        for here, there in itertools.pairwise(layers)
+        for pair in itertools.product(here, there)
     ]
 
 

@@ -1,5 +1,7 @@
 """Where new nodes go, and what each placement is worth."""
 
+import dataclasses
+import itertools
 import random
 import statistics
 
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.planner.graph import FlowGraph
+from decod.planner.graph import FlowGraph, GraphNode
 from decod.planner.joining import (
     JoinPolicy,
     Newcomer,
@@ -28,7 +30,11 @@ def _newcomer(name: str, capacity: int, costs: dict[str, float]) -> Newcomer:
 PAIR = make_graph(
     [{"d": 2}, {"a0": 1, "a1": 1}, {"b": 9}],
     {
-        **{("d", "a0"): 1, ("d", "a1"): 5, ("a0", "b"): 1, ("a1", "b"): 5, ("b", "d"): 1},
+        ("d", "a0"): 1,
+        ("d", "a1"): 5,
+        ("a0", "b"): 1,
+        ("a1", "b"): 5,
+        ("b", "d"): 1,
     },
 )
 """Stage 1 is full, and its second relay is dear."""
@@ -40,7 +46,7 @@ def test_everybody_is_placed_once_and_costs_follow_on(policy: JoinPolicy) -> Non
     some = newcomers[:3]
     joins = plan_joins(graph, some, policy=policy, rng=random.Random(0))
     assert sorted(joined.node_id for joined in joins) == [n.node_id for n in some]
-    for joined, following in zip(joins, joins[1:], strict=False):
+    for joined, following in itertools.pairwise(joins):
         assert joined.cost_after == following.cost_before
         assert joined.num_flows_after == following.num_flows_before
     for joined in joins:
@@ -56,7 +62,7 @@ def test_gwtf_puts_the_largest_candidate_where_it_is_tightest() -> None:
         policy="gwtf",
         rng=random.Random(0),
     )
-    assert [(joined.node_id, joined.stage_index) for joined in joins][0] == ("large", 1)
+    assert (joins[0].node_id, joins[0].stage_index) == ("large", 1)
     assert joins[0].improvement == 0
 
 
@@ -87,9 +93,8 @@ def test_room_for_more_flows_comes_before_cheaper_ones(policy: str) -> None:
     assert joined.improvement < 0  # The third flow is dearer than the mean of the others.
 
 
-def _with_capacity(graph: FlowGraph, name: str, capacity: int):  # noqa: ANN202 - a GraphNode.
-    node = graph.nodes[NodeId(name)]
-    return type(node)(node.node_id, node.stage_index, capacity)
+def _with_capacity(graph: FlowGraph, name: str, capacity: int) -> GraphNode:
+    return dataclasses.replace(graph.nodes[NodeId(name)], capacity=capacity)
 
 
 def test_newcomers_know_each_other_both_ways() -> None:
@@ -108,12 +113,12 @@ def test_newcomers_know_each_other_both_ways() -> None:
 def test_an_estimate_lies_between_redirecting_and_exchanging() -> None:
     """Redirecting one of the two flows saves 3; with peers exchanged it would be 6 at most."""
     node = NodeId
-    hops = {
-        node("d"): [(node("i0"), node("u0"), node("j0")), (node("i1"), node("u1"), node("j1"))]
-    }
+    hops = {node("d"): [(node("i0"), node("u0"), node("j0")), (node("i1"), node("u1"), node("j1"))]}
     costs = {
-        **{(node("i0"), node("u0")): 5.0, (node("u0"), node("j0")): 2.0},
-        **{(node("i1"), node("u1")): 2.0, (node("u1"), node("j1")): 5.0},
+        (node("i0"), node("u0")): 5.0,
+        (node("u0"), node("j0")): 2.0,
+        (node("i1"), node("u1")): 2.0,
+        (node("u1"), node("j1")): 5.0,
     }
     newcomer = _newcomer("v", 1, {"i0": 1, "j0": 3, "i1": 3, "j1": 3})
     assert estimate_saving(hops, costs, newcomer) == (3 + 6) / 2

@@ -41,8 +41,14 @@ def test_a_flow_must_return_to_its_own_data_node() -> None:
     graph = make_graph(
         [{"d0": 1, "d1": 1}, {"a0": 1, "a1": 1}],
         {
-            **{("d0", "a0"): 1, ("a0", "d1"): 1, ("d1", "a1"): 1, ("a1", "d0"): 1},
-            **{("d0", "a1"): 50, ("a0", "d0"): 50, ("d1", "a0"): 50, ("a1", "d1"): 50},
+            ("d0", "a0"): 1,
+            ("a0", "d1"): 1,
+            ("d1", "a1"): 1,
+            ("a1", "d0"): 1,
+            ("d0", "a1"): 50,
+            ("a0", "d0"): 50,
+            ("d1", "a0"): 50,
+            ("a1", "d1"): 50,
         },
     )
     routes = optimal_routes(graph)
@@ -74,8 +80,12 @@ def test_the_busiest_link_is_relieved_first_and_then_the_sum() -> None:
     graph = make_graph(
         [{"d": 2}, {"a": 2, "b": 2, "c": 2}],
         {
-            **{("d", "a"): 3, ("a", "d"): 0, ("d", "b"): 5, ("b", "d"): 0},
-            **{("d", "c"): 5, ("c", "d"): 4},
+            ("d", "a"): 3,
+            ("a", "d"): 0,
+            ("d", "b"): 5,
+            ("b", "d"): 0,
+            ("d", "c"): 5,
+            ("c", "d"): 4,
         },
     )
     assert {route.path[1] for route in optimal_routes(graph)} == {"a"}
