@@ -137,9 +137,11 @@ class _Search:
         """
         best = self.score(arrangement)
         for stage_index in rng.sample(range(len(arrangement)), len(arrangement)):
-            order = arrangement[stage_index]
+            stage, order = self._stages[stage_index], arrangement[stage_index]
             for place in range(self.num_pipelines):
                 for other in range(place + 1, len(order)):
+                    if stage[order[place]] == stage[order[other]]:
+                        continue  # A data node with itself.
                     order[place], order[other] = order[other], order[place]
                     score = self.score(arrangement)
                     if score < best:

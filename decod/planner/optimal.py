@@ -82,12 +82,12 @@ def _useful_arcs(graph: FlowGraph) -> list[_Arc]:
         if data_node.capacity == 0:
             continue
         reached, layers = {home}, []
-        for stage_index in range(1, graph.num_stages + 2):
+        for _ in range(graph.num_stages + 1):
             layer = [
                 (begin, end)
                 for begin in sorted(reached)
                 for end in graph.next[begin]
-                if graph.nodes[end].capacity and (stage_index <= graph.num_stages or end == home)
+                if graph.nodes[end].capacity
             ]
             layers.append(layer)
             reached = {end for _, end in layer}

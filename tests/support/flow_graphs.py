@@ -1,7 +1,7 @@
 """Small flow graphs for tests, and what other methods say about them."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import networkx
 from hypothesis import strategies as st
@@ -82,24 +82,28 @@ def all_paths(graph: FlowGraph) -> list[tuple[NodeId, ...]]:
     return [(*path, path[0]) for path in paths if (path[-1], path[0]) in graph.costs]
 
 
-def by_trying(graph: FlowGraph) -> tuple[int, float]:
-    """Most flows and their least cost, by trying all sets of paths."""
+def by_trying(
+    graph: FlowGraph, worth: Callable[[FlowGraph, Sequence[Route]], tuple[float, ...]]
+) -> tuple[float, ...]:
+    """The least worth of all sets of paths that fit."""
     paths = all_paths(graph)
     room = {node.node_id: node.capacity for node in graph.nodes.values()}
-    best = (0, 0.0)
+    chosen: list[Route] = []
+    best = worth(graph, chosen)
 
-    def extend(start: int, num_flows: int, cost: float) -> None:
+    def extend(start: int) -> None:
         nonlocal best
-        if (-num_flows, cost) < (-best[0], best[1]):
-            best = (num_flows, cost)
+        best = min(best, worth(graph, chosen))
         for index in range(start, len(paths)):
             path = paths[index]
             if all(room[node] for node in path[:-1]):
                 for node in path[:-1]:
                     room[node] -= 1
-                extend(index, num_flows + 1, cost + graph.path_cost(path))
+                chosen.append(Route(path))
+                extend(index)
+                chosen.pop()
                 for node in path[:-1]:
                     room[node] += 1
 
-    extend(0, 0, 0.0)
+    extend(0)
     return best
