@@ -12,6 +12,7 @@ uses the out-of-kilter method; this one covers them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -58,7 +59,7 @@ def optimal_routes(graph: FlowGraph, objective: Objective | str = Objective.SUM)
     num_flows = _count(units)
     limits: Limits = {}
     if objective is Objective.MAX:
-        limits = _tightest_limits(graph, arcs, num_flows)
+        limits = _tightest_limits(graph, arcs, units)
     routes = _decompose(graph, _solve(graph, arcs, limits, num_flows=num_flows))
     assert len(routes) == num_flows, (len(routes), num_flows)
     assert not broken_rules(graph, routes), broken_rules(graph, routes)
@@ -67,11 +68,8 @@ def optimal_routes(graph: FlowGraph, objective: Objective | str = Objective.SUM)
 
 def largest_link_cost(graph: FlowGraph, routes: Sequence[Route]) -> float:
     """Return the largest f(i, j) x d(i, j) over all links: what `Objective.MAX` minimises."""
-    units: dict[Link, int] = {}
-    for route in routes:
-        for link in pairwise(route.path):
-            units[link] = units.get(link, 0) + 1
-    return max((number * graph.costs[link] for link, number in units.items()), default=0.0)
+    units = Counter((route.data_node, link) for route in routes for link in pairwise(route.path))
+    return _largest_on_a_link(graph, units)
 
 
 def _useful_arcs(graph: FlowGraph) -> list[_Arc]:
@@ -103,35 +101,42 @@ def _count(units: Mapping[_Arc, int]) -> int:
     return sum(number for (home, (begin, _)), number in units.items() if begin == home)
 
 
-def _tightest_limits(graph: FlowGraph, arcs: Sequence[_Arc], num_flows: int) -> Limits:
+def _tightest_limits(graph: FlowGraph, arcs: Sequence[_Arc], units: Mapping[_Arc, int]) -> Limits:
     """Return limits under the least z for which all flows fit with f x d <= z on every link.
 
-    The least z is some link's cost times a number of units, so a binary search over those ends.
+    A search that halves the range of z, and whose ends are always possible values: the least one
+    that has not been ruled out, and the largest f x d of the best flows so far.
+
+    Args:
+        graph: What there is.
+        arcs: Its useful ones.
+        units: The most flows, on any way.
     """
-    links = sorted({link for _, link in arcs})
-    bounds = {
-        (begin, end): min(graph.nodes[begin].capacity, graph.nodes[end].capacity, num_flows)
-        for begin, end in links
-    }
+    costs = {link: graph.costs[link] for _, link in arcs if graph.costs[link]}
+    num_flows = _count(units)
 
-    def limits_for(largest: float) -> Limits:
-        limits = {}
-        for link in links:
-            if (cost := graph.costs[link]) * bounds[link] > largest:
-                # A hair more, so that z / d of z = n x d is n and not a rounding below it.
-                limits[link] = math.floor(largest / cost * (1 + 1e-12))
-        return limits
+    def limit(link: Link, largest: float) -> int:
+        # A hair more, so that z / d of z = n x d is n and not a rounding below it.
+        return math.floor(largest / costs[link] * (1 + 1e-12))
 
-    choices = {graph.costs[link] * number for link in links for number in range(bounds[link] + 1)}
-    values = sorted(choices)
-    low, high = 0, len(values) - 1
+    low, high = 0.0, _largest_on_a_link(graph, units)
     while low < high:
-        middle = (low + high) // 2
-        if _count(_solve(graph, arcs, limits_for(values[middle]))) == num_flows:
-            high = middle
+        middle = (low + high) / 2
+        if not middle < high:
+            middle = low
+        found = _solve(graph, arcs, {link: limit(link, middle) for link in costs})
+        if _count(found) == num_flows:
+            high = min(middle, _largest_on_a_link(graph, found))
         else:
-            low = middle + 1
-    return limits_for(values[low])
+            low = min((limit(link, middle) + 1) * cost for link, cost in costs.items())
+    return {link: limit(link, high) for link in costs}
+
+
+def _largest_on_a_link(graph: FlowGraph, units: Mapping[_Arc, int]) -> float:
+    sums: dict[Link, int] = {}
+    for (_, link), number in units.items():
+        sums[link] = sums.get(link, 0) + number
+    return max((number * graph.costs[link] for link, number in sums.items()), default=0.0)
 
 
 def _solve(
@@ -144,7 +149,7 @@ def _solve(
         cost = -1.0 if begin == home else 0.0
         if num_flows is not None:
             cost = graph.costs[begin, end] / largest * _SCALE
-        room = min(graph.nodes[begin].capacity, graph.nodes[end].capacity)
+        room = _room(graph, (begin, end))
         problem.add_column(cost, min(room, limits.get((begin, end), room)))
     rows: dict[tuple[str, ...], int] = {}
 
@@ -162,9 +167,14 @@ def _solve(
             problem.add_entry(row("flows", low=num_flows, high=num_flows), column, 1.0)
         if end != home:
             problem.add_entry(row("pairing", home, end, low=0.0, high=0.0), column, 1.0)
-        if (limit := limits.get((begin, end))) is not None:
+        limit = limits.get((begin, end))
+        if limit is not None and limit < _room(graph, (begin, end)):
             problem.add_entry(row("limit", begin, end, low=0.0, high=limit), column, 1.0)
     return {arc: number for arc, number in zip(arcs, problem.solve(), strict=True) if number}
+
+
+def _room(graph: FlowGraph, link: Link) -> int:
+    return min(graph.nodes[node_id].capacity for node_id in link)
 
 
 def _decompose(graph: FlowGraph, units: Mapping[_Arc, int]) -> list[Route]:
