@@ -67,22 +67,47 @@ class SingleSourceFlow:
             self._add_vertices(node.node_id)
             if node.node_id != self._data_node:
                 receives, sends = self._receives[node.node_id], self._sends[node.node_id]
-                self._add_link(receives, sends, node.capacity, 0.0)
+                self._add_link(receives, sends, min(node.capacity, self._wanted), 0.0)
         for (begin, end), cost in sorted(graph.costs.items()):
             self._add_link(self._sends[begin], self._receives[end], self._wanted, cost)
         self._augment()
 
     def add(self, node_id: NodeId, arcs: Arcs) -> None:
-        """Put in a node and use it: for more flows if it makes room for them, and cheaper ones."""
-        self._wire(node_id, arcs)
+        """Put in a node and use it: for cheaper flows, and for more of them if it makes room.
+
+        Only cycles and paths through the node can have become worth taking, so only they are tried.
+        """
+        self._add_vertices(node_id)
+        receives, sends = self._receives[node_id], self._sends[node_id]
+        before = {self._sends[other]: cost for other, cost in arcs.before.items()}
+        after = {self._receives[other]: cost for other, cost in arcs.after.items()}
+        self._tolerance = max(
+            self._tolerance,
+            _PRECISION * max([*arcs.before.values(), *arcs.after.values()], default=0.0),
+        )
+        # No more can pass; a link that could take more would need a price of its own.
+        room = min(arcs.capacity, self._wanted)
+        for vertex, cost in sorted(before.items()):
+            self._add_link(vertex, receives, room, cost)
+        for vertex, cost in sorted(after.items()):
+            self._add_link(sends, vertex, room, cost)
+        # Prices at which its own links cost at least 0.
+        self._price[receives] = min((self._price[v] + c for v, c in before.items()), default=0.0)
+        self._price[sends] = max((self._price[v] - c for v, c in after.items()), default=0.0)
+        used = self._reroute(sends, receives, room)
+        self._add_link(receives, sends, room, 0.0)
+        self._spare[-2] -= used
+        self._spare[-1] += used
+        if not self.full:
+            self._augment()
 
     def try_out(self, arcs: Arcs) -> tuple[int, float]:
         """Return the number of flows and their cost as they would be after `add`."""
         saved = _Saved([*self._spare], [*self._price], self.cost, self.num_flows)
         probe = NodeId("")
-        self._wire(probe, arcs)
+        self.add(probe, arcs)
         outcome = self.num_flows, self.cost
-        self._unwire(probe, saved)
+        self._take_back(probe, saved)
         return outcome
 
     @property
@@ -121,33 +146,8 @@ class SingleSourceFlow:
             self._spare.append(room)
             self._cost.append(price)
 
-    def _wire(self, node_id: NodeId, arcs: Arcs) -> None:
-        """Add a node and restore optimality: only cycles and paths through it can have changed."""
-        self._add_vertices(node_id)
-        receives, sends = self._receives[node_id], self._sends[node_id]
-        before = {self._sends[other]: cost for other, cost in arcs.before.items()}
-        after = {self._receives[other]: cost for other, cost in arcs.after.items()}
-        self._tolerance = max(
-            self._tolerance,
-            _PRECISION * max([*arcs.before.values(), *arcs.after.values()], default=0.0),
-        )
-        room = min(arcs.capacity, self._wanted)
-        for vertex, cost in sorted(before.items()):
-            self._add_link(vertex, receives, room, cost)
-        for vertex, cost in sorted(after.items()):
-            self._add_link(sends, vertex, room, cost)
-        # Prices at which its own links cost at least 0.
-        self._price[receives] = min((self._price[v] + c for v, c in before.items()), default=0.0)
-        self._price[sends] = max((self._price[v] - c for v, c in after.items()), default=0.0)
-        used = self._reroute(sends, receives, room)
-        self._add_link(receives, sends, arcs.capacity, 0.0)
-        self._spare[-2] -= used
-        self._spare[-1] += used
-        if not self.full:
-            self._augment()
-
-    def _unwire(self, node_id: NodeId, saved: _Saved) -> None:
-        """Take back the last `_wire`."""
+    def _take_back(self, node_id: NodeId, saved: _Saved) -> None:
+        """Undo the last `add`."""
         size = len(saved.spare)
         for _ in range(2):
             for link in self._links.pop():
@@ -188,7 +188,7 @@ class SingleSourceFlow:
             self.num_flows += units
             self.cost += units * (self._price[goal] - self._price[start])
 
-    def _search(self, start: int, goal: int | None) -> tuple[list[float], list[int]]:
+    def _search(self, start: int, goal: int) -> tuple[list[float], list[int]]:
         """Return reduced distances from a vertex, and the link by which each vertex is reached.
 
         Stops once the goal is settled: what lies beyond it may then have too large a distance,
