@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-# Pydantic's kinds of error, in the words of somebody who wrote a file.
-_WORDS = {
+WORDS = {
     "int_type": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -29,6 +28,7 @@ _WORDS = {
     "model_type": "a table of keys",
     "model_attributes_type": "a table of keys",
 }
+"""Pydantic's kinds of error, in the words of somebody who wrote a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def _nearest_key(key: str, keys: list[str]) -> str | None:
     return by_name[match[0]] if match else None
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """Returns a value as it can stand in an error: short, in ASCII."""
     if isinstance(value, int) and abs(value) >= 1 << 64:
         # Python refuses to write out integers of some thousand digits.
         return f"an integer of {value.bit_length()} bits"
@@ -109,16 +110,16 @@ def _problem(error: Any, cls: type) -> Problem:
         nearest = _nearest_key(key, keys)
         return Problem(
             key,
-            f"unknown key {_show(key)[1:-1]}",
+            f"unknown key {show_value(key)[1:-1]}",
             "a key that is not understood is never passed over",
             f"did you mean {nearest}?" if nearest else "remove it, or see `decod run init`",
         )
     if kind == "missing":
         return Problem(key, f"{key} is missing", "it has no default", "add it")
-    wanted = _WORDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
+    wanted = WORDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
     return Problem(
         key,
-        f"{key} is {_show(error['input'])}",
+        f"{key} is {show_value(error['input'])}",
         f"it should be {wanted}",
         f"give {wanted}",
     )

@@ -1,0 +1,286 @@
+"""`decod plan route` finds the routes of a graph; `decod plan join` places new nodes in it."""
+
+import importlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from decod.errors import ConfigError
+from decod.planner.graph import FlowGraph, Route
+
+ROUNDS_DEFAULT = 120
+"""As many as GWTF's evaluation gives every algorithm."""
+
+_NEGOTIATED: Final = ("flow", "gwtf")
+_CENTRAL: Final = ("greedy", "fixed", "optimal")
+_POLICIES: Final = ("utilisation", "gwtf", "capacity", "random", "optimal")
+_NUM_ROUTES_SHOWN_MAX = 100
+
+_path = click.Path(path_type=Path, allow_dash=True)
+_seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Start of everything random.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """What an algorithm found, and what it took to find it."""
+
+    routes: list[Route]
+    rounds: int = 0
+    messages_mean: float = 0.0
+    messages_max: int = 0
+
+
+@click.group(no_args_is_help=True)
+def plan() -> None:
+    """Find routes for microbatches, or places for new nodes, without starting a run.
+
+    \b
+    Examples:
+      decod plan route graph.json
+      decod plan join graph.json --candidates candidates.json
+    """
+
+
+@plan.command()
+@click.argument("graph_path", metavar="GRAPH.json", type=_path)
+@click.option(
+    "--algorithm",
+    type=click.Choice([*_NEGOTIATED, *_CENTRAL]),
+    default="flow",
+    show_default=True,
+    help="Who decides: the nodes among themselves (flow, gwtf, greedy) or somebody who sees all.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1_000_000),
+    default=ROUNDS_DEFAULT,
+    show_default=True,
+    help="How long nodes negotiate; flow and gwtf only.",
+)
+@_seed_option
+@click.option(
+    "--objective",
+    type=click.Choice(["sum", "max"]),
+    default="sum",
+    show_default=True,
+    help="What costs least: all flows together, or the busiest link. greedy and fixed have "
+    "objectives of their own.",
+)
+@_json_option
+def route(
+    *, graph_path: Path, algorithm: str, rounds: int, seed: int, objective: str, as_json: bool
+) -> None:
+    """Route as many flows as a graph can carry, at the least cost.
+
+    GRAPH.json holds nodes and links, as in docs/planning.md; `-` reads the standard input.
+
+    \b
+    Examples:
+      decod plan route graph.json
+      decod plan route graph.json --algorithm optimal --json
+      decod plan route - --algorithm greedy --seed 7 < graph.json
+    """
+    from decod.config.graph_file import load_graph
+
+    graph = load_graph(graph_path)
+    if algorithm in _NEGOTIATED:
+        found = _negotiate(graph, algorithm, rounds=rounds, seed=seed, objective=objective)
+    else:
+        found = _Routing(_route_centrally(graph, algorithm, seed=seed, objective=objective))
+    answer = _describe(graph, algorithm, found)
+    if as_json:
+        click.echo(json.dumps(answer))
+    else:
+        _print_routes(answer)
+
+
+@plan.command()
+@click.argument("graph_path", metavar="GRAPH.json", type=_path)
+@click.option(
+    "--candidates",
+    "candidates_path",
+    metavar="FILE",
+    type=_path,
+    required=True,
+    help="The nodes that want to join, and their costs to the others.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(_POLICIES),
+    default="utilisation",
+    show_default=True,
+    help="Who goes next, and to which stage.",
+)
+@_seed_option
+@_json_option
+def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_json: bool) -> None:
+    """Place new nodes in a graph, one after another, and show what each is worth.
+
+    Both files are described in docs/planning.md; one of them may be `-`, the standard input.
+
+    \b
+    Examples:
+      decod plan join graph.json --candidates candidates.json
+      decod plan join graph.json --candidates candidates.json --policy optimal --json
+    """
+    from decod.config.graph_file import STDIN, load_candidates, load_graph
+    from decod.planner.joining import plan_joins
+
+    if graph_path == candidates_path == STDIN:
+        raise click.UsageError("only one of the two files can be the standard input")
+    graph = load_graph(graph_path)
+    newcomers = load_candidates(candidates_path, graph)
+    joins = [
+        {
+            "node": joined.node_id,
+            "stage": joined.stage_index,
+            "flows_before": joined.num_flows_before,
+            "flows_after": joined.num_flows_after,
+            "cost_before": joined.cost_before,
+            "cost_after": joined.cost_after,
+            "improvement": joined.improvement,
+        }
+        for joined in plan_joins(graph, newcomers, policy=policy, rng=_make_rng(seed))
+    ]
+    if as_json:
+        click.echo(json.dumps({"policy": policy, "joins": joins}))
+    else:
+        _print_joins(policy, joins)
+
+
+def _negotiate(
+    graph: FlowGraph, algorithm: str, *, rounds: int, seed: int, objective: str
+) -> _Routing:
+    """Return what the nodes agree on among themselves."""
+    module_name = "decod.sim.routing"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise ConfigError(
+            f"this release cannot negotiate routes by {algorithm}",
+            why="its simulated negotiation is not part of it",
+            fix=f"choose another --algorithm: {', '.join(_CENTRAL)}",
+            code="E-CFG-062",
+        ) from None
+    negotiate: Callable[..., Any] = module.negotiate
+    found = negotiate(graph, algorithm=algorithm, rounds=rounds, seed=seed, objective=objective)
+    return _Routing(
+        found.routes, found.rounds, found.messages_per_node_mean, found.messages_per_node_max
+    )
+
+
+def _route_centrally(graph: FlowGraph, algorithm: str, *, seed: int, objective: str) -> list[Route]:
+    match algorithm:
+        case "greedy":
+            from decod.planner.greedy import greedy_routes
+
+            return greedy_routes(graph, _make_rng(seed))
+        case "fixed":
+            from decod.planner.fixed import fixed_routes
+
+            return fixed_routes(graph, _make_rng(seed))
+        case _:
+            from decod.planner.optimal import optimal_routes
+
+            return optimal_routes(graph, objective)
+
+
+def _make_rng(seed: int) -> random.Random:
+    from decod.sim.kernel import seeded
+
+    return seeded(seed, "plan")
+
+
+def _describe(graph: FlowGraph, algorithm: str, found: _Routing) -> dict[str, Any]:
+    """Return the answer as it is printed with --json; docs/planning.md explains the keys."""
+    paths = sorted(route.path for route in found.routes)
+    costs = [graph.path_cost(path) for path in paths]
+    flows = [
+        {"data_node": path[0], "path": path, "cost": cost}
+        for path, cost in zip(paths, costs, strict=True)
+    ]
+    total = sum(costs)
+    wanted = sum(node.capacity for node in graph.stage(0))
+    return {
+        "algorithm": algorithm,
+        "rounds": found.rounds,
+        "flows": flows,
+        "total_cost": total,
+        "mean_cost": total / len(flows) if flows else None,
+        "unrouted": wanted - len(flows),
+        "messages_per_node": {"mean": found.messages_mean, "max": found.messages_max},
+    }
+
+
+def _print_routes(answer: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    from decod.cli.status_view import make_console
+    from decod.obs.text import clean_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("FLOWS", "COST"):
+        table.add_column(name, justify="right")
+    table.add_column("PATH", overflow="fold")
+    counts = Counter((flow["path"], flow["cost"]) for flow in answer["flows"])
+    for (path, cost), number in list(counts.items())[:_NUM_ROUTES_SHOWN_MAX]:
+        table.add_row(str(number), f"{cost:g}", " > ".join(clean_text(node) for node in path))
+    console = make_console()
+    if counts:
+        console.print(table)
+    if len(counts) > _NUM_ROUTES_SHOWN_MAX:
+        console.print(f"and {len(counts) - _NUM_ROUTES_SHOWN_MAX} more paths; see them with --json")
+    parts = [f"{answer['algorithm']}: {len(answer['flows'])} flows"]
+    if answer["flows"]:
+        parts.append(f"cost {answer['total_cost']:g}, {answer['mean_cost']:g} each")
+    parts.append(f"{answer['unrouted']} unrouted")
+    if answer["rounds"]:
+        messages = answer["messages_per_node"]
+        parts.append(
+            f"{answer['rounds']} rounds with {messages['mean']:.1f} messages a node, "
+            f"at most {messages['max']}"
+        )
+    console.print("; ".join(parts))
+
+
+def _print_joins(policy: str, joins: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from decod.cli.status_view import make_console
+    from decod.obs.text import clean_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("NODE", overflow="ellipsis", max_width=32)
+    for name in ("STAGE", "FLOWS", "COST BEFORE", "AFTER", "IMPROVEMENT"):
+        table.add_column(name, justify="right")
+    for joined in joins:
+        table.add_row(
+            clean_text(joined["node"]),
+            str(joined["stage"]),
+            f"{joined['flows_before']} > {joined['flows_after']}",
+            f"{joined['cost_before']:g}",
+            f"{joined['cost_after']:g}",
+            f"{joined['improvement']:.2%}",
+        )
+    console = make_console()
+    if joins:
+        console.print(table)
+        mean = sum(joined["improvement"] for joined in joins) / len(joins)
+        console.print(f"{policy}: {len(joins)} nodes placed, {mean:.2%} better each on average")
+    else:
+        console.print("nobody wants to join")

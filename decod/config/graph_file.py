@@ -1,0 +1,332 @@
+"""Reads the routing problem from JSON: a flow graph, and candidates that may join it.
+
+docs/planning.md describes both files. What could not be meant is refused with the file and the
+place in it; what merely cannot carry flows (a stage without relays, a node of capacity 0, a link
+that is missing) is a valid graph.
+"""
+
+import difflib
+import json
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from decod.config.mirror import WORDS, show_value
+from decod.errors import ConfigError
+from decod.ids import NodeId
+from decod.planner.graph import FlowGraph, GraphNode, Link
+from decod.planner.joining import Newcomer
+
+FILE_SIZE_MAX_BYTES = 64 << 20
+"""About a million links."""
+NUM_STAGES_MAX = 1000
+CAPACITY_MAX = 1_000_000
+"""Of a node, and of all data nodes together: every flow is listed on its own."""
+COST_MAX = 1e15
+"""Sums of costs stay exact to a millionth of the unit well beyond this."""
+
+STDIN = Path("-")
+
+_Id = Annotated[str, Field(min_length=1, max_length=64)]
+_Capacity = Annotated[int, Field(ge=0, le=CAPACITY_MAX)]
+_Cost = Annotated[float, Field(ge=0, le=COST_MAX)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _NodeEntry(_Strict):
+    id: _Id
+    role: Literal["data", "relay"]
+    stage: Annotated[int, Field(ge=0, le=NUM_STAGES_MAX)] = 0
+    """May be left out for data nodes."""
+    capacity: _Capacity
+
+
+class _LinkEntry(_Strict):
+    # The key in the file is a keyword of Python's.
+    begin: _Id = Field(alias="from")
+    end: _Id = Field(alias="to")
+    cost: _Cost
+
+
+class _GraphFile(_Strict):
+    stages: Annotated[int, Field(ge=1, le=NUM_STAGES_MAX)]
+    nodes: list[_NodeEntry]
+    links: list[_LinkEntry]
+
+
+class _KnownEntry(_Strict):
+    node: _Id
+    cost: _Cost
+
+
+class _CandidateEntry(_Strict):
+    id: _Id
+    capacity: _Capacity
+    links: list[_KnownEntry]
+
+
+class _CandidatesFile(_Strict):
+    candidates: list[_CandidateEntry]
+
+
+_KEYS = sorted(
+    {
+        field.alias or name
+        for model in (_GraphFile, _NodeEntry, _LinkEntry, _CandidatesFile, _CandidateEntry)
+        for name, field in model.model_fields.items()
+    }
+    | set(_KnownEntry.model_fields)
+)
+
+_File = TypeVar("_File", bound=_Strict)
+
+
+def load_graph(path: Path) -> FlowGraph:
+    """Returns the graph that a file describes; `-` reads the standard input.
+
+    Raises:
+        ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
+            or of a wrong type or size, E-CFG-053 the parts do not make a graph.
+    """
+    file = _read(path, _GraphFile)
+    nodes: dict[NodeId, GraphNode] = {}
+    for index, entry in enumerate(file.nodes):
+        place = f"nodes[{index}]"
+        _check_id(path, place, entry.id, nodes)
+        _check_stage(path, place, entry, file.stages)
+        nodes[NodeId(entry.id)] = GraphNode(NodeId(entry.id), entry.stage, entry.capacity)
+    wanted = sum(node.capacity for node in nodes.values() if node.stage_index == 0)
+    if not any(node.stage_index == 0 for node in nodes.values()):
+        _refuse(path, "nodes", "there is no data node", "flows begin and end there", "add one")
+    if wanted > CAPACITY_MAX:
+        _refuse(
+            path,
+            "nodes",
+            f"the data nodes want {wanted} flows in all",
+            f"every flow is listed, so there may be at most {CAPACITY_MAX}",
+            "lower their capacities",
+        )
+    return FlowGraph(file.stages, nodes, _read_links(path, file, nodes))
+
+
+def load_candidates(path: Path, graph: FlowGraph) -> list[Newcomer]:
+    """Returns the candidates that a file describes; `-` reads the standard input.
+
+    A candidate's links may lead to nodes of the graph and to other candidates. A cost between two
+    candidates holds for both, whichever of them gives it.
+
+    Raises:
+        ConfigError: As with `load_graph`.
+    """
+    file = _read(path, _CandidatesFile)
+    seen = dict.fromkeys(graph.nodes)
+    for index, entry in enumerate(file.candidates):
+        _check_id(path, f"candidates[{index}]", entry.id, seen)
+        seen[NodeId(entry.id)] = None
+    newcomers: dict[NodeId, Newcomer] = {}
+    for index, entry in enumerate(file.candidates):
+        costs: dict[NodeId, float] = {}
+        for position, link in enumerate(entry.links):
+            place, other = f"candidates[{index}].links[{position}]", NodeId(link.node)
+            _check_known(path, f"{place}.node", other, seen)
+            if other == entry.id or other in costs:
+                why = "it is the candidate itself" if other == entry.id else "it stands there twice"
+                _refuse(path, place, f"{show_value(other)} cannot be linked", why, "remove it")
+            theirs = newcomers[other].costs.get(NodeId(entry.id)) if other in newcomers else None
+            if theirs is not None and theirs != link.cost:
+                _refuse(
+                    path,
+                    place,
+                    f"the cost to {show_value(other)} is {link.cost:g}",
+                    f"that candidate gives {theirs:g}, and the cost of a pair is one number",
+                    "give it once",
+                )
+            costs[other] = link.cost
+        newcomers[NodeId(entry.id)] = Newcomer(NodeId(entry.id), entry.capacity, costs)
+    return list(newcomers.values())
+
+
+def _read_links(path: Path, file: _GraphFile, nodes: dict[NodeId, GraphNode]) -> dict[Link, float]:
+    costs: dict[Link, float] = {}
+    for index, entry in enumerate(file.links):
+        place = f"links[{index}]"
+        begin, end = NodeId(entry.begin), NodeId(entry.end)
+        _check_known(path, f"{place}.from", begin, nodes)
+        _check_known(path, f"{place}.to", end, nodes)
+        here, there = nodes[begin].stage_index, nodes[end].stage_index
+        if there != (here + 1) % (file.stages + 1):
+            _refuse(
+                path,
+                place,
+                f"the link {show_value(begin)} > {show_value(end)} runs from stage {here} "
+                f"to stage {there}",
+                f"links lead to the next stage, and from stage {file.stages} back to a data node",
+                "remove it, or correct the stages of its nodes",
+            )
+        if (begin, end) in costs:
+            _refuse(
+                path,
+                place,
+                f"the link {show_value(begin)} > {show_value(end)} stands there twice",
+                "its cost would be in doubt",
+                "remove one of them",
+            )
+        costs[begin, end] = entry.cost
+    return costs
+
+
+def _check_id(path: Path, place: str, node_id: str, seen: Collection[str]) -> None:
+    if node_id in seen:
+        _refuse(
+            path,
+            f"{place}.id",
+            f"{show_value(node_id)} is taken by another node",
+            "links name nodes by their ids",
+            "give each node an id of its own",
+        )
+    if not node_id.isprintable() or node_id != node_id.strip():
+        _refuse(
+            path,
+            f"{place}.id",
+            f"{show_value(node_id)} holds characters that do not show",
+            "ids are printed in tables",
+            "use letters, digits and signs",
+        )
+
+
+def _check_stage(path: Path, place: str, entry: _NodeEntry, num_stages: int) -> None:
+    if (entry.role == "data") != (entry.stage == 0) or entry.stage > num_stages:
+        rule = "0" if entry.role == "data" else f"one of 1 to {num_stages}"
+        _refuse(
+            path,
+            f"{place}.stage",
+            f"node {show_value(entry.id)} of role {entry.role} has stage {entry.stage}",
+            f"the stage of a {entry.role} node is {rule}",
+            "correct its stage or its role",
+        )
+
+
+def _check_known(path: Path, place: str, node_id: NodeId, known: Collection[str]) -> None:
+    if node_id not in known:
+        near = difflib.get_close_matches(node_id, list(known), n=1)
+        _refuse(
+            path,
+            place,
+            f"there is no node {show_value(node_id)}",
+            "a link needs both its ends",
+            f"did you mean {show_value(near[0])}?" if near else "add the node, or remove the link",
+        )
+
+
+def _refuse(path: Path, place: str, what: str, why: str, fix: str) -> NoReturn:
+    raise ConfigError(f"{_name(path)}: {place}: {what}", why=why, fix=fix, code="E-CFG-053")
+
+
+def _name(path: Path) -> str:
+    return "standard input" if path == STDIN else str(path)
+
+
+def _read(path: Path, model: type[_File]) -> _File:
+    values = _parse(path, _read_bytes(path))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _explain(path, error) from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if path == STDIN:
+            content = sys.stdin.buffer.read(FILE_SIZE_MAX_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(FILE_SIZE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {_name(path)}",
+            why=error.strerror or type(error).__name__,
+            fix="check the path, or give - for the standard input",
+            code="E-CFG-050",
+        ) from None
+    if len(content) > FILE_SIZE_MAX_BYTES:
+        raise ConfigError(
+            f"{_name(path)} is larger than {FILE_SIZE_MAX_BYTES} bytes",
+            why="a graph of that size is beyond what can be planned",
+            fix="check the path, or leave out links that are too expensive to use",
+            code="E-CFG-050",
+        )
+    return content
+
+
+def _parse(path: Path, content: bytes) -> Any:
+    place = _name(path)
+    try:
+        return json.loads(
+            content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        place, why = f"{place}:{line}", f"byte 0x{content[error.start]:02x} is not UTF-8"
+    except json.JSONDecodeError as error:
+        place = f"{place}:{error.lineno}:{error.colno}"
+        why = error.msg[:1].lower() + error.msg[1:] if content.strip() else "the file is empty"
+    except RecursionError:
+        why = "brackets are nested too deeply"
+    except ValueError as error:
+        # From one of the two hooks, or an integer of some thousand digits.
+        why = str(error)[:200]
+    raise ConfigError(
+        f"{place}: not valid JSON",
+        why=why,
+        fix="write one JSON object, as in docs/planning.md",
+        code="E-CFG-051",
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {show_value(twice)} stands twice in one object")
+    return values
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
+def _explain(path: Path, error: ValidationError) -> ConfigError:
+    """Turns the first problem that was found into an error."""
+    problems = error.errors(include_url=False)
+    problem: Any = problems[0]
+    place = "".join(_steps(problem["loc"])).removeprefix(".")
+    prefix = f"{_name(path)}: {place}" if place else _name(path)
+    more = f" ({len(problems) - 1} more like this in the file)" if len(problems) > 1 else ""
+    match problem["type"]:
+        case "extra_forbidden":
+            name = str(problem["loc"][-1])
+            near = difflib.get_close_matches(name, _KEYS, n=1)
+            what, why = "unknown key", "a key that is not understood is never passed over"
+            fix = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(_KEYS)}"
+        case "missing":
+            what, why, fix = "missing", "it has no default", "add it"
+        case kind:
+            # A table of keys is an object in JSON.
+            words = WORDS | dict.fromkeys(("model_type", "model_attributes_type"), "an object {}")
+            words["list_type"] = "a list []"
+            wanted = words.get(kind) or str(problem["msg"]).removeprefix("Input should be ")
+            what = f"is {show_value(problem['input'])}"
+            why, fix = f"it should be {wanted}", f"give {wanted}"
+    return ConfigError(f"{prefix}: {what}{more}", why=why, fix=fix, code="E-CFG-052")
+
+
+def _steps(location: Sequence[int | str]) -> Iterator[str]:
+    for step in location:
+        yield f"[{step}]" if isinstance(step, int) else f".{show_value(step)[1:-1]}"
