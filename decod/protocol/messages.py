@@ -98,6 +98,30 @@ class CatchUp:
     round: Round
 
 
+# --- links ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """The sender's end of equation (1): to neighbours, when it has changed (GWTF IV).
+
+    Values that were not measured are the sender's estimates. A later report replaces an earlier.
+    """
+
+    view_version: int
+    latency_s: float
+    """Half of a round trip between the two."""
+    bandwidth_bytes_per_s: float
+    """From the sender to the receiver."""
+    compute_s: float
+    """c_i: the sender's time for one pass of a microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbe:
+    """With a tensor that means nothing: its way is timed. No machine ever sees one."""
+
+
 # --- flows ----------------------------------------------------------------------------------
 
 
@@ -322,6 +346,8 @@ Message = (
     | Pong
     | Leave
     | CatchUp
+    | LinkReport
+    | LinkProbe
     | FlowCost
     | RequestFlow
     | FlowAnswer
@@ -342,5 +368,5 @@ Message = (
     | UtilisationAnswer
 )
 
-BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart)
+BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

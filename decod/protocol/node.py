@@ -20,6 +20,7 @@ from collections import deque
 from random import Random
 
 from decod.ids import NodeId, Round
+from decod.planner.cost import Link
 from decod.protocol import jobs, messages
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
@@ -51,11 +52,12 @@ from decod.protocol.events import (
 from decod.protocol.identity import Identity, NodeState, RunFacts
 from decod.protocol.joining import Joining
 from decod.protocol.leader import Leader
-from decod.protocol.links import LinkTable
+from decod.protocol.links import LinkTable, Terms
 from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
 from decod.protocol.work import Work
@@ -109,6 +111,7 @@ class NodeMachine:
             self.leader = Leader(leader, config, facts.shape)
         self.work = Work(self.context, identity.role, num_microbatches=facts.num_microbatches)
         self._membership = Membership(self.context)
+        self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
         fetches = facts.initial_from_leader and leader != identity.node_id
         self._joining = Joining(self.context, identity, offer, fetches_initial=fetches)
@@ -154,6 +157,7 @@ class NodeMachine:
         return earliest(
             self._joining.deadline_s,
             self._membership.deadline_s,
+            self._survey.deadline_s,
             self.work.deadline_s,
             self.leader.deadline_s if self.leader is not None else None,
             self._outbox.deadline_s,
@@ -202,17 +206,23 @@ class NodeMachine:
                 return self._job_finished(now_s, event)
             case JobFailed():
                 return self._job_failed(now_s, event)
-            case TensorSent(to, tensor, size_bytes, duration_s):
-                if duration_s > 0 and size_bytes >= 1 << 16:
-                    rate = size_bytes / duration_s
-                    self.context.links.measured(to, latency_s=None, bandwidth_bytes_per_s=rate)
-                return self.context.tensors.release(tensor)
+            case TensorSent():
+                self.context.links.transferred(
+                    now_s,
+                    event.to,
+                    size_bytes=event.size_bytes,
+                    duration_s=event.duration_s,
+                    share=event.share,
+                )
+                return self.context.tensors.release(event.tensor)
             case SendFailed():
                 return self._undelivered(now_s, event)
             case LinkMeasured(peer, latency_s, bandwidth):
                 self.context.links.measured(
-                    peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth
+                    peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, now_s=now_s
                 )
+                if bandwidth is not None or latency_s is None:
+                    self._survey.probed(peer)
                 return []
             case StateRequested():
                 return self.work.stage.requested(event)
@@ -237,12 +247,15 @@ class NodeMachine:
             effects += self.leader.overdue(now_s)
         if self.in_view:
             effects += self._membership.overdue(now_s)
+            effects += self._survey.overdue(now_s)
             effects += self.work.overdue(now_s)
         return effects
 
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
         effects = self._outbox.undelivered(now_s, event)
+        if isinstance(event.message, messages.LinkReport):
+            self._survey.undelivered(event.to)
         if self.leader is not None:
             ping = isinstance(event.message, messages.Ping)
             return effects + self.leader.unreachable(
@@ -286,10 +299,12 @@ class NodeMachine:
                 return self._membership.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
-            case messages.FlowCost() | messages.RequestFlow():
+            case messages.FlowCost() | messages.RequestFlow() | messages.LinkReport():
                 return self._of_view(now_s, received, message.view_version)
             case messages.FlowAnswer() | messages.Withdraw():
                 return self._of_view(now_s, received, message.view_version)
+            case messages.LinkProbe():
+                return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
             case _:
                 return self._of_round(now_s, received, message.round)
 
@@ -319,7 +334,15 @@ class NodeMachine:
             return self._keep(received)
         if version < self.context.view.version:
             return []
-        return self.work.flow_message(now_s, received.sender, received.message)
+        message, sender, links = received.message, received.sender, self.context.links
+        if isinstance(message, messages.LinkReport):
+            if sender in self.context.view:
+                link = Link(message.latency_s, message.bandwidth_bytes_per_s)
+                links.reported(sender, Terms(link, message.compute_s))
+            return []
+        if isinstance(message, messages.FlowCost) and sender in self.context.view:
+            links.offered(sender, message.compute_s)
+        return self.work.flow_message(now_s, sender, message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
         current = self.context.round
@@ -415,6 +438,8 @@ class NodeMachine:
         if renewed:
             context.adopt(opening.view)
             self._membership.adopt(now_s)
+            self._survey.adopt(now_s)
+        self._survey.opened()
         self._membership.announced(now_s)
         self._joining.entered()
         if entering:

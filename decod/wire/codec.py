@@ -200,6 +200,9 @@ _PLAIN = {
         validate.index,
         validate.data_node_index,
         validate.duration,
+        validate.latency,
+        validate.bandwidth,
+        validate.compute_time,
         validate.cost,
         validate.finite,
         validate.boolean,
@@ -221,6 +224,9 @@ _INDEX = _PLAIN[validate.index]
 _DATA_NODE_INDEX = _PLAIN[validate.data_node_index]
 _DURATION = _PLAIN[validate.duration]
 _COST = _PLAIN[validate.cost]
+_LATENCY = _PLAIN[validate.latency]
+_BANDWIDTH = _PLAIN[validate.bandwidth]
+_COMPUTE_TIME = _PLAIN[validate.compute_time]
 _FINITE = _PLAIN[validate.finite]
 _NUM_STAGES = _PLAIN[validate.num_stages]
 _STATE = _PLAIN[validate.state]
@@ -305,6 +311,16 @@ _BODIES: Mapping[str, _Struct] = {
     "pong": _Struct(m.Pong, {"nonce": _NUMBER}),
     "leave": _Struct(m.Leave, {"reason": _REASON, "at_once": _BOOLEAN}),
     "catch_up": _Struct(m.CatchUp, {"round": _ROUND}),
+    "link_report": _Struct(
+        m.LinkReport,
+        {
+            "view_version": _ITERATION,
+            "latency_s": _LATENCY,
+            "bandwidth_bytes_per_s": _BANDWIDTH,
+            "compute_s": _COMPUTE_TIME,
+        },
+    ),
+    "link_probe": _Struct(m.LinkProbe, {}),
     "flow_cost": _Struct(
         m.FlowCost,
         {
