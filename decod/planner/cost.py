@@ -4,6 +4,7 @@ Whatever comes in is first brought into the bounds below, so that a cost is alwa
 divides by nothing, whoever has measured or reported its parts.
 """
 
+import math
 from dataclasses import dataclass
 
 LATENCY_MAX_S = 60.0
@@ -98,5 +99,4 @@ def sane_compute_s(compute_s: float) -> float:
 
 
 def _within(value: float, low: float, high: float, *, worst: float) -> float:
-    # NaN is the one value that does not equal itself.
-    return worst if value != value else min(max(value, low), high)  # noqa: PLR0124
+    return worst if math.isnan(value) else min(max(value, low), high)

@@ -184,16 +184,13 @@ class LinkTable:
         if there is None:
             guessed_s = known.compute_s if peer_compute_s is None else peer_compute_s
             there = Terms(here.link, here.compute_s if guessed_s is None else guessed_s)
-        return self._cost_s(here, there)
+        return self._cost_s(here, there, size_bytes=self.activation_size_bytes)
 
     def floor_s(self, peer: NodeId) -> float:
         """Return what the cost to a peer would be at least, if its bandwidth had no end."""
-        there = (self._peers.get(peer) or _Peer()).theirs
         here = self.terms(peer)
-        return (
-            (here.compute_s + (there or here).compute_s) / 2
-            + (here.link.latency_s + (there or here).link.latency_s) / 2
-        )
+        there = (self._peers.get(peer) or _Peer()).theirs or here
+        return self._cost_s(here, there, size_bytes=0)
 
     def transfer_s(self, peer: NodeId) -> float:
         """Return how long an activation is believed to take to a peer, without the latency."""
@@ -235,13 +232,14 @@ class LinkTable:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _cost_s(self, here: Terms, there: Terms) -> float:
+    @staticmethod
+    def _cost_s(here: Terms, there: Terms, *, size_bytes: int) -> float:
         return link_cost_s(
             compute_here_s=here.compute_s,
             compute_there_s=there.compute_s,
             forth=here.link,
             back=there.link,
-            size_bytes=self.activation_size_bytes,
+            size_bytes=size_bytes,
         )
 
     def _shares_s(self, terms: Terms) -> tuple[float, float, float]:

@@ -299,9 +299,13 @@ class NodeMachine:
                 return self._membership.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
-            case messages.FlowCost() | messages.RequestFlow() | messages.LinkReport():
-                return self._of_view(now_s, received, message.view_version)
-            case messages.FlowAnswer() | messages.Withdraw():
+            case (
+                messages.FlowCost()
+                | messages.RequestFlow()
+                | messages.FlowAnswer()
+                | messages.Withdraw()
+                | messages.LinkReport()
+            ):
                 return self._of_view(now_s, received, message.view_version)
             case messages.LinkProbe():
                 return [FreeTensor(received.tensor.id)] if received.tensor is not None else []

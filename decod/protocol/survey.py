@@ -15,8 +15,8 @@ neighbours and time whatever happens (I8):
     idle --tick, a link worth it--> probing --LinkMeasured with a bandwidth, or with nothing--> idle
                                     probing --_PROBE_TIMEOUT_S--> idle
 
-A report that was not delivered is repeated with the next tick, with the values of that time, and not
-by the outbox: an old report must not overtake a newer one.
+A report that was not delivered is repeated with the next tick, with the values of that time, and
+not by the outbox: an old report must not overtake a newer one.
 
 Deviation: GWTF takes all costs as known.
 """

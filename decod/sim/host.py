@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.planner.cost import transfer_rate
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol.effects import Effect
@@ -35,6 +36,10 @@ from decod.sim.tensors import TensorTable
 
 _SPIN_LIMIT = 1000
 """Deadlines in a row at one instant after which a machine counts as stuck."""
+
+_TIMED_INTERVAL_S = 1.0
+"""Of the control messages to one peer, one in so long is timed. In a daemon every small one is;
+here that would double the events."""
 
 _RESULT_S = 1.0
 """How long the leader's daemon takes to keep the result of a run."""
@@ -124,6 +129,7 @@ class Host:
         stop: Why the machine has ended, or None while it runs.
         num_control_sent: Control messages that it wanted sent, so far.
         num_bulk_sent: Messages with a tensor, likewise.
+        num_probes: Links that it wanted probed.
         tensors: What it holds.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
@@ -150,6 +156,7 @@ class Host:
         self.num_control_sent = 0
         self.control_by_kind: Counter[str] = Counter()
         self.num_bulk_sent = 0
+        self.num_probes = 0
         self.num_microbatch_jobs = 0
         self.num_leaked = 0
         self.tensors = TensorTable(world.profile)
@@ -165,7 +172,8 @@ class Host:
         self._timer_s: float | None = None
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
-        self._contacts: dict[str, None] = {}
+        self._timed_s: dict[NodeId, float] = {}
+        """When a message to each peer was last timed."""
         self._on_event: dict[int, Callable[[], None]] = {}
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -175,6 +183,7 @@ class Host:
             fx.FetchState: self._fetch_state,
             fx.ServeState: self._serve_state,
             fx.RefuseState: self._refuse_state,
+            fx.ProbeLink: self._probe,
             fx.UseMembers: self._ignore,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
@@ -325,10 +334,10 @@ class Host:
         self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
         receiver = self._world.hosts.get(effect.to)
-        sent = None
-        if receiver is not None and receiver.name not in self._contacts:
-            self._contacts[receiver.name] = None
-            sent = partial(self._measured, receiver)
+        sent, now_s = None, self._world.kernel.now_s
+        if now_s - self._timed_s.get(effect.to, -_TIMED_INTERVAL_S) >= _TIMED_INTERVAL_S:
+            self._timed_s[effect.to] = now_s
+            sent = partial(self._round_trip, self._life, effect.to)
         event = ev.Received(self.node_id, effect.message)
         self._world.network.send_control(
             Transfer(
@@ -341,9 +350,42 @@ class Host:
             )
         )
 
-    def _measured(self, receiver: "Host", _duration_s: float) -> None:
-        latency_s = self._world.network.spec(self, receiver).latency_s
-        self.deliver(ev.LinkMeasured(receiver.node_id, latency_s=latency_s))
+    def _round_trip(self, life: int, receiver: NodeId, duration_s: float) -> None:
+        if life == self._life:
+            self.deliver(ev.LinkMeasured(receiver, latency_s=duration_s / 2))
+
+    def _probe(self, effect: fx.ProbeLink) -> None:
+        """Time an empty exchange, then a transfer, as a daemon does."""
+        self.num_probes += 1
+        self._exchange(effect, 0, self._world.network.send_control, self._probe_bytes)
+
+    def _probe_bytes(self, effect: fx.ProbeLink, trip_s: float) -> None:
+        ended = partial(self._probed, trip_s / 2)
+        self._exchange(effect, effect.size_bytes, self._world.network.send_tensor, ended)
+
+    def _exchange(
+        self,
+        effect: fx.ProbeLink,
+        size_bytes: int,
+        send: Callable[[Transfer], None],
+        then: Callable[[fx.ProbeLink, float], None],
+    ) -> None:
+        life = self._life
+
+        def sent(duration_s: float) -> None:
+            if life == self._life:
+                then(effect, duration_s)
+
+        def failed(_reason: str) -> None:
+            if life == self._life:
+                self.deliver(ev.LinkMeasured(effect.to))
+
+        receiver = self._world.hosts.get(effect.to)
+        send(Transfer(self, receiver, size_bytes, delivered=_nothing, sent=sent, failed=failed))
+
+    def _probed(self, latency_s: float, effect: fx.ProbeLink, duration_s: float) -> None:
+        rate = transfer_rate(effect.size_bytes, duration_s=duration_s, latency_s=latency_s)
+        self.deliver(ev.LinkMeasured(effect.to, latency_s, rate))
 
     def _send_failed(self, to: NodeId, message: Message, reason: str) -> None:
         self.deliver(ev.SendFailed(to, message, reason))

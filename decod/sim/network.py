@@ -189,7 +189,8 @@ class Network:
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
             return  # The sender died before the last byte: the receiver sees a broken stream.
-        latency_s = self.spec(transfer.sender, receiver).latency_s
+        # Answers take the way back, which may be another.
+        latency_s = self.spec(receiver, transfer.sender).latency_s
         cut_until_s = self._cut.get((transfer.sender.name, receiver.name), 0.0)
         if cut_until_s > self._kernel.now_s:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")

@@ -136,7 +136,7 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
         gateway.tensor_arrived(PEER, message, buffer, 0.1)
         gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
         gateway.on_latency(PEER, 0.1)
-        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1)
+        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
         gateway.on_send_failed(PEER, message, 1, reason="gone")
         assert driver.freed == [buffer]
         assert driver.events == []

@@ -23,6 +23,7 @@ from decod.net.server import (
     StateBlob,
     StateRequest,
 )
+from decod.net.share import LinkShare
 from decod.protocol import messages as m
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import codec
@@ -86,7 +87,14 @@ class Host:
         return self.blob
 
     def on_tensor_sent(
-        self, to: NodeId, message: m.Message, token: object, *, seconds: float, size_bytes: int
+        self,
+        to: NodeId,
+        message: m.Message,
+        token: object,
+        *,
+        seconds: float,
+        size_bytes: int,
+        share: float,
     ) -> None:
         self.sent.append((to, message, token, size_bytes))
 
@@ -148,6 +156,7 @@ def control_messages() -> list[m.Message]:
         m.Pong(1),
         m.Leave("bye", at_once=True),
         m.CatchUp(ROUND),
+        m.LinkReport(1, 0.05, 1e7, 0.5),
         m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
         m.RequestFlow(1, 1, ALICE, 0.5),
         m.FlowAnswer(1, 1, FLOW, 0.5, 1),
@@ -165,7 +174,7 @@ def control_messages() -> list[m.Message]:
         m.UtilisationQuery(1, ROUND),
         m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
     ]
-    tensor_only = {m.ForwardActivation, m.BackwardGradient}
+    tensor_only = {m.ForwardActivation, m.BackwardGradient, m.LinkProbe}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
     return found
 
@@ -177,11 +186,63 @@ def test_every_control_message_arrives_in_order() -> None:
             both.client.send(BOB, 7, message)
         await wait_until(lambda: len(both.bob.delivered) == len(sent))
         assert both.bob.delivered == [(ALICE, 7, message) for message in sent]
-        assert both.alice.latencies_s
-        assert len(both.alice.latencies_s) < len(sent), "messages that wait share a call"
         assert both.alice.failed == []
 
     with_pair(test)
+
+
+def test_a_small_call_is_timed_once_the_connection_stands() -> None:
+    """Neither what opens the connection nor a large batch says how far the peer is."""
+
+    async def test(both: Pair) -> None:
+        async def deliver(num: int) -> list[float]:
+            both.bob.delivered.clear()
+            for nonce in range(num):
+                both.client.send(BOB, 1, m.Ping(nonce))
+            await wait_until(lambda: len(both.bob.delivered) == num)
+            await both.client.flush(timeout_s=5)
+            return both.alice.latencies_s
+
+        assert await deliver(1) == []
+        assert len(await deliver(2)) == 1, "messages that wait share a call"
+        assert len(await deliver(100)) == 1
+
+    with_pair(test)
+
+
+def test_a_probe_times_a_round_trip_and_a_transfer() -> None:
+    async def test(both: Pair) -> None:
+        found = await both.client.probe(BOB, 1, 1 << 18)
+        assert found is not None
+        assert 0 < found.latency_s < 5
+        assert 1e3 < found.bandwidth_bytes_per_s < 1e12
+        sizes = [len(data) for _, message, data in both.bob.arrived if message == m.LinkProbe()]
+        assert sizes[-1] == 1 << 18
+        assert set(sizes[:-1]) == {0}
+        assert both.alice.sent == [], "a probe is no tensor of the core's"
+
+    with_pair(test)
+
+
+def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:
+    async def test(both: Pair) -> None:
+        both.bob.refuse_tensors = True
+        assert await both.client.probe(BOB, 1, 1 << 18) is None
+        assert await both.client.probe(ALICE, 1, 1 << 18) is None
+        assert both.alice.failed == []
+
+    with_pair(test)
+
+
+def test_tensors_that_overlap_share_the_link() -> None:
+    """Alone for 1 s, in halves for 2 s, the second alone for 1 s more: 2 s of link for each."""
+    share = LinkShare()
+    first = share.enter(10.0)
+    second = share.enter(11.0)
+    assert share.leave(13.0, first) == pytest.approx(2.0)
+    assert share.leave(14.0, second) == pytest.approx(2.0)
+    alone = share.enter(20.0)
+    assert share.leave(21.5, alone) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20 + 3])

@@ -108,6 +108,9 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
     (m.FlowCost, "cost_s"): durations | st.just(math.inf),
+    (m.LinkReport, "latency_s"): st.floats(0, 3600),
+    (m.LinkReport, "bandwidth_bytes_per_s"): st.floats(0, 1e15),
+    (m.LinkReport, "compute_s"): st.floats(0, 86_400),
 }
 MESSAGE_TYPES = get_args(m.Message)
 
