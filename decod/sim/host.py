@@ -131,6 +131,7 @@ class Host:
         num_bulk_sent: Messages with a tensor, likewise.
         num_probes: Links that it wanted probed.
         tensors: What it holds.
+        speed: Of its device, compared with the profile; it may change while it runs.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
     """
@@ -161,7 +162,7 @@ class Host:
         self.num_leaked = 0
         self.tensors = TensorTable(world.profile)
         self._world = world
-        self._speed = speed
+        self.speed = speed
         self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
@@ -443,7 +444,7 @@ class Host:
         base_s = self._world.profile.seconds(self._jobs[0].job)
         jitter_ratio = self._world.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = base_s * factor / self._speed
+        duration_s = base_s * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:

@@ -130,6 +130,10 @@ class Network:
         """Let nothing through in this direction until an instant; sends fail meanwhile."""
         self._cut[sender, receiver] = until_s
 
+    def change(self, sender: Endpoint, receiver: Endpoint, spec: LinkSpec) -> None:
+        """Give an ordered pair another link from now on; what is on its way keeps its time."""
+        self._pair(sender, receiver).spec = spec
+
     def spec(self, sender: Endpoint, receiver: Endpoint) -> LinkSpec:
         """Return the link of an ordered pair."""
         return self._pair(sender, receiver).spec

@@ -15,7 +15,8 @@ from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.server import StateBlob, StateRequest
 from decod.protocol.events import Received
-from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join
+from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
+from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
@@ -123,6 +124,26 @@ def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         assert gateway.allocate(PEER, CanTake(Round(1, 1)), 100) is not None
         assert gateway.allocate(PEER, CanTake(Round(1, 1)), 101) is None
+
+    run(test)
+
+
+def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> None:
+    """A peer must not be able to fill the tensors' memory with bytes that mean nothing."""
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
+        assert gateway.allocate(PEER, probe, most + 1) is None
+        buffers = [gateway.allocate(PEER, probe, most) for _ in range(20)]
+        taken = [buffer for buffer in buffers if buffer is not None]
+        assert 0 < len(taken) < 20
+        gateway.tensor_arrived(PEER, probe, taken[0], 0.1)
+        gateway.tensor_failed(taken[1])
+        assert gateway.allocate(PEER, probe, 0) is not None
+        assert gateway.allocate(PEER, probe, 0) is not None
+        assert gateway.allocate(PEER, probe, 0) is None
+        assert driver.events == []
+        assert driver.freed == []
 
     run(test)
 
