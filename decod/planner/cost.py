@@ -67,17 +67,21 @@ def transfer_rate(
     the clock's noise; at least `TRANSFER_SHARE_MIN` of the whole is counted as the bytes' time.
     The error that this can make is a tenth of a time that is short anyway.
 
+    Of two transfers that overlap, one's bytes fill the other's latency: the link is never idle. So
+    the less of the link a transfer had, the less latency is taken off, and nothing for half of it.
+
     Args:
         size_bytes: What was sent.
         duration_s: From the first byte to the receiver's acknowledgement.
         latency_s: One way, as known by then; 0 if unknown, which gives too low a rate.
         share: Mean share of the link that the transfer had beside others to the same peer, (0, 1].
     """
-    wire_s = max(duration_s - 2 * latency_s, TRANSFER_SHARE_MIN * duration_s)
-    alone_s = wire_s * min(max(share, 1e-3), 1.0)
-    if alone_s <= size_bytes / BANDWIDTH_MAX_BYTES_PER_S:
+    share = min(max(share, 1e-3), 1.0)
+    idle_s = 2 * latency_s * max(0.0, 2 * share - 1)
+    wire_s = max(duration_s * share - idle_s, TRANSFER_SHARE_MIN * duration_s * share)
+    if wire_s <= size_bytes / BANDWIDTH_MAX_BYTES_PER_S:
         return BANDWIDTH_MAX_BYTES_PER_S
-    return max(size_bytes / alone_s, BANDWIDTH_MIN_BYTES_PER_S)
+    return max(size_bytes / wire_s, BANDWIDTH_MIN_BYTES_PER_S)
 
 
 def sane_link(link: Link) -> Link:

@@ -84,7 +84,12 @@ def test_until_the_peer_reports_its_end_is_taken_to_be_like_this_one() -> None:
 
 def test_a_transfer_is_latency_there_and_back_and_its_bytes() -> None:
     assert transfer_rate(MEGABYTE, duration_s=0.7, latency_s=0.1) == pytest.approx(2e6)
-    assert transfer_rate(MEGABYTE, duration_s=0.7, latency_s=0.1, share=0.5) == pytest.approx(4e6)
+
+
+def test_a_transfer_that_had_half_of_the_link_hid_its_latency_behind_the_other() -> None:
+    for share, rate in ((0.5, 4e6), (0.75, 1 / 0.275 * 1e6), (0.25, 8e6)):
+        found = transfer_rate(MEGABYTE, duration_s=0.5, latency_s=0.1, share=share)
+        assert found == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("latency_s", [0.5, 100.0, math.inf])
