@@ -368,5 +368,8 @@ Message = (
     | UtilisationAnswer
 )
 
+VIEW_MESSAGES = (LinkReport, FlowCost, RequestFlow, FlowAnswer, Withdraw)
+"""Messages that belong to a version of the view, whatever its round."""
+
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

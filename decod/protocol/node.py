@@ -20,7 +20,6 @@ from collections import deque
 from random import Random
 
 from decod.ids import NodeId, Round
-from decod.planner.cost import Link
 from decod.protocol import jobs, messages
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
@@ -52,7 +51,7 @@ from decod.protocol.events import (
 from decod.protocol.identity import Identity, NodeState, RunFacts
 from decod.protocol.joining import Joining
 from decod.protocol.leader import Leader
-from decod.protocol.links import LinkTable, Terms
+from decod.protocol.links import LinkTable
 from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
@@ -207,23 +206,12 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
-                self.context.links.transferred(
-                    now_s,
-                    event.to,
-                    size_bytes=event.size_bytes,
-                    duration_s=event.duration_s,
-                    share=event.share,
-                )
+                self._survey.sent(now_s, event)
                 return self.context.tensors.release(event.tensor)
             case SendFailed():
                 return self._undelivered(now_s, event)
-            case LinkMeasured(peer, latency_s, bandwidth):
-                self.context.links.measured(
-                    peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, now_s=now_s
-                )
-                if bandwidth is not None or latency_s is None:
-                    self._survey.probed(peer)
-                return []
+            case LinkMeasured():
+                return self._survey.measured(now_s, event)
             case StateRequested():
                 return self.work.stage.requested(event)
             case StateFetched():
@@ -254,8 +242,7 @@ class NodeMachine:
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
         effects = self._outbox.undelivered(now_s, event)
-        if isinstance(event.message, messages.LinkReport):
-            self._survey.undelivered(event.to)
+        self._survey.undelivered(event)
         if self.leader is not None:
             ping = isinstance(event.message, messages.Ping)
             return effects + self.leader.unreachable(
@@ -299,13 +286,7 @@ class NodeMachine:
                 return self._membership.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
-            case (
-                messages.FlowCost()
-                | messages.RequestFlow()
-                | messages.FlowAnswer()
-                | messages.Withdraw()
-                | messages.LinkReport()
-            ):
+            case _ if isinstance(message, messages.VIEW_MESSAGES):
                 return self._of_view(now_s, received, message.view_version)
             case messages.LinkProbe():
                 return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
@@ -338,15 +319,8 @@ class NodeMachine:
             return self._keep(received)
         if version < self.context.view.version:
             return []
-        message, sender, links = received.message, received.sender, self.context.links
-        if isinstance(message, messages.LinkReport):
-            if sender in self.context.view:
-                link = Link(message.latency_s, message.bandwidth_bytes_per_s)
-                links.reported(sender, Terms(link, message.compute_s))
-            return []
-        if isinstance(message, messages.FlowCost) and sender in self.context.view:
-            links.offered(sender, message.compute_s)
-        return self.work.flow_message(now_s, sender, message)
+        self._survey.heard(received.sender, received.message)
+        return self.work.flow_message(now_s, received.sender, received.message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
         current = self.context.round
@@ -442,8 +416,7 @@ class NodeMachine:
         if renewed:
             context.adopt(opening.view)
             self._membership.adopt(now_s)
-            self._survey.adopt(now_s)
-        self._survey.opened()
+        self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
         self._joining.entered()
         if entering:

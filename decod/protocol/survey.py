@@ -22,11 +22,13 @@ Deviation: GWTF takes all costs as known.
 """
 
 from decod.ids import NodeId
+from decod.planner.cost import Link
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, ProbeLink, Send
 from decod.protocol.estimate import STALE_S
-from decod.protocol.links import TRANSFER_SIZE_MIN_BYTES
-from decod.protocol.messages import LinkReport
+from decod.protocol.events import LinkMeasured, SendFailed, TensorSent
+from decod.protocol.links import TRANSFER_SIZE_MIN_BYTES, Terms
+from decod.protocol.messages import FlowCost, LinkReport, Message
 
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""
@@ -50,7 +52,7 @@ _TRANSFER_SHARE_MIN = 0.01
 class Survey:
     """One member's reports and probes.
 
-    Inputs: new views and rounds, LinkReports, failed sends, ends of probes, deadlines.
+    Inputs: new views and rounds, what neighbours say, measurements, failed sends, deadlines.
     Effects: `Send(LinkReport)`, `ProbeLink`.
     """
 
@@ -69,8 +71,13 @@ class Survey:
     def deadline_s(self) -> float | None:
         return self._tick_s
 
-    def adopt(self, now_s: float) -> None:
-        """Deal with the neighbours of the context's new view."""
+    def opened(self, now_s: float, *, renewed: bool) -> None:
+        """A round begins; `renewed` if the context's view is a new one."""
+        self._num_probes_left = PROBES_PER_ROUND
+        if renewed:
+            self._adopt(now_s)
+
+    def _adopt(self, now_s: float) -> None:
         context = self._context
         self._owed = set(self._neighbours)
         self._tick_s = now_s + _SETTLE_S
@@ -78,19 +85,42 @@ class Survey:
         context.links.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}
 
-    def opened(self) -> None:
-        """A round begins."""
-        self._num_probes_left = PROBES_PER_ROUND
+    def heard(self, sender: NodeId, message: Message) -> None:
+        """Take in what a member of the view says of its end of a link, with an offer or alone."""
+        if sender not in self._context.view:
+            return
+        match message:
+            case LinkReport(_, latency_s, bandwidth, compute_s):
+                terms = Terms(Link(latency_s, bandwidth), compute_s)
+                self._context.links.reported(sender, terms)
+            case FlowCost():
+                self._context.links.offered(sender, message.compute_s)
 
-    def undelivered(self, neighbour: NodeId) -> None:
-        """A report did not arrive: another is owed."""
-        if neighbour in self._neighbours:
-            self._owed.add(neighbour)
+    def sent(self, now_s: float, event: TensorSent) -> None:
+        """Take in how long a tensor took."""
+        self._context.links.transferred(
+            now_s,
+            event.to,
+            size_bytes=event.size_bytes,
+            duration_s=event.duration_s,
+            share=event.share,
+        )
 
-    def probed(self, peer: NodeId) -> None:
-        """A probe has ended, well or not."""
-        if self._probing is not None and self._probing[0] == peer:
+    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+        """Take in a timed exchange, or the end of a probe."""
+        peer, latency_s, bandwidth = event.peer, event.latency_s, event.bandwidth_bytes_per_s
+        self._context.links.measured(
+            peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, now_s=now_s
+        )
+        ended = bandwidth is not None or latency_s is None
+        if ended and self._probing is not None and self._probing[0] == peer:
             self._probing = None
+        return []
+
+    def undelivered(self, event: SendFailed) -> None:
+        """If a report did not arrive, another is owed."""
+        if isinstance(event.message, LinkReport) and event.to in self._neighbours:
+            self._owed.add(event.to)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Report and probe, if it is time."""

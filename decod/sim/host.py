@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol
 
 from decod.ids import JobId, NodeId, TensorId
-from decod.planner.cost import transfer_rate
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol.effects import Effect
@@ -32,14 +31,11 @@ from decod.sim.compute import (
 from decod.sim.core import Machine
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
+from decod.sim.probe import Probe, RoundTrips
 from decod.sim.tensors import TensorTable
 
 _SPIN_LIMIT = 1000
 """Deadlines in a row at one instant after which a machine counts as stuck."""
-
-_TIMED_INTERVAL_S = 1.0
-"""Of the control messages to one peer, one in so long is timed. In a daemon every small one is;
-here that would double the events."""
 
 _RESULT_S = 1.0
 """How long the leader's daemon takes to keep the result of a run."""
@@ -173,8 +169,7 @@ class Host:
         self._timer_s: float | None = None
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
-        self._timed_s: dict[NodeId, float] = {}
-        """When a message to each peer was last timed."""
+        self._round_trips = RoundTrips(world.kernel, self.deliver)
         self._on_event: dict[int, Callable[[], None]] = {}
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -335,10 +330,6 @@ class Host:
         self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
         receiver = self._world.hosts.get(effect.to)
-        sent, now_s = None, self._world.kernel.now_s
-        if now_s - self._timed_s.get(effect.to, -_TIMED_INTERVAL_S) >= _TIMED_INTERVAL_S:
-            self._timed_s[effect.to] = now_s
-            sent = partial(self._round_trip, self._life, effect.to)
         event = ev.Received(self.node_id, effect.message)
         self._world.network.send_control(
             Transfer(
@@ -346,47 +337,15 @@ class Host:
                 receiver=receiver,
                 size_bytes=0,
                 delivered=partial(receiver.deliver, event) if receiver else _nothing,
-                sent=sent,
+                sent=self._round_trips.timed(effect.to),
                 failed=partial(self._send_failed, effect.to, effect.message),
             )
         )
 
-    def _round_trip(self, life: int, receiver: NodeId, duration_s: float) -> None:
-        if life == self._life:
-            self.deliver(ev.LinkMeasured(receiver, latency_s=duration_s / 2))
-
     def _probe(self, effect: fx.ProbeLink) -> None:
-        """Time an empty exchange, then a transfer, as a daemon does."""
         self.num_probes += 1
-        self._exchange(effect, 0, self._world.network.send_control, self._probe_bytes)
-
-    def _probe_bytes(self, effect: fx.ProbeLink, trip_s: float) -> None:
-        ended = partial(self._probed, trip_s / 2)
-        self._exchange(effect, effect.size_bytes, self._world.network.send_tensor, ended)
-
-    def _exchange(
-        self,
-        effect: fx.ProbeLink,
-        size_bytes: int,
-        send: Callable[[Transfer], None],
-        then: Callable[[fx.ProbeLink, float], None],
-    ) -> None:
-        life = self._life
-
-        def sent(duration_s: float) -> None:
-            if life == self._life:
-                then(effect, duration_s)
-
-        def failed(_reason: str) -> None:
-            if life == self._life:
-                self.deliver(ev.LinkMeasured(effect.to))
-
         receiver = self._world.hosts.get(effect.to)
-        send(Transfer(self, receiver, size_bytes, delivered=_nothing, sent=sent, failed=failed))
-
-    def _probed(self, latency_s: float, effect: fx.ProbeLink, duration_s: float) -> None:
-        rate = transfer_rate(effect.size_bytes, duration_s=duration_s, latency_s=latency_s)
-        self.deliver(ev.LinkMeasured(effect.to, latency_s, rate))
+        Probe(effect, self._world.network, self, receiver, self.deliver).start()
 
     def _send_failed(self, to: NodeId, message: Message, reason: str) -> None:
         self.deliver(ev.SendFailed(to, message, reason))

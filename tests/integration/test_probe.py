@@ -74,7 +74,9 @@ class SlowLink:
         with suppress(ConnectionError):
             while True:
                 due_s, chunk = await late.get()
-                await asyncio.sleep(due_s - asyncio.get_running_loop().time())
+                turn = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_at(due_s, turn.set_result, None)
+                await turn
                 target.write(chunk)
                 await target.drain()
 
@@ -142,11 +144,12 @@ def close(value: float) -> object:
 
 def test_a_probe_gives_the_links_latency_and_bandwidth() -> None:
     async def test() -> None:
-        async with connected() as (alice, _):
+        async with connected() as (alice, driver):
             found = await alice.probe(BOB, 1, SIZE_BYTES)
             assert found is not None
             assert found.latency_s == close(LATENCY_S)
             assert found.bandwidth_bytes_per_s == close(BANDWIDTH_BYTES_PER_S)
+            assert driver.rates == [], "a probe is no tensor of the core's"
 
     asyncio.run(test())
 

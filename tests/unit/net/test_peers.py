@@ -23,7 +23,6 @@ from decod.net.server import (
     StateBlob,
     StateRequest,
 )
-from decod.net.share import LinkShare
 from decod.protocol import messages as m
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import codec
@@ -210,20 +209,6 @@ def test_a_small_call_is_timed_once_the_connection_stands() -> None:
     with_pair(test)
 
 
-def test_a_probe_times_a_round_trip_and_a_transfer() -> None:
-    async def test(both: Pair) -> None:
-        found = await both.client.probe(BOB, 1, 1 << 18)
-        assert found is not None
-        assert 0 < found.latency_s < 5
-        assert 1e3 < found.bandwidth_bytes_per_s < 1e12
-        sizes = [len(data) for _, message, data in both.bob.arrived if message == m.LinkProbe()]
-        assert sizes[-1] == 1 << 18
-        assert set(sizes[:-1]) == {0}
-        assert both.alice.sent == [], "a probe is no tensor of the core's"
-
-    with_pair(test)
-
-
 def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:
     async def test(both: Pair) -> None:
         both.bob.refuse_tensors = True
@@ -232,17 +217,6 @@ def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:
         assert both.alice.failed == []
 
     with_pair(test)
-
-
-def test_tensors_that_overlap_share_the_link() -> None:
-    """Alone for 1 s, in halves for 2 s, the second alone for 1 s more: 2 s of link for each."""
-    share = LinkShare()
-    first = share.enter(10.0)
-    second = share.enter(11.0)
-    assert share.leave(13.0, first) == pytest.approx(2.0)
-    assert share.leave(14.0, second) == pytest.approx(2.0)
-    alone = share.enter(20.0)
-    assert share.leave(21.5, alone) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20 + 3])

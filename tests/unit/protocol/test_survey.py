@@ -42,14 +42,21 @@ class Bench:
         self.context.adopt(view)
         self.links = links
         self.survey = Survey(self.context)
-        self.survey.adopt(0.0)
-        self.survey.opened()
+        self.survey.opened(0.0, renewed=True)
 
     def tick(self) -> list[Effect]:
         """Let the deadline pass."""
         deadline_s = self.survey.deadline_s
         assert deadline_s is not None
         return self.survey.overdue(deadline_s)
+
+    def lose(self, to: NodeId) -> None:
+        """Let a report come back as undelivered."""
+        self.survey.undelivered(ev.SendFailed(to, m.LinkReport(1, 0.1, 1e6, 1.0), "unreachable"))
+
+    def end_probe(self, peer: NodeId) -> None:
+        """End a probe that has shown nothing."""
+        self.survey.measured(0.0, ev.LinkMeasured(peer))
 
     def told(self, effects: list[Effect]) -> list[NodeId]:
         return [e.to for e in effects if isinstance(e, Send)]
@@ -103,8 +110,8 @@ def test_a_report_that_did_not_arrive_is_repeated_with_the_next_tick() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
     bench.tick()
-    bench.survey.undelivered(R2A)
-    bench.survey.undelivered(STRANGER)
+    bench.lose(R2A)
+    bench.lose(STRANGER)
     assert bench.told(bench.tick()) == [R2A]
 
 
@@ -112,7 +119,7 @@ def test_a_new_view_is_a_new_beginning() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
     bench.tick()
-    bench.survey.adopt(100.0)
+    bench.survey.opened(100.0, renewed=True)
     assert bench.told(bench.survey.overdue(101.0)) == [D0, R2A, R2B]
 
 
@@ -125,7 +132,7 @@ def test_an_unknown_link_is_probed_once_with_an_activations_size() -> None:
     assert probes(bench.tick()) == [ProbeLink(R2B, 1 << 19)]
     assert probes(bench.tick()) == [], "one at a time"
     bench.know(R2B)
-    bench.survey.probed(R2B)
+    bench.end_probe(R2B)
     assert probes(bench.tick()) == []
 
 
@@ -135,9 +142,9 @@ def test_a_round_has_few_probes() -> None:
     for _ in range(10):
         for effect in probes(bench.tick()):
             found.append(effect.to)
-            bench.survey.probed(effect.to)
+            bench.end_probe(effect.to)
     assert len(found) == PROBES_PER_ROUND
-    bench.survey.opened()
+    bench.survey.opened(0.0, renewed=False)
     found += [effect.to for effect in probes(bench.tick())]
     assert sorted(found) == [D0, R2A, R2B], "each of them once, though none has shown anything"
 
@@ -189,14 +196,14 @@ def test_a_large_stage_is_probed_little_by_little_and_then_never_more() -> None:
     num_reports = 0
     for k in range(200):
         if k % 5 == 0:
-            bench.survey.opened()
+            bench.survey.opened(0.0, renewed=False)
         effects = bench.survey.overdue(1.0 + k * 0.5)
         num_reports += len(bench.told(effects))
         for effect in probes(effects):
             asked[effect.to] += 1
             # All links are alike, so that the reports have no reason either.
             bench.links.measured(effect.to, latency_s=0.05, bandwidth_bytes_per_s=12.5e6, now_s=1.0)
-            bench.survey.probed(effect.to)
+            bench.end_probe(effect.to)
     assert set(asked.values()) == {1}
     assert len(asked) == min(num_neighbours, 40 * PROBES_PER_ROUND)
     assert num_reports == num_neighbours
