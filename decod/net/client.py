@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, Limits
@@ -244,7 +245,7 @@ class PeerClient:
             trips = [await push(b"") for _ in range(_NUM_PROBE_TRIPS)]
             latency_s = min(seconds for seconds, _ in trips[1:]) / 2
             seconds, share = await push(os.urandom(size_bytes))
-        except _FailedError:
+        except (_FailedError, MalformedMessageError):
             return None
         rate = transfer_rate(size_bytes, duration_s=seconds, latency_s=latency_s, share=share)
         return Probed(latency_s, rate)
