@@ -13,10 +13,11 @@ from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.net.ask import fetch_state
-from decod.net.client import PeerClient
+from decod.net.client import PeerClient, Probed
 from decod.net.server import HelloInfo, HelloRequest, StateBlob, StateRequest
 from decod.protocol.events import LinkMeasured, Received
-from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, Message
+from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, LinkProbe, Message
+from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member
 from decod.stopwatch import Stopwatch
 
@@ -34,6 +35,9 @@ _FILES_PER_CANDIDATE = 4
 _FILES_WANTED = 65536
 
 _NAMES_MAX = 20_000
+
+_PROBES_MAX = 16
+"""Probes of peers that are taken in at a time: at most so many MiB. Others are refused."""
 
 
 def candidates_max() -> int:
@@ -90,6 +94,8 @@ class Gateway:
         """Candidates that are no members, and when each is forgotten."""
         self._candidates_max = candidates_max()
         self._names: dict[NodeId, str] = {node_id: name}
+        self._probes: dict[int, memoryview] = {}
+        """Buffers that probes of peers are being read into."""
 
     def attach(self, driver: NodeDriver) -> None:
         """Begin to hand messages on."""
@@ -152,11 +158,21 @@ class Gateway:
     def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:  # noqa: ARG002
         if self._driver is None or self._driver.stopped.done():
             return None
+        if isinstance(message, LinkProbe):
+            return self._allocate_probe(size_bytes)
         if isinstance(message, (ForwardActivation, BackwardGradient)):
             expected = size_bytes == self._activation_bytes
         else:
             expected = size_bytes <= self._driver.part_bytes_max
         return self._driver.allocate(size_bytes) if expected else None
+
+    def _allocate_probe(self, size_bytes: int) -> memoryview | None:
+        """Return ordinary memory: the tensors' is for tensors."""
+        if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
+            return None
+        buffer = memoryview(bytearray(size_bytes))
+        self._probes[id(buffer)] = buffer
+        return buffer
 
     def tensor_arrived(
         self,
@@ -166,6 +182,8 @@ class Gateway:
         seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
     ) -> None:
         assert self._driver is not None
+        if self._probes.pop(id(buffer), None) is not None:
+            return
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
         else:
@@ -173,7 +191,8 @@ class Gateway:
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
-        self._driver.tensor_failed(buffer)
+        if self._probes.pop(id(buffer), None) is None:
+            self._driver.tensor_failed(buffer)
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         return self._hello(request)
@@ -210,9 +229,12 @@ class Gateway:
         *,
         seconds: float,
         size_bytes: int,
+        share: float,
     ) -> None:
         if self._driver is not None and not self._driver.stopped.done():
-            self._driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes)
+            self._driver.tensor_sent(
+                to, token, duration_s=seconds, size_bytes=size_bytes, share=share
+            )
 
     def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
         if self._driver is not None and not self._driver.stopped.done():
@@ -231,6 +253,9 @@ class Gateway:
         self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
     ) -> None:
         self.client.send_tensor(to, term, message, data, token)
+
+    async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
+        return await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial the members of a new view; who left can be reached a little longer."""

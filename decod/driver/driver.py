@@ -33,6 +33,18 @@ NO_JOB = JobId(0)
 _STOPPED = "this node has stopped"
 
 
+class Measured(Protocol):
+    """What a probe has shown of the way to a peer."""
+
+    @property
+    def latency_s(self) -> float:
+        """One way."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Towards the peer."""
+
+
 class Transport(Protocol):
     """How messages leave this host."""
 
@@ -46,6 +58,9 @@ class Transport(Protocol):
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial these members from now on, and forget others."""
+
+    async def probe(self, to: NodeId, term: int, size_bytes: int) -> Measured | None:
+        """Time an exchange and a transfer of so many bytes; None if that failed."""
 
     async def fetch_state(
         self, donor: NodeId, iteration: int, allocate: Callable[[int], memoryview | None]
@@ -207,6 +222,8 @@ class NodeDriver:
                 self._serve(effect)
             case fx.RefuseState(request_id, reason):
                 self._answer(request_id, reason)
+            case fx.ProbeLink(to, size_bytes):
+                self._own(self._probe(to, term, size_bytes))
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():
@@ -261,14 +278,27 @@ class NodeDriver:
     def tensor_failed(self, buffer: memoryview) -> None:
         self.arena.free(self._incoming.pop(id(buffer)))
 
-    def tensor_sent(self, to: NodeId, token: object, *, duration_s: float, size_bytes: int) -> None:
+    def tensor_sent(
+        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
+    ) -> None:
         assert isinstance(token, int)
         self._transfer_s += duration_s
-        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s))
+        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
 
     def send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
         tensor = TensorId(token) if isinstance(token, int) else None
         self.post(ev.SendFailed(to, message, reason, tensor))
+
+    async def _probe(self, to: NodeId, term: int, size_bytes: int) -> None:
+        transport = self._transport
+        assert transport is not None
+        found = await transport.probe(to, term, size_bytes)
+        if self.stopped.done():
+            return
+        if found is None:
+            self.post(ev.LinkMeasured(to))
+        else:
+            self.post(ev.LinkMeasured(to, found.latency_s, found.bandwidth_bytes_per_s))
 
     def timing(self) -> dict[str, float]:
         """Return seconds since the core started, and how the compute process spent them.

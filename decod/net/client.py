@@ -12,6 +12,7 @@ order of `send_tensor`, two at a time. There is no order between the two kinds.
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -22,11 +23,14 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, Limits
+from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
-from decod.protocol.messages import BULK_MESSAGES, Message
+from decod.planner.cost import transfer_rate
+from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame
@@ -35,6 +39,12 @@ from decod.wire.v1 import control_pb2, tensor_pb2
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_TIMED_SIZE_MAX_BYTES = 4096
+"""A larger batch of messages takes time of its own, which is not the link's latency."""
+
+_NUM_PROBE_TRIPS = 3
+"""Empty round trips before a probe's bytes. The first may open the connection."""
 
 _DELIVER = f"/{channel.CONTROL_SERVICE}/Deliver"
 _PUSH = f"/{channel.TENSOR_SERVICE}/Push"
@@ -49,15 +59,35 @@ class ClientHandler(Protocol):
     """What the client tells the driver, always from the event loop, never from within `send`."""
 
     def on_tensor_sent(
-        self, to: NodeId, message: Message, token: object, *, seconds: float, size_bytes: int
+        self,
+        to: NodeId,
+        message: Message,
+        token: object,
+        *,
+        seconds: float,
+        size_bytes: int,
+        share: float,
     ) -> None:
-        """The receiver has the whole tensor. `seconds` is the time of the transfer alone."""
+        """The receiver has the whole tensor.
+
+        `seconds` is the time from its first byte to the answer, without waiting in the queue and
+        without earlier attempts; `share` what part of the link it had beside others to this peer.
+        """
 
     def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
         """A message or tensor did not reach its receiver. `token` is None for control."""
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
-        """Time of one control call, there and back, with what the receiver did meanwhile."""
+        """Time of one small control call, there and back, while no tensor was on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe has shown of the way to a peer."""
+
+    latency_s: float
+    """Half of a round trip over the tensor channel."""
+    bandwidth_bytes_per_s: float
 
 
 @dataclass(slots=True)
@@ -90,6 +120,9 @@ class _Link:
     tensors: deque[_Bulk] = field(default_factory=deque)
     num_control_tasks: int = 0
     num_bulk_tasks: int = 0
+    share: LinkShare = field(default_factory=LinkShare)
+    called: bool = False
+    """A control call has ended, so the connection stands."""
 
 
 class PeerClient:
@@ -193,6 +226,30 @@ class PeerClient:
             link.tensors.append(item)
             self._run_tasks(link)
 
+    async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
+        """Times empty round trips and one transfer over the tensor channel; None if that failed.
+
+        The bytes are random, so that nothing on the way can compress them. They share the channel
+        with whatever tensors are on their way, and their time is corrected for that.
+        """
+        link = self._links.get(to)
+        if link is None:
+            return None
+        envelope = self._encode(link, term, LinkProbe())
+
+        async def push(data: bytes) -> tuple[float, float]:
+            item = _Bulk(LinkProbe(), envelope, memoryview(data), None)
+            return await self._with_retries(partial(self._push, link, item))
+
+        try:
+            trips = [await push(b"") for _ in range(_NUM_PROBE_TRIPS)]
+            latency_s = min(seconds for seconds, _ in trips[1:]) / 2
+            seconds, share = await push(os.urandom(size_bytes))
+        except (_FailedError, MalformedMessageError):
+            return None
+        rate = transfer_rate(size_bytes, duration_s=seconds, latency_s=latency_s, share=share)
+        return Probed(latency_s, rate)
+
     def _encode(self, link: _Link | None, term: int, message: Message) -> control_pb2.Envelope:
         sequence = next(link.sequence) if link else 0
         with self._watch.measure("serialize"):
@@ -284,9 +341,12 @@ class PeerClient:
             data = request.SerializeToString()
         deliver = link.control.unary_unary(_DELIVER, channel.as_is, channel.as_is)
         loop = asyncio.get_running_loop()
+        # Not what opens the connection, is large, or may have queued behind a tensor of ours.
+        timed = link.called and len(data) <= _TIMED_SIZE_MAX_BYTES and not link.share.num
         start_s = loop.time()
         answer = await deliver(data, timeout=self._limits.control_timeout_s)
-        if not self._closed:
+        link.called = True
+        if timed and not link.share.num and not self._closed:
             self._handler.on_latency(link.node_id, loop.time() - start_s)
         response = codec.parse(control_pb2.DeliverResponse, answer)
         if response.num_dropped:
@@ -305,7 +365,7 @@ class PeerClient:
             while link.tensors:
                 item = link.tensors.popleft()
                 try:
-                    seconds = await self._with_retries(partial(self._push, link, item))
+                    seconds, share = await self._with_retries(partial(self._push, link, item))
                 except _FailedError as error:
                     self._fail(link.node_id, item, str(error))
                     continue
@@ -316,12 +376,13 @@ class PeerClient:
                         item.token,
                         seconds=seconds,
                         size_bytes=len(item.data),
+                        share=share,
                     )
         finally:
             link.num_bulk_tasks -= 1
 
-    async def _push(self, link: _Link, item: _Bulk) -> float:
-        """Pushes a tensor; returns how long that took, in seconds."""
+    async def _push(self, link: _Link, item: _Bulk) -> tuple[float, float]:
+        """Pushes a tensor; returns how long that took, in seconds, and its share of the link."""
         if item.crc32 is None:
             item.crc32 = await crc32_of(item.data, self._watch)
         with self._watch.measure("serialize"):
@@ -329,21 +390,29 @@ class PeerClient:
                 envelope=item.envelope, size_bytes=len(item.data), crc32=item.crc32
             )
             first = tensor_pb2.PushRequest(header=header).SerializeToString()
-        timeout_s = self._limits.stream_timeout_s(len(item.data))
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        if len(item.data) <= self._limits.frame_size_bytes:
-            # A stream of one message is, on the wire, a unary call, which costs half as much here.
-            with self._watch.measure("copy"):
-                frame = data_frame(item.data, head=first)
-            push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
-            answer = await push(frame, timeout=timeout_s)
-        else:
-            answer = await self._push_frames(link, first, item, timeout_s)
+        entered_s = link.share.enter(start_s)
+        try:
+            answer = await self._push_whole(link, first, item)
+        finally:
+            seconds = loop.time() - start_s
+            alone_s = link.share.leave(start_s + seconds, entered_s)
         response = codec.parse(tensor_pb2.PushResponse, answer)
         if response.state != tensor_pb2.PUSH_STATE_RECEIVED:
             raise _FailedError(_PUSH_FAILURES.get(response.state, "the receiver did not take it"))
-        return loop.time() - start_s
+        return seconds, alone_s / seconds if alone_s > 0 else 1.0
+
+    async def _push_whole(self, link: _Link, first: bytes, item: _Bulk) -> bytes:
+        timeout_s = self._limits.stream_timeout_s(len(item.data))
+        if len(item.data) > self._limits.frame_size_bytes:
+            return await self._push_frames(link, first, item, timeout_s)
+        # A stream of one message is, on the wire, a unary call, which costs half as much here.
+        with self._watch.measure("copy"):
+            frame = data_frame(item.data, head=first)
+        push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
+        answer: bytes = await push(frame, timeout=timeout_s)
+        return answer
 
     async def _push_frames(self, link: _Link, first: bytes, item: _Bulk, timeout_s: float) -> bytes:
         """Streams a tensor; returns the receiver's answer.

@@ -32,6 +32,7 @@ from decod.protocol.messages import (
     BULK_MESSAGES,
     BackwardGradient,
     ForwardActivation,
+    LinkProbe,
     Message,
 )
 from decod.stopwatch import Stopwatch
@@ -260,9 +261,10 @@ class PeerServer:
             decoded = self._accept(envelope, host)
             if decoded is None:
                 num_dropped += 1
-            elif isinstance(decoded.message, (ForwardActivation, BackwardGradient)):
+            elif isinstance(decoded.message, (ForwardActivation, BackwardGradient, LinkProbe)):
                 num_dropped += 1
-                self._count("message.malformed", host, "a microbatch without its tensor")
+                what = f"{type(decoded.message).__name__} without its tensor"
+                self._count("message.malformed", host, what)
             else:
                 self._handler.deliver(decoded.sender, decoded.term, decoded.message)
         return control_pb2.DeliverResponse(num_dropped=num_dropped).SerializeToString()

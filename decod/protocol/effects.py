@@ -73,6 +73,15 @@ class RefuseState:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeLink:
+    """Time an exchange with `to`, and a transfer of so many bytes that mean nothing, beside the
+    tensors: then `LinkMeasured` with both, or with neither if it failed."""
+
+    to: NodeId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class UseMembers:
     """From now on these are the members: addresses to dial, peers to listen to."""
 
@@ -127,6 +136,7 @@ Effect = (
     | FetchState
     | ServeState
     | RefuseState
+    | ProbeLink
     | UseMembers
     | Note
     | CompleteRun

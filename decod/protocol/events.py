@@ -56,6 +56,9 @@ class TensorSent:
     tensor: TensorId
     size_bytes: int
     duration_s: float
+    """From its first byte to the receiver's acknowledgement; waiting for its turn not counted."""
+    share: float = 1.0
+    """Mean share of the link that it had beside other tensors to the same peer, (0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,16 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What a timed exchange said of a link. None: not measured this time."""
+    """What a timed exchange said of a link. None: not measured this time.
+
+    Ends a `ProbeLink`, if both are there (it went well) or neither is (it failed).
+    """
 
     peer: NodeId
     latency_s: float | None = None
-    """One way."""
+    """One way: half of a round trip."""
     bandwidth_bytes_per_s: float | None = None
+    """Towards the peer."""
 
 
 @dataclass(frozen=True, slots=True)

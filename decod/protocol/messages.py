@@ -99,6 +99,30 @@ class CatchUp:
     round: Round
 
 
+# --- links ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """The sender's end of equation (1): to neighbours, when it has changed (GWTF IV).
+
+    Values that were not measured are the sender's estimates. A later report replaces an earlier.
+    """
+
+    view_version: int
+    latency_s: float
+    """Half of a round trip between the two."""
+    bandwidth_bytes_per_s: float
+    """From the sender to the receiver."""
+    compute_s: float
+    """c_i: the sender's time for one pass of a microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbe:
+    """With a tensor that means nothing: its way is timed. No machine ever sees one."""
+
+
 # --- flows ----------------------------------------------------------------------------------
 
 
@@ -323,6 +347,8 @@ Message = (
     | Pong
     | Leave
     | CatchUp
+    | LinkReport
+    | LinkProbe
     | FlowCost
     | RequestFlow
     | FlowAnswer
@@ -344,5 +370,8 @@ Message = (
     | UtilisationAnswer
 )
 
-BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart)
+VIEW_MESSAGES = (LinkReport, FlowCost, RequestFlow, FlowAnswer, Withdraw)
+"""Messages that belong to a version of the view, whatever its round."""
+
+BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

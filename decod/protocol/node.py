@@ -57,6 +57,7 @@ from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.messages import RoutingMessage
+from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
 from decod.protocol.work import Work
@@ -110,6 +111,7 @@ class NodeMachine:
             self.leader = Leader(leader, config, facts.shape)
         self.work = Work(self.context, identity.role, num_microbatches=facts.num_microbatches)
         self._membership = Membership(self.context)
+        self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
         fetches = facts.initial_from_leader and leader != identity.node_id
         self._joining = Joining(self.context, identity, offer, fetches_initial=fetches)
@@ -155,6 +157,7 @@ class NodeMachine:
         return earliest(
             self._joining.deadline_s,
             self._membership.deadline_s,
+            self._survey.deadline_s,
             self.work.deadline_s,
             self.leader.deadline_s if self.leader is not None else None,
             self._outbox.deadline_s,
@@ -203,18 +206,13 @@ class NodeMachine:
                 return self._job_finished(now_s, event)
             case JobFailed():
                 return self._job_failed(now_s, event)
-            case TensorSent(to, tensor, size_bytes, duration_s):
-                if duration_s > 0 and size_bytes >= 1 << 16:
-                    rate = size_bytes / duration_s
-                    self.context.links.measured(to, latency_s=None, bandwidth_bytes_per_s=rate)
-                return self.context.tensors.release(tensor)
+            case TensorSent():
+                self._survey.sent(now_s, event)
+                return self.context.tensors.release(event.tensor)
             case SendFailed():
                 return self._undelivered(now_s, event)
-            case LinkMeasured(peer, latency_s, bandwidth):
-                self.context.links.measured(
-                    peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth
-                )
-                return []
+            case LinkMeasured():
+                return self._survey.measured(now_s, event)
             case StateRequested():
                 return self.work.stage.requested(event)
             case StateFetched():
@@ -238,12 +236,14 @@ class NodeMachine:
             effects += self.leader.overdue(now_s)
         if self.in_view:
             effects += self._membership.overdue(now_s)
+            effects += self._survey.overdue(now_s)
             effects += self.work.overdue(now_s)
         return effects
 
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
         effects = self._outbox.undelivered(now_s, event)
+        self._survey.undelivered(event)
         if self.leader is not None:
             ping = isinstance(event.message, messages.Ping)
             return effects + self.leader.unreachable(
@@ -287,12 +287,12 @@ class NodeMachine:
                 return self._membership.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
-            case messages.FlowCost() | messages.RequestFlow():
-                return self._of_view(now_s, received, message.view_version)
-            case messages.FlowAnswer() | messages.Withdraw():
+            case _ if isinstance(message, messages.VIEW_MESSAGES):
                 return self._of_view(now_s, received, message.view_version)
             case _ if isinstance(message, RoutingMessage):
                 return self._of_view(now_s, received, message.view_version)
+            case messages.LinkProbe():
+                return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
             case _:
                 return self._of_round(now_s, received, message.round)
 
@@ -322,6 +322,7 @@ class NodeMachine:
             return self._keep(received)
         if version < self.context.view.version:
             return []
+        self._survey.heard(received.sender, received.message)
         return self.work.flow_message(now_s, received.sender, received.message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
@@ -418,6 +419,7 @@ class NodeMachine:
         if renewed:
             context.adopt(opening.view)
             self._membership.adopt(now_s)
+        self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
         self._joining.entered()
         if entering:

@@ -3,7 +3,7 @@
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.events import SendFailed
-from decod.protocol.messages import Abort, Commit, Heartbeat, Leave, Message
+from decod.protocol.messages import Abort, Commit, Heartbeat, Leave, LinkReport, Message
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -47,8 +47,8 @@ class Outbox:
             return message.opening.round == self._context.round
         if isinstance(message, Leave):
             return True
-        if isinstance(message, Heartbeat):
-            return False
+        if isinstance(message, (Heartbeat, LinkReport)):
+            return False  # A newer one follows by itself.
         if (round_ := getattr(message, "round", None)) is not None:
             return bool(round_ == self._context.round)
         return getattr(message, "view_version", None) == self._context.view.version

@@ -216,8 +216,7 @@ class Work:
     def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
         output = next((tensor.id for tensor in event.outputs), None)
         microbatches, duration_s = self.microbatches, event.duration_s
-        if isinstance(job, (jobs.Forward, jobs.Backward)):
-            self._context.links.computed(duration_s)
+        self._context.links.computed(job, duration_s)
         match job, microbatches, event.result:
             case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
                 return microbatches.embedded(now_s, m, output)

@@ -31,6 +31,7 @@ from decod.sim.compute import (
 from decod.sim.core import Machine
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
+from decod.sim.probe import Probe, RoundTrips
 from decod.sim.tensors import TensorTable
 
 _SPIN_LIMIT = 1000
@@ -124,7 +125,9 @@ class Host:
         stop: Why the machine has ended, or None while it runs.
         num_control_sent: Control messages that it wanted sent, so far.
         num_bulk_sent: Messages with a tensor, likewise.
+        num_probes: Links that it wanted probed.
         tensors: What it holds.
+        speed: Of its device, compared with the profile; it may change while it runs.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
     """
@@ -150,11 +153,12 @@ class Host:
         self.num_control_sent = 0
         self.control_by_kind: Counter[str] = Counter()
         self.num_bulk_sent = 0
+        self.num_probes = 0
         self.num_microbatch_jobs = 0
         self.num_leaked = 0
         self.tensors = TensorTable(world.profile)
         self._world = world
-        self._speed = speed
+        self.speed = speed
         self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
@@ -165,7 +169,7 @@ class Host:
         self._timer_s: float | None = None
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
-        self._contacts: dict[str, None] = {}
+        self._round_trips = RoundTrips(world.kernel, self.deliver)
         self._on_event: dict[int, Callable[[], None]] = {}
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -175,6 +179,7 @@ class Host:
             fx.FetchState: self._fetch_state,
             fx.ServeState: self._serve_state,
             fx.RefuseState: self._refuse_state,
+            fx.ProbeLink: self._probe,
             fx.UseMembers: self._ignore,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
@@ -325,10 +330,6 @@ class Host:
         self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
         receiver = self._world.hosts.get(effect.to)
-        sent = None
-        if receiver is not None and receiver.name not in self._contacts:
-            self._contacts[receiver.name] = None
-            sent = partial(self._measured, receiver)
         event = ev.Received(self.node_id, effect.message)
         self._world.network.send_control(
             Transfer(
@@ -336,14 +337,15 @@ class Host:
                 receiver=receiver,
                 size_bytes=0,
                 delivered=partial(receiver.deliver, event) if receiver else _nothing,
-                sent=sent,
+                sent=self._round_trips.timed(effect.to),
                 failed=partial(self._send_failed, effect.to, effect.message),
             )
         )
 
-    def _measured(self, receiver: "Host", _duration_s: float) -> None:
-        latency_s = self._world.network.spec(self, receiver).latency_s
-        self.deliver(ev.LinkMeasured(receiver.node_id, latency_s=latency_s))
+    def _probe(self, effect: fx.ProbeLink) -> None:
+        self.num_probes += 1
+        receiver = self._world.hosts.get(effect.to)
+        Probe(effect, self._world.network, self, receiver, self.deliver).start()
 
     def _send_failed(self, to: NodeId, message: Message, reason: str) -> None:
         self.deliver(ev.SendFailed(to, message, reason))
@@ -401,7 +403,7 @@ class Host:
         base_s = self._world.profile.seconds(self._jobs[0].job)
         jitter_ratio = self._world.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = base_s * factor / self._speed
+        duration_s = base_s * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:

@@ -24,6 +24,7 @@ from decod.protocol.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.draft import DraftMessage
+from decod.protocol.survey import SURVEY_INTERVAL_S
 from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, flow_table
 from decod.sim.host import Host, World
@@ -339,7 +340,8 @@ class Checker:
     def quiet_bound(self, host: Host, *, duration_s: float, num_microbatches: int) -> int:
         """Return how many control messages a node may send in an iteration.
 
-        Watchers get heartbeats by the clock. Neighbours in the tree get announcements, reports and
+        Watchers get heartbeats, and peers of the adjacent stages reports of their links, by the
+        clock. Neighbours in the tree get announcements, reports and
         the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
         as a slot of theirs or ours changes hands, and repeats by the clock. Each pass of a
         microbatch costs an acknowledgement or two.
@@ -352,7 +354,8 @@ class Checker:
         queries = duration_s / config.utilisation_interval_s + 2
         tree = (2 * config.tree_fanout + 1) * (8 + queries)
         flows = num_peers * (4 * self._capacity_max + repeats)
-        return int(beats + tree + flows + 2 * num_microbatches + repeats) + 16
+        reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2)
+        return int(beats + reports + tree + flows + 2 * num_microbatches + repeats) + 16
 
     def _check_quiet(self, host: Host) -> None:
         counts = self._counts(host)

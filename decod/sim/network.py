@@ -130,6 +130,10 @@ class Network:
         """Let nothing through in this direction until an instant; sends fail meanwhile."""
         self._cut[sender, receiver] = until_s
 
+    def change(self, sender: Endpoint, receiver: Endpoint, spec: LinkSpec) -> None:
+        """Give an ordered pair another link from now on; what is on its way keeps its time."""
+        self._pair(sender, receiver).spec = spec
+
     def spec(self, sender: Endpoint, receiver: Endpoint) -> LinkSpec:
         """Return the link of an ordered pair."""
         return self._pair(sender, receiver).spec
@@ -189,7 +193,8 @@ class Network:
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
             return  # The sender died before the last byte: the receiver sees a broken stream.
-        latency_s = self.spec(transfer.sender, receiver).latency_s
+        # Answers take the way back, which may be another.
+        latency_s = self.spec(receiver, transfer.sender).latency_s
         cut_until_s = self._cut.get((transfer.sender.name, receiver.name), 0.0)
         if cut_until_s > self._kernel.now_s:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")

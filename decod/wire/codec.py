@@ -155,6 +155,16 @@ _BODIES: Mapping[str, f.Struct] = {
     "pong": f.Struct(m.Pong, {"nonce": f.NUMBER}),
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
     "catch_up": f.Struct(m.CatchUp, {"round": _ROUND}),
+    "link_report": f.Struct(
+        m.LinkReport,
+        {
+            "view_version": f.ITERATION,
+            "latency_s": f.Plain(validate.latency),
+            "bandwidth_bytes_per_s": f.Plain(validate.bandwidth),
+            "compute_s": f.Plain(validate.compute_time),
+        },
+    ),
+    "link_probe": f.Struct(m.LinkProbe, {}),
     "flow_cost": f.Struct(
         m.FlowCost,
         {

@@ -23,6 +23,9 @@ NAME_LENGTH_MAX = 32
 REASON_LENGTH_MAX = 200
 ADDRESS_LENGTH_MAX = 262
 PROTOCOL_VERSION_MAX = 2**16
+LATENCY_MAX_S = 3600.0
+BANDWIDTH_MAX_BYTES_PER_S = 1e15
+COMPUTE_TIME_MAX_S = 86_400.0
 
 _NODE_ID = re.compile(r"[a-z2-7]{52}")
 _RUN_ID = re.compile(r"[a-z2-7]{26}")
@@ -115,6 +118,21 @@ def duration(field: str, value: float) -> float:
     if not math.isfinite(value) or value < 0:
         raise malformed(field, value, allowed="a finite number of seconds, at least 0")
     return value
+
+
+def _bounded(high: float, unit: str) -> Callable[[str, float], float]:
+    def check(field: str, value: float) -> float:
+        # Written so that NaN fails.
+        if not 0 <= value <= high:
+            raise malformed(field, value, allowed=f"from 0 to {high:g} {unit}")
+        return value
+
+    return check
+
+
+latency = _bounded(LATENCY_MAX_S, "seconds")
+bandwidth = _bounded(BANDWIDTH_MAX_BYTES_PER_S, "bytes a second")
+compute_time = _bounded(COMPUTE_TIME_MAX_S, "seconds")
 
 
 def cost(field: str, value: float) -> float:

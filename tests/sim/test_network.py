@@ -55,6 +55,13 @@ def test_tensors_of_a_pair_take_turns() -> None:
     ]
 
 
+def test_an_answer_takes_the_way_back() -> None:
+    wires = Wires()
+    wires.network.change(wires.b, wires.a, LinkSpec(latency_s=7.0, bandwidth_bytes_per_s=1.0))
+    wires.network.send_tensor(wires.transfer("x", size_bytes=200))
+    assert wires.run() == [(3.0, "x delivered"), (10.0, "x sent")]
+
+
 def test_a_control_message_does_not_wait_behind_a_tensor() -> None:
     wires = Wires()
     wires.network.send_tensor(wires.transfer("tensor", size_bytes=1000))

@@ -15,7 +15,8 @@ from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.server import StateBlob, StateRequest
 from decod.protocol.events import Received
-from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join
+from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
+from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
@@ -127,6 +128,26 @@ def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
     run(test)
 
 
+def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> None:
+    """A peer must not be able to fill the tensors' memory with bytes that mean nothing."""
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
+        assert gateway.allocate(PEER, probe, most + 1) is None
+        buffers = [gateway.allocate(PEER, probe, most) for _ in range(20)]
+        taken = [buffer for buffer in buffers if buffer is not None]
+        assert 0 < len(taken) < 20
+        gateway.tensor_arrived(PEER, probe, taken[0], 0.1)
+        gateway.tensor_failed(taken[1])
+        assert gateway.allocate(PEER, probe, 0) is not None
+        assert gateway.allocate(PEER, probe, 0) is not None
+        assert gateway.allocate(PEER, probe, 0) is None
+        assert driver.events == []
+        assert driver.freed == []
+
+    run(test)
+
+
 def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         message = ForwardActivation(Round(1, 1), M, FLOW)
@@ -136,7 +157,7 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
         gateway.tensor_arrived(PEER, message, buffer, 0.1)
         gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
         gateway.on_latency(PEER, 0.1)
-        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1)
+        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
         gateway.on_send_failed(PEER, message, 1, reason="gone")
         assert driver.freed == [buffer]
         assert driver.events == []

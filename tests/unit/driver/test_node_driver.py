@@ -5,6 +5,7 @@ import gc
 import json
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,10 +52,17 @@ class ScriptedMachine:
         return answer(event) if callable(answer) else answer
 
 
+@dataclass(frozen=True)
+class Probed:
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
 class FakeTransport:
-    """Writes down what it is told; `fetched` is what a donor gives."""
+    """Writes down what it is told; `fetched` is what a donor gives, `probed` what a probe shows."""
 
     def __init__(self) -> None:
+        self.probed: Probed | None = None
         self.told: list[tuple[Any, ...]] = []
         self.fetched: Callable[[Callable[[int], memoryview | None]], tuple[str, memoryview]]
 
@@ -65,6 +73,10 @@ class FakeTransport:
         self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
     ) -> None:
         self.told.append(("send_tensor", to, bytes(data), token))
+
+    async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
+        self.told.append(("probe", to, term, size_bytes))
+        return self.probed
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         self.told.append(("use_members", members))
@@ -241,6 +253,20 @@ def test_a_tensor_goes_from_the_network_to_a_job_to_the_network_and_is_freed() -
         bench.driver.tensor_sent(PEER, output, duration_s=1.0, size_bytes=64)
         assert bench.machine.events[-1] == ev.TensorSent(PEER, output, 64, 1.0)
         assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("found", [Probed(0.1, 2e6), None])
+def test_a_probe_ends_in_a_measurement(found: Probed | None) -> None:
+    async def test(bench: Bench) -> None:
+        bench.transport.probed = found
+        bench.script([fx.ProbeLink(PEER, 1 << 16)])
+        bench.driver.post(NUDGE)
+        await wait_until(lambda: len(bench.machine.events) == 2)
+        assert bench.transport.told == [("probe", PEER, 1, 1 << 16)]
+        measured = ev.LinkMeasured(PEER, 0.1, 2e6) if found else ev.LinkMeasured(PEER)
+        assert bench.machine.events[-1] == measured
 
     run(test)
 

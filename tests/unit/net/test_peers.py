@@ -88,7 +88,14 @@ class Host:
         return self.blob
 
     def on_tensor_sent(
-        self, to: NodeId, message: m.Message, token: object, *, seconds: float, size_bytes: int
+        self,
+        to: NodeId,
+        message: m.Message,
+        token: object,
+        *,
+        seconds: float,
+        size_bytes: int,
+        share: float,
     ) -> None:
         self.sent.append((to, message, token, size_bytes))
 
@@ -171,6 +178,7 @@ def control_messages() -> list[m.Message]:
         m.Pong(1),
         m.Leave("bye", at_once=True),
         m.CatchUp(ROUND),
+        m.LinkReport(1, 0.05, 1e7, 0.5),
         m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
         m.RequestFlow(1, 1, ALICE, 0.5),
         m.FlowAnswer(1, 1, FLOW, 0.5, 1),
@@ -189,7 +197,7 @@ def control_messages() -> list[m.Message]:
         m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
         *routing_messages(),
     ]
-    tensor_only = {m.ForwardActivation, m.BackwardGradient}
+    tensor_only = {m.ForwardActivation, m.BackwardGradient, m.LinkProbe}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
     return found
 
@@ -201,8 +209,35 @@ def test_every_control_message_arrives_in_order() -> None:
             both.client.send(BOB, 7, message)
         await wait_until(lambda: len(both.bob.delivered) == len(sent))
         assert both.bob.delivered == [(ALICE, 7, message) for message in sent]
-        assert both.alice.latencies_s
-        assert len(both.alice.latencies_s) < len(sent), "messages that wait share a call"
+        assert both.alice.failed == []
+
+    with_pair(test)
+
+
+def test_a_small_call_is_timed_once_the_connection_stands() -> None:
+    """Neither what opens the connection nor a large batch says how far the peer is."""
+
+    async def test(both: Pair) -> None:
+        async def deliver(num: int) -> list[float]:
+            both.bob.delivered.clear()
+            for nonce in range(num):
+                both.client.send(BOB, 1, m.Ping(nonce))
+            await wait_until(lambda: len(both.bob.delivered) == num)
+            await both.client.flush(timeout_s=5)
+            return both.alice.latencies_s
+
+        assert await deliver(1) == []
+        assert len(await deliver(2)) == 1, "messages that wait share a call"
+        assert len(await deliver(100)) == 1
+
+    with_pair(test)
+
+
+def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:
+    async def test(both: Pair) -> None:
+        both.bob.refuse_tensors = True
+        assert await both.client.probe(BOB, 1, 1 << 18) is None
+        assert await both.client.probe(ALICE, 1, 1 << 18) is None
         assert both.alice.failed == []
 
     with_pair(test)

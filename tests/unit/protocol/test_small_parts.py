@@ -9,10 +9,9 @@ from decod.ids import FlowId, MicrobatchId, NodeId, Round
 from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests, digest_of
 from decod.protocol.effects import FreeTensor
-from decod.protocol.links import LinkTable
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.tensors import TensorStore
-from tests.unit.protocol.cast import R1A, mb, tensor
+from tests.unit.protocol.cast import mb, tensor
 
 ids = st.builds(MicrobatchId, st.integers(1, 10**6), st.integers(0, 1000), st.integers(0, 10**6))
 
@@ -94,33 +93,6 @@ def test_misuse_of_a_tensor_is_a_bug() -> None:
 @given(st.lists(st.none() | st.floats(0, 1e6)))
 def test_the_earliest_deadline_is_the_least_that_exists(deadlines: list[float | None]) -> None:
     assert earliest(*deadlines) == min((d for d in deadlines if d is not None), default=None)
-
-
-# --- links ----------------------------------------------------------------------------------------
-
-
-def test_a_link_that_nobody_timed_is_taken_for_one_of_the_internet() -> None:
-    """50 ms and 100 Mbit/s; a megabyte takes 80 ms; computing 1 s and 3 s."""
-    links = LinkTable(activation_size_bytes=1_000_000, compute_s=1.0)
-    assert links.cost_s(R1A, peer_compute_s=3.0) == pytest.approx(2.0 + 0.05 + 0.08)
-
-
-def test_the_first_measurement_counts_in_full_and_later_ones_are_smoothed() -> None:
-    links = LinkTable(activation_size_bytes=0, compute_s=0.0)
-    links.measured(R1A, latency_s=0.2, bandwidth_bytes_per_s=None)
-    assert (links.link(R1A).latency_s, links.link(R1A).bandwidth_bytes_per_s) == (0.2, 12.5e6)
-    links.measured(R1A, latency_s=1.2, bandwidth_bytes_per_s=22.5e6)
-    assert links.link(R1A).latency_s == pytest.approx(0.5)
-    assert links.link(R1A).bandwidth_bytes_per_s == pytest.approx(15.5e6)
-
-
-def test_three_measurements_outweigh_what_was_believed() -> None:
-    links = LinkTable(activation_size_bytes=0, compute_s=0.0)
-    links.computed(1.0)
-    assert links.compute_s == pytest.approx(0.3)
-    links.computed(1.0)
-    links.computed(1.0)
-    assert links.compute_s == pytest.approx(1 - 0.7**3)
 
 
 # --- names and numbers ----------------------------------------------------------------------------

@@ -125,6 +125,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "request_id": numbers,
     "query_id": numbers,
     "num_unpaired": flows,
+    "latency_s": st.floats(0, 3600),
+    "bandwidth_bytes_per_s": st.floats(0, 1e15),
     "compute_s": durations,
     "num_committed": counts,
     "num_deferred": counts,
@@ -162,6 +164,7 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (routing.RequestChange, "units"): st.integers(1, 65536),
     (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),
     (routing.Claims, "capacity"): flows,
+    (m.LinkReport, "compute_s"): st.floats(0, 86_400),
 }
 MESSAGE_TYPES = get_args(m.Message)
 
@@ -250,6 +253,11 @@ BAD: dict[str, pb.Envelope] = {
     "cost NaN": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=math.nan)),
     "cost negative": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, cost_s=-1)),
     "duration infinite": envelope(flow_cost=pb.FlowCost(data_node="a" * 52, compute_s=math.inf)),
+    "latency NaN": envelope(link_report=pb.LinkReport(latency_s=math.nan)),
+    "latency over an hour": envelope(link_report=pb.LinkReport(latency_s=3601)),
+    "bandwidth negative": envelope(link_report=pb.LinkReport(bandwidth_bytes_per_s=-1)),
+    "bandwidth infinite": envelope(link_report=pb.LinkReport(bandwidth_bytes_per_s=math.inf)),
+    "compute time over a day": envelope(link_report=pb.LinkReport(compute_s=86_401)),
     "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
     "too many hashes": envelope(
         ready=pb.Ready(round=pb.Round(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097)

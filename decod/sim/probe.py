@@ -1,0 +1,71 @@
+"""How a simulated host times its links: by messages that go anyway, and by probes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from decod.ids import NodeId
+from decod.planner.cost import transfer_rate
+from decod.protocol.effects import ProbeLink
+from decod.protocol.events import LinkMeasured
+from decod.sim.kernel import Kernel
+from decod.sim.network import Endpoint, Network, Transfer
+
+_TIMED_INTERVAL_S = 5.0
+"""Of the control messages to one peer, one in so long is timed. In a daemon every small one is;
+here that would nearly double the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrips:
+    """Decides which control messages of a host are timed."""
+
+    kernel: Kernel
+    measured: Callable[[LinkMeasured], None]
+    _timed_s: dict[NodeId, float] = field(default_factory=dict)
+
+    def timed(self, to: NodeId) -> Callable[[float], None] | None:
+        """Return what to call with the duration of a message to a peer, if it is to be timed."""
+        now_s = self.kernel.now_s
+        if now_s - self._timed_s.get(to, -_TIMED_INTERVAL_S) < _TIMED_INTERVAL_S:
+            return None
+        self._timed_s[to] = now_s
+        return partial(self._end, to)
+
+    def _end(self, to: NodeId, duration_s: float) -> None:
+        self.measured(LinkMeasured(to, latency_s=duration_s / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One probe; it ends in one call of `ended`, unless the sender dies."""
+
+    effect: ProbeLink
+    network: Network
+    sender: Endpoint
+    receiver: Endpoint | None
+    ended: Callable[[LinkMeasured], None]
+
+    def start(self) -> None:
+        """Time the empty exchange."""
+        self.network.send_control(self._transfer(0, self._transfer_bytes))
+
+    def _transfer_bytes(self, trip_s: float) -> None:
+        def sent(duration_s: float) -> None:
+            size_bytes, latency_s = self.effect.size_bytes, trip_s / 2
+            rate = transfer_rate(size_bytes, duration_s=duration_s, latency_s=latency_s)
+            self.ended(LinkMeasured(self.effect.to, latency_s, rate))
+
+        self.network.send_tensor(self._transfer(self.effect.size_bytes, sent))
+
+    def _transfer(self, size_bytes: int, sent: Callable[[float], None]) -> Transfer:
+        return Transfer(
+            self.sender, self.receiver, size_bytes, delivered=_nothing, sent=sent, failed=self._fail
+        )
+
+    def _fail(self, _reason: str) -> None:
+        self.ended(LinkMeasured(self.effect.to))
+
+
+def _nothing() -> None:
+    """Nobody looks at the bytes of a probe."""

@@ -1,0 +1,189 @@
+"""Links are measured over real gRPC, through a proxy that is as slow as the test wants it to be."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from decod.daemon.gateway import Gateway
+from decod.driver.driver import NodeDriver
+from decod.ids import NodeId, Round, RunId
+from decod.net.server import PeerServer
+from decod.planner.cost import transfer_rate
+from decod.protocol.events import Event, LinkMeasured
+from decod.protocol.messages import Ping, ReducedPart
+from tests.waiting import wait_until
+
+RUN = RunId("r" * 26)
+ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
+LATENCY_S = 0.04
+BANDWIDTH_BYTES_PER_S = 4e6
+SIZE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 14
+
+
+class SlowLink:
+    """A TCP proxy: every byte is late by the latency, and the way there has a bandwidth."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, back]
+        for source, target, rate in (
+            (reader, back, BANDWIDTH_BYTES_PER_S),
+            (there, writer, 1e12),
+        ):
+            late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
+            self._own(self._take(source, late, rate))
+            self._own(self._give(late, target))
+
+    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(coroutine))
+
+    async def _take(
+        self, source: asyncio.StreamReader, late: asyncio.Queue[tuple[float, bytes]], rate: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        free_s = 0.0
+        while chunk := await source.read(_CHUNK_BYTES):
+            free_s = max(free_s, loop.time()) + len(chunk) / rate
+            await late.put((free_s + LATENCY_S, chunk))
+
+    async def _give(
+        self, late: asyncio.Queue[tuple[float, bytes]], target: asyncio.StreamWriter
+    ) -> None:
+        with suppress(ConnectionError):
+            while True:
+                due_s, chunk = await late.get()
+                turn = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_at(due_s, turn.set_result, None)
+                await turn
+                target.write(chunk)
+                await target.drain()
+
+
+class Driver:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.machine = SimpleNamespace(leader=None)
+        self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.part_bytes_max = 1 << 30
+        self.events: list[Event] = []
+        self.rates: list[float] = []
+        self.durations_s: list[float] = []
+
+    def post(self, event: Event) -> None:
+        self.events.append(event)
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        return memoryview(bytearray(size_bytes))
+
+    def tensor_arrived(self, *_: object) -> None:
+        pass
+
+    def tensor_sent(
+        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float
+    ) -> None:
+        del to, token
+        self.durations_s.append(duration_s)
+        self.rates.append(
+            transfer_rate(size_bytes, duration_s=duration_s, latency_s=LATENCY_S, share=share)
+        )
+
+
+def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
+    made = Gateway(RUN, node_id, activation_bytes=64, hello=lambda _: None, status=lambda: "{}")
+    driver = Driver()
+    made.attach(cast("NodeDriver", driver))
+    return made, driver
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Gateway, Driver]]:
+    """Yields Alice's gateway and driver; Bob is behind a slow link."""
+    (alice, driver), (bob, _) = gateway(ALICE), gateway(BOB)
+    server = PeerServer(BOB, RUN, bob)
+    link = SlowLink(await server.start("127.0.0.1", 0))
+    listener = await link.serve()
+    alice.client.set_address(BOB, f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    try:
+        async with asyncio.timeout(60):
+            yield alice, driver
+    finally:
+        await alice.client.close()
+        await bob.client.close()
+        await server.stop(None)
+        listener.close()
+        await link.close()
+
+
+def close(value: float) -> object:
+    """The machine may be busy with other tests, and TCP has its own mind."""
+    return pytest.approx(value, rel=0.4)
+
+
+def test_a_probe_gives_the_links_latency_and_bandwidth() -> None:
+    async def test() -> None:
+        async with connected() as (alice, driver):
+            found = await alice.probe(BOB, 1, SIZE_BYTES)
+            assert found is not None
+            assert found.latency_s == close(LATENCY_S)
+            assert found.bandwidth_bytes_per_s == close(BANDWIDTH_BYTES_PER_S)
+            assert driver.rates == [], "a probe is no tensor of the core's"
+
+    asyncio.run(test())
+
+
+def test_tensors_that_overlap_show_the_whole_links_bandwidth_each() -> None:
+    """Two streams at a time get half of it each, which is not what equation (1) asks for."""
+
+    async def test() -> None:
+        async with connected() as (alice, driver):
+            await alice.probe(BOB, 1, 0)  # Opens the connection.
+            for part in range(6):
+                message = ReducedPart(Round(1, 1), part)
+                alice.send_tensor(BOB, 1, message, memoryview(bytes(SIZE_BYTES)), part)
+            await wait_until(lambda: len(driver.rates) == 6)
+            assert sorted(driver.rates)[3] == close(BANDWIDTH_BYTES_PER_S)
+            assert sorted(driver.durations_s)[3] > 1.5 * SIZE_BYTES / BANDWIDTH_BYTES_PER_S
+
+    asyncio.run(test())
+
+
+def test_latency_is_that_of_small_messages_on_an_idle_link() -> None:
+    async def test() -> None:
+        async with connected() as (alice, driver):
+            for nonce in range(4):
+                alice.send(BOB, 1, Ping(nonce))
+                await alice.client.flush(timeout_s=10)
+            message = ReducedPart(Round(1, 1), 0)
+            alice.send_tensor(BOB, 1, message, memoryview(bytes(SIZE_BYTES)), 0)
+            await wait_until(lambda: alice.client._links[BOB].share.num)
+            alice.send(BOB, 1, Ping(4))
+            await wait_until(lambda: len(driver.rates) == 1)
+            await alice.client.flush(timeout_s=10)
+            timed = [event for event in driver.events if isinstance(event, LinkMeasured)]
+            assert len(timed) == 3, "neither the one that opens the connection nor the last"
+            assert min(event.latency_s or 0.0 for event in timed) == close(LATENCY_S)
+
+    asyncio.run(test())

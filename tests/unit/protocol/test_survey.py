@@ -1,0 +1,292 @@
+"""Reports and probes: when, to whom, how many, and that they stop when there is nothing to say."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+
+from decod.ids import NodeId, Round
+from decod.planner.cost import Link
+from decod.protocol import events as ev
+from decod.protocol import messages as m
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, ProbeLink, Send
+from decod.protocol.estimate import STALE_S
+from decod.protocol.links import LinkTable, Terms
+from decod.protocol.survey import PROBE_SIZE_MAX_BYTES, PROBES_PER_ROUND, SURVEY_INTERVAL_S, Survey
+from decod.protocol.view import View
+from tests.unit.protocol.cast import (
+    CONFIG,
+    D0,
+    R1A,
+    R1B,
+    R2A,
+    R2B,
+    ROUND,
+    STRANGER,
+    member,
+    view_of,
+)
+from tests.unit.protocol.world import World
+
+VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
+
+
+class Bench:
+    """r1a's survey: d0 is upstream, r2a and r2b are downstream."""
+
+    def __init__(self, *, size_bytes: int = 1 << 19, view: View = VIEW) -> None:
+        links = LinkTable(activation_size_bytes=size_bytes, compute_s=1.0)
+        self.context = Context(node_id=R1A, config=CONFIG, links=links, view=view, round=ROUND)
+        self.context.adopt(view)
+        self.links = links
+        self.survey = Survey(self.context)
+        self.survey.opened(0.0, renewed=True)
+
+    def tick(self) -> list[Effect]:
+        """Let the deadline pass."""
+        deadline_s = self.survey.deadline_s
+        assert deadline_s is not None
+        return self.survey.overdue(deadline_s)
+
+    def lose(self, to: NodeId) -> None:
+        """Let a report come back as undelivered."""
+        self.survey.undelivered(ev.SendFailed(to, m.LinkReport(1, 0.1, 1e6, 1.0), "unreachable"))
+
+    def end_probe(self, peer: NodeId) -> None:
+        """End a probe that has shown nothing."""
+        self.survey.measured(0.0, ev.LinkMeasured(peer))
+
+    def told(self, effects: list[Effect]) -> list[NodeId]:
+        return [e.to for e in effects if isinstance(e, Send)]
+
+    def know(self, *peers: NodeId, bandwidth: float = 1e7, now_s: float = 0.0) -> None:
+        for peer in peers:
+            self.links.measured(peer, latency_s=0.1, bandwidth_bytes_per_s=bandwidth, now_s=now_s)
+
+
+def probes(effects: list[Effect]) -> list[ProbeLink]:
+    return [effect for effect in effects if isinstance(effect, ProbeLink)]
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_each_neighbour_is_told_once_and_again_when_something_has_changed() -> None:
+    bench = Bench()
+    bench.know(D0, R2A, R2B)
+    assert bench.survey.overdue(0.1) == [], "the first latencies are still being measured"
+    assert bench.told(bench.tick()) == [D0, R2A, R2B]
+    assert bench.tick() == []
+    for _ in range(3):
+        bench.know(R2B, bandwidth=1e6)
+    (report,) = bench.tick()
+    assert report == Send(R2B, m.LinkReport(1, 0.1, 1e6, 1.0))
+    assert bench.tick() == []
+
+
+def test_a_change_of_this_nodes_speed_is_told_to_all() -> None:
+    bench = Bench()
+    bench.know(D0, R2A, R2B)
+    bench.tick()
+    bench.links._initial_compute_s = 10.0
+    assert bench.told(bench.tick()) == [D0, R2A, R2B]
+
+
+def test_reports_come_at_most_once_in_an_interval_whatever_changes() -> None:
+    bench = Bench()
+    bench.tick()
+    due_s = bench.survey.deadline_s
+    assert due_s is not None
+    for k in range(50):
+        bench.know(R2A, bandwidth=10.0 ** (4 + k % 5))
+        now_s = due_s - SURVEY_INTERVAL_S * (50 - k) / 51
+        assert bench.survey.overdue(now_s) == []
+    assert len(bench.told(bench.survey.overdue(due_s))) <= 3
+
+
+def test_a_report_that_did_not_arrive_is_repeated_with_the_next_tick() -> None:
+    bench = Bench()
+    bench.know(D0, R2A, R2B)
+    bench.tick()
+    bench.lose(R2A)
+    bench.lose(STRANGER)
+    assert bench.told(bench.tick()) == [R2A]
+
+
+def test_a_new_view_is_a_new_beginning() -> None:
+    bench = Bench()
+    bench.know(D0, R2A, R2B)
+    bench.tick()
+    bench.survey.opened(100.0, renewed=True)
+    assert bench.told(bench.survey.overdue(101.0)) == [D0, R2A, R2B]
+
+
+# --- probes ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_link_is_probed_once_with_an_activations_size() -> None:
+    bench = Bench()
+    bench.know(D0, R2A)
+    assert probes(bench.tick()) == [ProbeLink(R2B, 1 << 19)]
+    assert probes(bench.tick()) == [], "one at a time"
+    bench.know(R2B)
+    bench.end_probe(R2B)
+    assert probes(bench.tick()) == []
+
+
+def test_a_round_has_few_probes() -> None:
+    bench = Bench()
+    found = []
+    for _ in range(10):
+        for effect in probes(bench.tick()):
+            found.append(effect.to)
+            bench.end_probe(effect.to)
+    assert len(found) == PROBES_PER_ROUND
+    bench.survey.opened(0.0, renewed=False)
+    found += [effect.to for effect in probes(bench.tick())]
+    assert sorted(found) == [D0, R2A, R2B], "each of them once, though none has shown anything"
+
+
+def test_a_probe_that_is_never_heard_of_is_given_up() -> None:
+    bench = Bench()
+    assert len(probes(bench.survey.overdue(10.0))) == 1
+    assert probes(bench.survey.overdue(60.0)) == []
+    assert len(probes(bench.survey.overdue(71.0))) == 1
+
+
+def test_links_that_carry_tensors_are_not_probed_and_stale_ones_are() -> None:
+    bench = Bench()
+    bench.know(D0, R2A, R2B)
+    for now_s in (10.0, STALE_S):
+        assert probes(bench.survey.overdue(now_s)) == []
+    bench.know(D0, R2A, now_s=STALE_S)
+    assert probes(bench.survey.overdue(STALE_S + 10.0)) == [ProbeLink(R2B, 1 << 19)]
+
+
+def test_a_link_that_can_not_be_cheap_is_not_probed() -> None:
+    """r2b computes for half a minute: no bandwidth would make it cheaper than r2a."""
+    for compute_s, wanted in ((30.0, []), (1.0, [R2B])):
+        bench = Bench(size_bytes=1 << 23)
+        bench.know(D0, R2A)
+        bench.links.reported(R2B, Terms(Link(0.1, 1e7), compute_s))
+        assert [effect.to for effect in probes(bench.tick())] == wanted
+
+
+def test_a_link_whose_bytes_hardly_count_is_not_probed() -> None:
+    assert probes(Bench(size_bytes=1000).tick()) == []
+
+
+@pytest.mark.parametrize(
+    ("activation", "probe"), [(1 << 30, PROBE_SIZE_MAX_BYTES), (30_000, 1 << 16)]
+)
+def test_a_probe_has_a_least_and_a_greatest_size(activation: int, probe: int) -> None:
+    bench = Bench(size_bytes=activation)
+    bench.links._initial_compute_s = 0.01
+    bench.links.measured(STRANGER, latency_s=0.001, bandwidth_bytes_per_s=1e6)
+    assert [effect.size_bytes for effect in probes(bench.tick())] == [probe]
+
+
+def test_a_large_stage_is_probed_little_by_little_and_then_never_more() -> None:
+    """I8: what is sent is bounded by rounds and neighbours, whatever the size of the run."""
+    peers = [dataclasses.replace(member("r2a"), node_id=NodeId(f"r2{k:02}")) for k in range(40)]
+    view = view_of("d0", "r1a", *peers)
+    bench, asked = Bench(view=view), Counter[NodeId]()
+    num_neighbours = len(bench.context.previous) + len(bench.context.next)
+    num_reports = 0
+    for k in range(200):
+        if k % 5 == 0:
+            bench.survey.opened(0.0, renewed=False)
+        effects = bench.survey.overdue(1.0 + k * 0.5)
+        num_reports += len(bench.told(effects))
+        for effect in probes(effects):
+            asked[effect.to] += 1
+            # All links are alike, so that the reports have no reason either.
+            bench.links.measured(effect.to, latency_s=0.05, bandwidth_bytes_per_s=12.5e6, now_s=1.0)
+            bench.end_probe(effect.to)
+    assert set(asked.values()) == {1}
+    assert len(asked) == min(num_neighbours, 40 * PROBES_PER_ROUND)
+    assert num_reports == num_neighbours
+
+
+# --- whole nodes ----------------------------------------------------------------------------------
+
+
+def pair() -> World:
+    world = World(num_iterations=1)
+    world.start("d0")
+    world.start("r1a", stage_index=1)
+    world.settle(["ForwardActivation", "to=r1a"])
+    return world
+
+
+def test_a_report_reaches_the_cost_of_its_receiver() -> None:
+    world = pair()
+    world.step("r1a", ev.Received(D0, m.LinkReport(1, 1.0, 1e6, 3.0)))
+    links = world.hosts[R1A].machine.context.links
+    assert links.cost_s(D0) == pytest.approx((1.0 + 3.0) / 2 + (0.05 + 1.0) / 2)
+
+
+@pytest.mark.parametrize(("sender", "version"), [(STRANGER, 1), (D0, 0), (D0, 2)])
+def test_a_report_of_a_stranger_or_another_view_changes_nothing_now(
+    sender: NodeId, version: int
+) -> None:
+    world = pair()
+    links = world.hosts[R1A].machine.context.links
+    before_s = links.cost_s(sender)
+    world.step("r1a", ev.Received(sender, m.LinkReport(version, 30.0, 1e6, 30.0)))
+    assert links.cost_s(sender) == before_s
+
+
+def test_a_report_from_the_simulator_is_brought_into_bounds_by_the_core() -> None:
+    world = pair()
+    world.step("r1a", ev.Received(D0, m.LinkReport(1, math.inf, 0.0, math.nan)))
+    assert math.isfinite(world.hosts[R1A].machine.context.links.cost_s(D0))
+
+
+def test_neighbours_exchange_reports_and_agree() -> None:
+    world = pair()
+    world.step("d0", ev.LinkMeasured(R1A, latency_s=0.2))
+    world.step("r1a", ev.LinkMeasured(D0, latency_s=0.4))
+    world.wait(1.0)
+    costs_s = [
+        world.hosts[node].machine.context.links.cost_s(peer)
+        for node, peer in ((D0, R1A), (R1A, D0))
+    ]
+    assert costs_s[0] == costs_s[1]
+    assert sum(" LinkReport " in line for line in world.seen) == 2
+    world.wait(20.0)
+    told = sum(" LinkReport " in line for line in world.seen)
+    assert told <= 4, "the first microbatch may have changed what they compute in"
+
+
+def test_an_undelivered_report_is_repeated_by_the_survey_alone() -> None:
+    world = pair()
+    world.wait(10.0)
+    world.seen.clear()
+    report = m.LinkReport(1, 0.1, 1e6, 1.0)
+    world.step("r1a", ev.SendFailed(D0, report, "unreachable"))
+    world.wait(10.0)
+    assert sum("r1a -> d0 LinkReport" in line for line in world.seen) == 1
+
+
+def test_a_probes_end_is_taken_in_by_the_machine() -> None:
+    world = pair()
+    machine = world.hosts[R1A].machine
+    machine._survey._probing = (D0, 1e9)
+    machine.step(1.0, ev.LinkMeasured(D0, latency_s=0.2))
+    assert machine._survey._probing is not None, "any message may have been timed"
+    machine.step(1.0, ev.LinkMeasured(D0))
+    assert machine._survey._probing is None
+    machine._survey._probing = (D0, 1e9)
+    machine.step(1.0, ev.LinkMeasured(D0, 0.2, 5e6))
+    assert machine._survey._probing is None
+    assert machine.context.links.link(D0) == Link(0.2, 5e6)
+
+
+def test_a_probe_that_comes_as_a_message_changes_nothing() -> None:
+    world = pair()
+    assert world.step("r1a", ev.Received(D0, m.LinkProbe())) == []
+    assert world.hosts[R1A].machine.context.round == Round(1, 1)
+    assert R1B not in world.hosts
