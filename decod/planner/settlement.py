@@ -53,6 +53,20 @@ def settle(
     return _Settlement(paths, costs, capacities).run()
 
 
+def fair_shares(capacities: Mapping[NodeId, int], num_flows: int) -> dict[NodeId, int]:
+    """Return how many of `num_flows` flows each data node gets: in proportion to its capacity.
+
+    Largest remainders first, ties by id; together as many as there are, or as they can take.
+    """
+    total = sum(capacities.values())
+    num = min(num_flows, total)
+    shares = {k: num * capacity // total if total else 0 for k, capacity in capacities.items()}
+    rest = sorted(capacities, key=lambda k: (-(num * capacities[k] % max(1, total)), k))
+    for k in rest[: num - sum(shares.values())]:
+        shares[k] += 1
+    return shares
+
+
 class _Settlement:
     def __init__(
         self,

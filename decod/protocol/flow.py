@@ -20,8 +20,8 @@ Three rules make this end, and end the same on every replay:
 Lost messages: an unanswered request is withdrawn and made anew; an announcement that nobody took
 up is repeated, less and less often.
 
-Changing flows that stand (Request Change, Request Redirect, annealing) is not here yet: its place
-is a third machine beside `Outflows` and `Inflows`, called from `RelayFlows`.
+These first flows are soon there and valid, not the cheapest. The search for better ones goes on
+beside them (`protocol.routing`); between two rounds its result takes their place (`adopt`).
 """
 
 import math
@@ -35,6 +35,9 @@ from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
+from decod.protocol.params import Routing
+from decod.protocol.routing.messages import SettledFlow
+from decod.protocol.routing.settling import SettledHop
 from decod.protocol.view import flow_quota
 
 _REPEAT_MAX_S = 60.0
@@ -282,6 +285,8 @@ class Inflows:
         return effects
 
     def _total_s(self, peer: NodeId, offer: _Offer) -> float:
+        if self.context.config.routing is Routing.GREEDY:
+            return self.context.links.cost_s(peer)
         return offer.cost_s + self.context.links.cost_s(peer, peer_compute_s=offer.compute_s)
 
 
@@ -308,6 +313,14 @@ class _Flows:
         """Begin to ask for flows. What was offered before has been remembered."""
         self._active = True
         return self._seek(now_s)
+
+    def settle(self, upstream: Mapping[FlowId, NodeId]) -> None:
+        """Take settled flows in place of those that were built; ask and offer no more."""
+        self._active = False
+        self._inflows = Inflows(self._context)
+        self.outflows.unpaired.clear()
+        self.outflows.paired.clear()
+        self.outflows.paired.update(upstream)
 
     @property
     def deadline_s(self) -> float | None:
@@ -384,6 +397,14 @@ class RelayFlows(_Flows):
     def _cost_s(self, flow_id: FlowId) -> float:
         return self.entries[flow_id].cost_s
 
+    def adopt(self, hops: Mapping[FlowId, SettledHop]) -> None:
+        """Use settled flows from now on."""
+        self.settle({flow_id: hop.upstream for flow_id, hop in hops.items()})
+        self.entries.clear()
+        for flow_id, hop in hops.items():
+            cost_s = self._context.links.cost_s(hop.downstream)
+            self.entries[flow_id] = RelayFlow(flow_id, hop.downstream, cost_s)
+
     def drop(self, now_s: float, flow_id: FlowId) -> list[Effect]:
         """Forget a flow that proved broken; its slot becomes free."""
         if self.entries.pop(flow_id, None) is None:
@@ -451,6 +472,13 @@ class DataFlows(_Flows):
     @override
     def _cost_s(self, flow_id: FlowId) -> float:
         return 0.0
+
+    def adopt(self, flows: Mapping[FlowId, SettledFlow]) -> None:
+        """Use settled flows from now on."""
+        self.settle({flow_id: flow.path[-1] for flow_id, flow in flows.items()})
+        self.complete.clear()
+        for flow_id, flow in flows.items():
+            self.complete[flow_id] = Granted(flow_id, flow.path[0], math.fsum(flow.costs))
 
     def drop(self, flow_id: FlowId) -> None:
         """Forget a flow that proved broken. Its slot stays taken until the next view."""

@@ -288,7 +288,11 @@ class Leader:
         comes = not done and self.admission.any_prepared
         changed = gone or comes
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        opening = Opening(Round(self.round.iteration + 1, 1), self.committed, view, paused=done)
+        # Flows belong to a view. They are exchanged when all data nodes have those of the same
+        # settlement: mixed ones could ask more of a relay than it can hold.
+        epoch = 0 if changed else min(r.epoch for r in reports)
+        next_round = Round(self.round.iteration + 1, 1)
+        opening = Opening(next_round, self.committed, view, paused=done, epoch=epoch)
         message = Commit(self.round, opening, self.loss, num_tokens)
         effects: list[Effect] = [note, *self._announce(now_s, message, goodbye=gone)]
         if done:

@@ -109,7 +109,9 @@ class NodeMachine:
         self.leader: Leader | None = None
         if leader == identity.node_id:
             self.leader = Leader(leader, config, facts.shape)
-        self.work = Work(self.context, identity.role, num_microbatches=facts.num_microbatches)
+        self.work = Work(
+            self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
+        )
         self._membership = Membership(self.context)
         self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
@@ -427,7 +429,7 @@ class NodeMachine:
         elif committed:
             effects += work.stage.committed(opening.committed.iteration)
         effects.append(_note_opening(context))
-        effects += work.open(now_s, renewed=renewed, paused=opening.paused)
+        effects += work.open(now_s, opening, renewed=renewed)
         return effects + self._replay(now_s)
 
     def _replay(self, now_s: float) -> list[Effect]:

@@ -1,8 +1,18 @@
 """The protocol's numbers: timeouts, degrees, limits. Part of the manifest, so all share them."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from decod.errors import ConfigError
+
+
+class Routing(StrEnum):
+    """How microbatches find their way."""
+
+    FLOW = "flow"
+    """Flows of least cost, which the nodes go on improving (`protocol.routing`)."""
+    GREEDY = "greedy"
+    """Each node takes the nearest node of the next stage that has room, as in SWARM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +27,10 @@ class ProtocolConfig:
     """How long a suspect has to answer the leader before it is removed."""
     answer_timeout_s: float = 5.0
     """How long a RequestFlow may stay unanswered before the requester asks again."""
+    routing: Routing = Routing.FLOW
+    """How flows are found."""
+    negotiation_interval_s: float = 0.5
+    """Length of a round in the search for better flows: above the time of one exchange."""
     complete_timeout_s: float = 30.0
     """Least time for a COMPLETE before its peer is suspected; grows with measured times."""
     round_timeout_s: float = 300.0
@@ -44,6 +58,7 @@ class ProtocolConfig:
             "heartbeat_timeout_s",
             "probe_timeout_s",
             "answer_timeout_s",
+            "negotiation_interval_s",
             "complete_timeout_s",
             "round_timeout_s",
             "admission_interval_s",

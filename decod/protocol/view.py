@@ -113,6 +113,8 @@ class Opening:
     """The run has ended: members stop."""
     failed: bool = False
     """It ended because it could not go on, not because somebody wanted it to."""
+    epoch: int = 0
+    """The settlement whose flows are used from this round on; 0: those that Request Flow built."""
 
 
 def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:

@@ -5,6 +5,8 @@
 microbatches and gradients happens here.
 """
 
+from random import Random
+
 from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
 from decod.protocol.aggregation import Aggregation, AggregationState
@@ -17,6 +19,8 @@ from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.messages import Message
 from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
 from decod.protocol.readiness import Readiness
+from decod.protocol.routing.live import LiveRouting
+from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role
 
@@ -28,18 +32,23 @@ class Work:
         context: The node's.
         role: Decides which half of each machine is used.
         num_microbatches: Of each data node, per iteration.
+        rng: Source of randomness for the search for better flows.
     """
 
-    def __init__(self, context: Context, role: Role, *, num_microbatches: int) -> None:
+    def __init__(self, context: Context, role: Role, *, num_microbatches: int, rng: Random) -> None:
         self._context = context
         self._role = role
         self.stage = StageState(context)
         self.flows: RelayFlows | DataFlows | None = None
+        self.routing = LiveRouting(context, rng)
         self.aggregation: Aggregation | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
-                context, self._data_flows, num_microbatches=num_microbatches
+                context,
+                self._data_flows,
+                num_microbatches=num_microbatches,
+                standing_epoch=lambda: self.routing.standing_epoch,
             )
         else:
             self.microbatches = RelayMicrobatches(context, self._relay_flows)
@@ -50,7 +59,11 @@ class Work:
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self.microbatches.deadline_s, self.flows.deadline_s if self.flows else None)
+        return earliest(
+            self.microbatches.deadline_s,
+            self.flows.deadline_s if self.flows else None,
+            self.routing.deadline_s if self.stage.loaded and not self.paused else None,
+        )
 
     @property
     def num_flows(self) -> int:
@@ -73,7 +86,11 @@ class Work:
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self.microbatches.overdue(now_s)
-        return effects + self.flows.overdue(now_s) if self.flows is not None else effects
+        if self.flows is not None:
+            effects += self.flows.overdue(now_s)
+        if self.stage.loaded and not self.paused:
+            effects += self.routing.overdue(now_s)
+        return effects
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -93,15 +110,19 @@ class Work:
         self.microbatches.reset()
         return committed, effects
 
-    def open(self, now_s: float, *, renewed: bool, paused: bool) -> list[Effect]:
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's round; `renewed` if its view is a new one."""
         context = self._context
-        self.paused = paused
+        self.paused = opening.paused
         self._readiness.reset()
         self.aggregation = Aggregation(context, loaded=self.stage.loaded)
         if renewed:
             data = self._role is Role.DATA
             self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+            self.routing.renew(now_s)
+        elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
+            fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
+            return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
         return self._take_up(now_s, activate=renewed)
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
@@ -141,6 +162,8 @@ class Work:
                 return effects + self._tell_ready()
             case messages.Withdraw():
                 return flows.withdrawn(now_s, sender, message)
+            case _ if isinstance(message, RoutingMessage):
+                return self.routing.received(sender, message)
         return []
 
     def round_message(self, now_s: float, received: Received) -> list[Effect]:

@@ -81,7 +81,8 @@ class FlowTable:
     """A node's flows, as a checker sees them. Not copies: they change with the machine."""
 
     relay: bool
-    view_version: int
+    version: tuple[int, int]
+    """Of the view, and which of its settlements is used: only equal ones fit together."""
     downstream: Mapping[FlowId, object]
     """Where each flow goes on to; see `next_hop`."""
     upstream: Mapping[FlowId, NodeId]
@@ -111,7 +112,7 @@ def flow_table(machine: object) -> FlowTable | None:
     relay = isinstance(flows, RelayFlows)
     return FlowTable(
         relay=relay,
-        view_version=context.view.version,
+        version=(context.view.version, core.work.routing.epoch),
         downstream=flows.entries if isinstance(flows, RelayFlows) else flows.complete,
         upstream=flows.outflows.paired,
         unpaired=flows.outflows.unpaired,

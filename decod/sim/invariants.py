@@ -231,7 +231,7 @@ class Checker:
         for _ in range(len(self._world.hosts)):
             host = self._world.hosts[node_id]
             other = flow_table(host.machine) if host.reachable else None
-            if other is None or other.view_version != table.view_version:
+            if other is None or other.version != table.version:
                 return  # It died, or is about to leave this view: the flow is not settled.
             if node_id == flow_id.data_node:
                 if other.upstream.get(flow_id) != before:

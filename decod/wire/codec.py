@@ -116,6 +116,7 @@ _OPENING = f.Struct(
         "paused": f.BOOLEAN,
         "finished": f.BOOLEAN,
         "failed": f.BOOLEAN,
+        "epoch": f.NUMBER,
     },
 )
 _LOAD = f.Struct(
@@ -211,6 +212,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
             "failure": f.REASON,
+            "epoch": f.NUMBER,
         },
     ),
     "begin_aggregation": f.Struct(
@@ -227,6 +229,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "round": _ROUND,
             "hashes": f.Tuples(f.Repeated(_HASH, _STAGES_MAX)),
             "failure": f.REASON,
+            "epoch": f.NUMBER,
         },
     ),
     "commit": f.Struct(

@@ -114,6 +114,10 @@ def _verify_hops(claim: m.Claim | m.Claimed) -> None:
     validate.unique("hops", [hop.node_id for hop in claim.hops])
 
 
+def _verify_settled_flow(flow: m.SettledFlow) -> None:
+    validate.length("costs", len(flow.costs), low=len(flow.path) + 1, high=len(flow.path) + 1)
+
+
 _UNITS = f.NUM_FLOWS
 _UNITS_ONE_UP = f.CAPACITY
 _LINK_COST = f.Capped(LINK_COST_MAX)
@@ -143,6 +147,14 @@ _COSTS = f.Tuples(
 )
 _HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, "costs": _COSTS}, _verify_hop)
 _PATH = f.Scalars(validate.node_id, m.HOPS_MAX, num_min=1, unique=True)
+_SETTLED_FLOW = f.Struct(
+    m.SettledFlow,
+    {
+        "path": _PATH,
+        "costs": f.Scalars(validate.within(0.0, LINK_COST_MAX), m.HOPS_MAX + 1, num_min=2),
+    },
+    _verify_settled_flow,
+)
 _INDEXED_COST = f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": _LINK_COST})
 _INDEXED_HOP = f.Struct(
     _IndexedHop,
@@ -228,21 +240,6 @@ def _entry(field: str, table: Sequence[Any], index: int) -> Any:
     return table[index]
 
 
-class _Paths:
-    """Paths, each in a message of its own."""
-
-    def write(self, target: Proto, field: str, value: Sequence[tuple[NodeId, ...]]) -> None:
-        validate.length(field, len(value), low=0, high=validate.CAPACITY_MAX)
-        paths = getattr(target, field)
-        for path in value:
-            _PATH.write(paths.add(), "node_ids", path)
-
-    def read(self, source: Proto, field: str) -> tuple[tuple[NodeId, ...], ...]:
-        paths = getattr(source, field)
-        validate.length(field, len(paths), low=0, high=validate.CAPACITY_MAX)
-        return tuple(_PATH.read(path, "node_ids") for path in paths)
-
-
 _VIEW: Mapping[str, f.Field] = {"view_version": f.ITERATION}
 _REQUEST: Mapping[str, f.Field] = {**_VIEW, "request_id": f.NUMBER, "units": _UNITS}
 _CHANGE: Mapping[str, f.Field] = {**_VIEW, "change_id": f.NUMBER}
@@ -298,6 +295,9 @@ BODIES: Mapping[str, f.Struct] = {
         {**_EPOCH, "capacity": _UNITS, "costs": _COSTS, "claims": _Claims()},
         _verify_claims,
     ),
-    "routes": f.Struct(m.Routes, {**_EPOCH, "routes": _Paths()}),
+    "routes": f.Struct(
+        m.Routes, {**_EPOCH, "routes": f.Repeated(_SETTLED_FLOW, validate.CAPACITY_MAX)}
+    ),
+    "settle": f.Struct(m.Settle, _EPOCH),
     "install": f.Struct(m.Install, {**_EPOCH, "flow_id": f.FLOW, "path": _PATH}),
 }

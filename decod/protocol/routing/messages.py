@@ -114,6 +114,15 @@ class ChangeDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """The settling data node tells the others to claim. Repeated until their claims are there."""
+
+    view_version: int
+    epoch: int
+    """Settlements of a view are counted from 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hop:
     """One node that a claim has passed, and what its links to the next stage cost."""
 
@@ -161,12 +170,22 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledFlow:
+    """One settled flow, as its data node knows it."""
+
+    path: tuple[NodeId, ...]
+    """One relay of each stage, in order."""
+    costs: tuple[float, ...]
+    """d(i, j) of each hop, those from and to the data node included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Routes:
-    """The settled paths of one data node's flows, each from stage 1 to the last relay stage."""
+    """The settled flows of one data node."""
 
     view_version: int
     epoch: int
-    routes: tuple[tuple[NodeId, ...], ...]
+    routes: tuple[SettledFlow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +208,7 @@ RoutingMessage = (
     | RequestChange
     | ChangeAnswer
     | ChangeDecision
+    | Settle
     | Claim
     | Claimed
     | Claims

@@ -6,17 +6,20 @@ is wanted, and is then settled into flows.
 
 from collections.abc import Mapping
 from random import Random
+from typing import get_args
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.effects import Effect
 from decod.protocol.routing.draft import Draft, DraftMessage
-from decod.protocol.routing.messages import Claim, Claimed, Claims, Install, Routes
+from decod.protocol.routing.messages import Claim, Claimed, Claims, Install, Routes, Settle
 from decod.protocol.routing.position import Position
 from decod.protocol.routing.settling import Settling, SettlingMessage
 
 
 class Negotiation:
     """One node's part, for one version of the view."""
+
+    MESSAGES = (*get_args(DraftMessage), *get_args(SettlingMessage))
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Negotiation:
     @property
     def flows(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
         """At a data node: the relays that each of its settled flows goes through, in order."""
-        return self.settling.decided
+        return {flow_id: flow.path for flow_id, flow in self.settling.decided.items()}
 
     def tick(self) -> list[Effect]:
         """Do what a node does once in each round."""
@@ -44,7 +47,7 @@ class Negotiation:
     def received(self, sender: NodeId, message: DraftMessage | SettlingMessage) -> list[Effect]:
         """Take in a peer's message of this view."""
         match message:
-            case Claim() | Claimed() | Claims() | Routes() | Install():
+            case Settle() | Claim() | Claimed() | Claims() | Routes() | Install():
                 return self.settling.received(sender, message)
             case _:
                 return self.draft.received(sender, message)

@@ -44,6 +44,9 @@ class Position:
     """d(i, j) of the link to a neighbour of the next stage."""
     cost_from: Callable[[NodeId], float]
     """d(i, j) of the link from a neighbour of the previous stage."""
+    fair: bool = False
+    """Data nodes get flows in proportion to their capacities, whoever is nearest: each has its own
+    share of a batch to train. Else whoever gets them cheapest."""
     objective: Objective = Objective.SUM
     stage_peers: Sequence[NodeId] = ()
     """At a relay: the others of its stage."""

@@ -13,10 +13,11 @@ install is noted once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import Link
-from decod.planner.settlement import DraftPath, settle
+from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.draft import Draft
 from decod.protocol.routing.messages import (
@@ -27,13 +28,19 @@ from decod.protocol.routing.messages import (
     Hop,
     Install,
     Routes,
+    Settle,
+    SettledFlow,
 )
 from decod.protocol.routing.position import Position
 
 _REPEAT_TICKS = 16
 """What was not answered for so long is said again. Longer than a message's way along a path."""
 
-SettlingMessage = Claim | Claimed | Claims | Routes | Install
+_HOLD_TICKS_PER_STAGE = 2
+"""How long the draft stands still, beyond 16 rounds: all claims have passed by then. What has been
+settled does not depend on it any more."""
+
+SettlingMessage = Settle | Claim | Claimed | Claims | Routes | Install
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,10 @@ class SettledHop:
 
     upstream: NodeId
     downstream: NodeId
+
+
+Hops = dict[FlowId, SettledHop]
+Flows = dict[FlowId, SettledFlow]
 
 
 @dataclass(slots=True)
@@ -53,11 +64,13 @@ class Settling:
     view_version: int
     settler: NodeId
     """The data node that decides whose flows the claims become."""
-    hops: dict[FlowId, SettledHop] = field(default_factory=dict)
+    hops: Hops = field(default_factory=dict)
     """At a relay: the flows that it carries, as claimed, and as settled from the first install."""
-    flows: dict[FlowId, tuple[NodeId, ...]] = field(default_factory=dict)
-    """At a data node: paths, from stage 1 to the last, of its flows that have been installed."""
+    flows: Flows = field(default_factory=dict)
+    """At a data node: its flows that have been installed."""
     epoch: int = 0
+    _before: tuple[int, Hops, Flows] = (0, {}, {})
+    """The settlement before this one: it may be wanted while the next is being made."""
     _age: int = 0
     _installed: bool = False
     """What `hops` holds has been settled."""
@@ -69,19 +82,27 @@ class Settling:
     _begun: bool = False
     _gathered: dict[NodeId, Claims] = field(default_factory=dict)
     _settled: dict[NodeId, Routes] = field(default_factory=dict)
-    _routes: dict[FlowId, tuple[NodeId, ...]] | None = None
+    _routes: Flows | None = None
 
     def begin(self, epoch: int) -> list[Effect]:
         """At a data node: claim the draft's units that begin here."""
-        self._enter(epoch)
+        if epoch != self.epoch:
+            self._enter(epoch)
         self.draft.held = True
         self._begun = True
-        return self._go_on()
+        return self._tell_others() + self._go_on()
+
+    def _tell_others(self) -> list[Effect]:
+        """At the settling node: have all data nodes claim."""
+        if self.settler != self.position.node_id:
+            return []
+        silent = [peer for peer in self.position.data_peers if peer not in self._gathered]
+        return [Send(peer, Settle(self.view_version, self.epoch)) for peer in silent]
 
     @property
-    def decided(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
-        """At a data node: paths of the flows that are its own by the settlement. They stand when
-        they are in `flows`."""
+    def decided(self) -> Mapping[FlowId, SettledFlow]:
+        """At a data node: flows that are its own by the settlement. They stand when they are in
+        `flows`."""
         return self._routes or {}
 
     @property
@@ -89,9 +110,17 @@ class Settling:
         """At a data node: whether all its flows of the settlement stand."""
         return self._routes is not None and self.flows.keys() == self._routes.keys()
 
+    def of(self, epoch: int) -> tuple[Hops, Flows] | None:
+        """Return this node's part of a settlement, if it still knows it."""
+        if epoch == self.epoch:
+            return self.hops, self.flows
+        return self._before[1:] if epoch == self._before[0] else None
+
     def tick(self) -> list[Effect]:
         effects = self._go_on()
         self._age += 1
+        if self.draft.held and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
+            self.draft.held = False
         return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
 
     def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
@@ -100,6 +129,9 @@ class Settling:
         if message.epoch > self.epoch:
             self._enter(message.epoch)
         match message:
+            case Settle():
+                ours = sender == self.settler and self.position.data and not self._begun
+                return self.begin(message.epoch) if ours else []
             case Claim():
                 return self._claim(sender, message)
             case Claimed():
@@ -117,7 +149,10 @@ class Settling:
     # --- claims -------------------------------------------------------------------------------
 
     def _enter(self, epoch: int) -> None:
+        if self.hops or self.flows:
+            self._before = (self.epoch, dict(self.hops), dict(self.flows))
         self.epoch = epoch
+        self._age = 0
         self._begun = self._installed = False
         self._routes = None
         for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
@@ -195,11 +230,14 @@ class Settling:
 
     def _keep_all(self) -> list[Effect]:
         """The only data node: all that began here has come home, and the claims have noted it."""
-        self.flows = {
-            flow_id: tuple(hop.node_id for hop in hops)
-            for flow_id, hops in self._claimed.items()
-            if hops
-        }
+        node_id = self.position.node_id
+        first = dict(self._costs())
+        for flow_id, hops in self._claimed.items():
+            if hops:
+                path = tuple(hop.node_id for hop in hops)
+                ends = zip(hops, (*path[1:], node_id), strict=True)
+                costs = (first[path[0]], *(dict(hop.costs)[end] for hop, end in ends))
+                self.flows[flow_id] = SettledFlow(path, costs)
         self._routes = dict(self.flows)
         return []
 
@@ -231,7 +269,7 @@ class Settling:
             effects += self._to(data_node, self._settled[data_node])
         return effects
 
-    def _decide(self, gathered: Mapping[NodeId, Claims]) -> dict[NodeId, list[tuple[NodeId, ...]]]:
+    def _decide(self, gathered: Mapping[NodeId, Claims]) -> dict[NodeId, list[SettledFlow]]:
         costs: dict[Link, float] = {}
         paths: list[DraftPath] = []
         for data_node, claims in sorted(gathered.items()):
@@ -241,9 +279,12 @@ class Settling:
                 for hop in hops:
                     costs.update({(hop.node_id, peer): cost for peer, cost in hop.costs})
         capacities = {data_node: claims.capacity for data_node, claims in gathered.items()}
-        decided: dict[NodeId, list[tuple[NodeId, ...]]] = {k: [] for k in gathered}
+        if self.position.fair:
+            capacities = fair_shares(capacities, len(paths))
+        decided: dict[NodeId, list[SettledFlow]] = {k: [] for k in gathered}
         for route in settle(paths, costs, capacities):
-            decided[route.data_node].append(route.path[1:-1])
+            hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
+            decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
         return decided
 
     # --- installing ---------------------------------------------------------------------------
@@ -252,14 +293,14 @@ class Settling:
         if sender != self.settler or not self._begun or self._routes is not None:
             return []
         node_id = self.position.node_id
-        self._routes = {FlowId(node_id, i): path for i, path in enumerate(message.routes)}
+        self._routes = {FlowId(node_id, i): flow for i, flow in enumerate(message.routes)}
         return self._send_installs()
 
     def _send_installs(self) -> list[Effect]:
         routes = (self._routes or {}).items()
         return [
-            Send(path[0], Install(self.view_version, self.epoch, flow_id, path))
-            for flow_id, path in routes
+            Send(flow.path[0], Install(self.view_version, self.epoch, flow_id, flow.path))
+            for flow_id, flow in routes
             if flow_id not in self.flows
         ]
 
@@ -267,8 +308,9 @@ class Settling:
         """Note this node's hop of a flow, and pass the message on; at home, the flow stands."""
         node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
         if node_id == home:
-            if self._routes is not None and self._routes.get(message.flow_id) == path:
-                self.flows[message.flow_id] = path
+            settled = (self._routes or {}).get(message.flow_id)
+            if settled is not None and settled.path == path:
+                self.flows[message.flow_id] = settled
             return []
         if node_id not in path:
             return []
@@ -295,4 +337,4 @@ class Settling:
             for flow_id, peer in self._ways.items()
             if flow_id not in self._claimed
         ]
-        return [*open_claims, *self._report()]
+        return [*self._tell_others(), *open_claims, *self._report()]

@@ -29,7 +29,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "settle")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Envelope(_message.Message):
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     LINK_REPORT_FIELD_NUMBER: _ClassVar[int]
     LINK_PROBE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     term: int
@@ -124,7 +125,8 @@ class Envelope(_message.Message):
     install: Install
     link_report: LinkReport
     link_probe: LinkProbe
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ...) -> None: ...
+    settle: Settle
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt")
@@ -187,20 +189,22 @@ class View(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("round", "committed", "view", "paused", "finished", "failed")
+    __slots__ = ("round", "committed", "view", "paused", "finished", "failed", "epoch")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     round: Round
     committed: Round
     view: View
     paused: bool
     finished: bool
     failed: bool
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., finished: _Optional[bool] = ..., failed: _Optional[bool] = ...) -> None: ...
+    epoch: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., finished: _Optional[bool] = ..., failed: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name")
@@ -389,7 +393,7 @@ class Deny(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "failure")
+    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "failure", "epoch")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +401,7 @@ class Report(_message.Message):
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     round: Round
     num_committed: int
     digest: int
@@ -404,7 +409,8 @@ class Report(_message.Message):
     loss_sum: float
     num_tokens: int
     failure: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., failure: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
     __slots__ = ("round", "num_committed", "digest")
@@ -720,11 +726,21 @@ class Claims(_message.Message):
     claims: ClaimTable
     def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., claims: _Optional[_Union[ClaimTable, _Mapping]] = ...) -> None: ...
 
-class Path(_message.Message):
-    __slots__ = ("node_ids",)
-    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
-    node_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+class Settle(_message.Message):
+    __slots__ = ("view_version", "epoch")
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    view_version: int
+    epoch: int
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class SettledFlow(_message.Message):
+    __slots__ = ("path", "costs")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[str]
+    costs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., costs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Routes(_message.Message):
     __slots__ = ("view_version", "epoch", "routes")
@@ -733,8 +749,8 @@ class Routes(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     view_version: int
     epoch: int
-    routes: _containers.RepeatedCompositeFieldContainer[Path]
-    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Path, _Mapping]]] = ...) -> None: ...
+    routes: _containers.RepeatedCompositeFieldContainer[SettledFlow]
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[SettledFlow, _Mapping]]] = ...) -> None: ...
 
 class Install(_message.Message):
     __slots__ = ("view_version", "epoch", "flow_id", "path")

@@ -1,0 +1,141 @@
+"""The search for better flows in a node that trains: when it acts, and when its result is used.
+
+In each version of the view the search begins with what the one before has left. The leader's node
+has it settled from time to time. Data nodes tell in their reports which settlement stands with
+them, and the leader opens a round with one that stands with all: in that round every node uses it.
+"""
+
+from random import Random
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect
+from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.params import Routing
+from decod.protocol.routing.messages import RoutingMessage
+from decod.protocol.routing.negotiation import Negotiation
+from decod.protocol.routing.position import Position
+
+_SEARCH_TICKS = 16
+"""Rounds of search before the first settlement of a view, beyond those of building; and between
+one that is in use and the next."""
+
+_SETTLE_TICKS_PER_STAGE = 8
+"""A settlement that does not stand after so many rounds for each stage is given up."""
+
+_BANDWIDTH_OF_CHANGE = 0.02
+"""Costs that move by less are noise to the search; see `_steady_cost`."""
+
+
+class LiveRouting:
+    """One node's search, for as long as it is in the run."""
+
+    def __init__(self, context: Context, rng: Random) -> None:
+        self._context = context
+        self._rng = rng
+        self._negotiation: Negotiation | None = None
+        self._tick_s: float | None = None
+        self._wait = 0
+        """Ticks until the leader's node has the draft settled."""
+        self._settling = False
+        self._costs: dict[NodeId, float] = {}
+        self.epoch = 0
+        """The settlement that is in use; 0: none."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._tick_s
+
+    @property
+    def standing_epoch(self) -> int:
+        """At a data node: the last settlement of which all its flows stand."""
+        if self._negotiation is None:
+            return 0
+        settling = self._negotiation.settling
+        return settling.epoch if settling.complete else self.epoch
+
+    def renew(self, now_s: float) -> None:
+        """Begin anew in the context's view, with what is left of the search in the last one."""
+        context, view = self._context, self._context.view
+        self.epoch, self._settling = 0, False
+        if context.config.routing is not Routing.FLOW or view.empty_stages:
+            self._negotiation, self._tick_s = None, None
+            return
+        before = self._negotiation
+        self._negotiation = Negotiation(
+            self._position(),
+            view_version=view.version,
+            settler=view.leader,
+            rng=self._rng,
+            previous=before,
+        )
+        num_stages = view.num_stages - 1
+        self._wait = _SEARCH_TICKS + (2 if before is not None else 3) * num_stages
+        self._tick_s = now_s + context.config.negotiation_interval_s
+
+    def _position(self) -> Position:
+        context, view, node_id = self._context, self._context.view, self._context.node_id
+        data = context.member.stage_index == 0
+        others = [m.node_id for m in view.data_nodes if m.node_id != node_id]
+        return Position(
+            node_id=node_id,
+            data=data,
+            capacity=context.member.capacity,
+            num_stages=view.num_stages - 1,
+            previous=context.previous,
+            next=context.next,
+            data_peers=others if data else (),
+            cost_to=self._steady_cost,
+            cost_from=self._steady_cost,
+            fair=True,
+        )
+
+    def _steady_cost(self, peer: NodeId) -> float:
+        """Return d(i, j), which moves only when it has moved enough: no change chases noise."""
+        cost_s = self._context.links.cost_s(peer)
+        known = self._costs.get(peer)
+        if known is None or abs(cost_s - known) > _BANDWIDTH_OF_CHANGE * known:
+            self._costs[peer] = known = cost_s
+        return known
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Take part in the search, if it is time."""
+        negotiation = self._negotiation
+        if negotiation is None or self._tick_s is None or self._tick_s > now_s:
+            return []
+        self._tick_s = now_s + self._context.config.negotiation_interval_s
+        effects = negotiation.tick()
+        if self._context.node_id == self._context.view.leader:
+            self._wait -= 1
+            if self._wait <= 0:
+                effects += self._settle(negotiation)
+        return effects
+
+    def _settle(self, negotiation: Negotiation) -> list[Effect]:
+        """Have the draft settled; if that does not come to an end, have it settled again."""
+        self._settling = True
+        self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
+        return negotiation.settle(negotiation.settling.epoch + 1)
+
+    def received(self, sender: NodeId, message: RoutingMessage) -> list[Effect]:
+        """Take in a peer's message of the context's view."""
+        if self._negotiation is None or not isinstance(message, self._negotiation.MESSAGES):
+            return []
+        return self._negotiation.received(sender, message)
+
+    def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:
+        """Use the flows of a settlement from now on. Returns whether that changes anything."""
+        if epoch == self.epoch or self._negotiation is None:
+            return False
+        settled = self._negotiation.settling.of(epoch)
+        if settled is None:
+            return False
+        if isinstance(flows, DataFlows):
+            flows.adopt(settled[1])
+        else:
+            flows.adopt(settled[0])
+        self.epoch = epoch
+        self._negotiation.draft.held = False
+        if self._settling:
+            self._settling, self._wait = False, _SEARCH_TICKS
+        return True

@@ -1,0 +1,101 @@
+"""Flows of a running simulation: they become cheap, stay cheap, and go round what is slow."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig, Routing
+from decod.sim.compute import ComputeProfile
+from decod.sim.host import Host
+from decod.sim.network import Links, LinkSpec
+from decod.sim.scenario import Scenario
+from decod.sim.simulation import Simulation
+
+SCENARIO = Scenario(
+    num_data_nodes=2,
+    num_relays=12,
+    num_relay_stages=3,
+    capacity_min=2,
+    capacity_max=4,
+    num_microbatches=4,
+    num_iterations=60,
+    speed_spread_ratio=0.3,
+    profile=replace(ComputeProfile(), activation_bytes=500_000, parameter_bytes=10_000),
+    links=Links(LinkSpec(latency_s=0.05, bandwidth_bytes_per_s=4e6), spread_ratio=0.8),
+    protocol=ProtocolConfig(min_nodes_per_stage=4, min_data_nodes=2),
+)
+
+
+def core(host: Host) -> NodeMachine:
+    assert isinstance(host.machine, NodeMachine)
+    return host.machine
+
+
+def hops(simulation: Simulation) -> Counter[tuple[NodeId, NodeId]]:
+    """How many flows use each link at present."""
+    found: Counter[tuple[NodeId, NodeId]] = Counter()
+    for host in simulation.hosts.values():
+        flows = core(host).work.flows
+        if isinstance(flows, RelayFlows):
+            found.update((host.node_id, entry.downstream) for entry in flows.entries.values())
+        elif isinstance(flows, DataFlows):
+            found.update((host.node_id, granted.peer) for granted in flows.complete.values())
+    return found
+
+
+def true_cost_s(simulation: Simulation) -> float:
+    """Mean over the present flows of what their links take, by what the network really does."""
+    hosts, size = simulation.world.hosts, SCENARIO.profile.activation_bytes
+    used = hops(simulation)
+    total = 0.0
+    for (here, there), num in used.items():
+        forth = simulation.world.network.spec(hosts[here], hosts[there])
+        back = simulation.world.network.spec(hosts[there], hosts[here])
+        rate = forth.bandwidth_bytes_per_s + back.bandwidth_bytes_per_s
+        total += num * ((forth.latency_s + back.latency_s) / 2 + 2 * size / rate)
+    return total / (sum(used.values()) / (SCENARIO.num_relay_stages + 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flows_end_cheaper_than_greedy_ones_and_all_is_committed(seed: int) -> None:
+    costs = {}
+    for routing in Routing:
+        protocol = replace(SCENARIO.protocol, routing=routing)
+        simulation = Simulation(replace(SCENARIO, seed=seed, protocol=protocol))
+        simulation.kernel.at(
+            55.0, lambda s=simulation, r=routing: costs.update({r: true_cost_s(s)})
+        )
+        result = simulation.run()
+        assert result.num_iterations == SCENARIO.num_iterations
+    assert costs[Routing.FLOW] < 0.97 * costs[Routing.GREEDY]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flows_leave_a_link_that_becomes_ten_times_slower(seed: int) -> None:
+    """Both ways, within five iterations; nobody is banned for it."""
+    simulation = Simulation(replace(SCENARIO, seed=seed, num_iterations=30))
+    left: list[int] = []
+
+    def change() -> None:
+        hosts = simulation.world.hosts
+        (here, there), _ = hops(simulation).most_common(1)[0]
+        for ends in ((hosts[here], hosts[there]), (hosts[there], hosts[here])):
+            spec = simulation.world.network.spec(*ends)
+            slow = replace(spec, bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s / 10)
+            simulation.world.network.change(*ends, slow)
+        simulation.kernel.after(0.5, look, here, there, simulation.checker.num_iterations)
+
+    def look(here: NodeId, there: NodeId, iteration: int) -> None:
+        if hops(simulation)[here, there] == 0:
+            left.append(simulation.checker.num_iterations - iteration)
+        else:
+            simulation.kernel.after(0.5, look, here, there, iteration)
+
+    simulation.kernel.at(60.0, change)
+    simulation.run()
+    assert left
+    assert left[0] <= 5
