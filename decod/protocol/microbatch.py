@@ -227,7 +227,7 @@ class DataMicrobatches:
         flows: Callable[[], DataFlows],
         *,
         num_microbatches: int,
-        standing_epoch: Callable[[], int],
+        standing_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._context = context
         self._flows = flows
