@@ -229,7 +229,6 @@ _BODIES: Mapping[str, f.Struct] = {
             "round": _ROUND,
             "hashes": f.Tuples(f.Repeated(_HASH, _STAGES_MAX)),
             "failure": f.REASON,
-            "epoch": f.NUMBER,
         },
     ),
     "commit": f.Struct(
