@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -61,15 +62,19 @@ class DurationType(click.ParamType[float]):
     metavar="[=2s]",
     help="Look again and again, until Ctrl-C.",
 )
+@click.option("--flows", "with_flows", is_flag=True, help="Also show each flow, hop by hop.")
 @click.option("--check", is_flag=True, help=f"Exit with {EXIT_DEGRADED} if the run is not well.")
 @state_dir_option
-def status(*, as_json: bool, interval_s: float | None, check: bool, state_dir: Path) -> int:
+def status(
+    *, as_json: bool, interval_s: float | None, with_flows: bool, check: bool, state_dir: Path
+) -> int:
     """Show the run that this host takes part in.
 
     \b
     Examples:
       decod status
       decod status --watch=5s
+      decod status --flows
       decod status --json
       decod status --check && echo training
 
@@ -84,10 +89,11 @@ def status(*, as_json: bool, interval_s: float | None, check: bool, state_dir: P
     def read() -> Status:
         return ask(state_dir, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
 
+    show = Show(as_json=as_json, flows=with_flows)
     if interval_s is not None:
-        return watch(read, as_json=as_json, pause=lambda: time.sleep(interval_s))
+        return watch(read, show, pause=lambda: time.sleep(interval_s))
     answer = read()
-    _print_once(answer, as_json=as_json)
+    _print_once(answer, show)
     return EXIT_DEGRADED if check and not is_well(answer) else EXIT_OK
 
 
@@ -101,30 +107,40 @@ def is_well(answer: Status) -> bool:
     }
 
 
-def watch(read: Callable[[], Status], *, as_json: bool, pause: Callable[[], None]) -> int:
+@dataclass(frozen=True, slots=True)
+class Show:
+    """How an answer is shown."""
+
+    as_json: bool = False
+    """One JSON object a line instead of tables."""
+    flows: bool = False
+    """With each flow, hop by hop. (JSON always holds them.)"""
+
+
+def watch(read: Callable[[], Status], show: Show, *, pause: Callable[[], None]) -> int:
     """Shows the status again and again: in place on a terminal, one after another elsewhere.
 
     Ends with Ctrl-C, which is how it is meant to end, or when the daemon does.
 
     Args:
         read: Asks the daemon.
-        as_json: One JSON object a line instead of the table.
+        show: How.
         pause: Waits for the next time.
 
     Raises:
         NotRunningError: The daemon has gone.
     """
     try:
-        if as_json or not sys.stdout.isatty():
+        if show.as_json or not sys.stdout.isatty():
             while True:
-                _print_once(read(), as_json=as_json)
+                _print_once(read(), show)
                 pause()
-        _redraw(read, pause)
+        _redraw(read, show, pause)
     except KeyboardInterrupt:
         return EXIT_OK
 
 
-def _redraw(read: Callable[[], Status], pause: Callable[[], None]) -> NoReturn:
+def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -> NoReturn:
     from rich.live import Live
 
     from decod.cli.status_view import make_console, render_status
@@ -132,17 +148,17 @@ def _redraw(read: Callable[[], Status], pause: Callable[[], None]) -> NoReturn:
     console = make_console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(render_status(_known(read())), refresh=True)
+            live.update(render_status(_known(read()), flows=show.flows), refresh=True)
             pause()
 
 
-def _print_once(answer: Status, *, as_json: bool) -> None:
-    if as_json:
+def _print_once(answer: Status, show: Show) -> None:
+    if show.as_json:
         click.echo(json.dumps(answer))
         return
     from decod.cli.status_view import make_console, render_status
 
-    make_console().print(render_status(_known(answer)))
+    make_console().print(render_status(_known(answer), flows=show.flows))
 
 
 def _known(answer: Status) -> Status:

@@ -39,14 +39,16 @@ def make_console() -> Console:
     return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
-def render_status(status: Mapping[str, Any]) -> RenderableType:
-    """Returns three parts: the run in a line, this node in a line, its stages in a table."""
+def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
+    """Returns run and node in a line each, stages and, if wanted, flows in tables."""
     parts: list[RenderableType] = [_run_line(status), _node_line(_mapping(status, "node"))]
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
     parts.append(Text())
     parts.append(_stage_table(_sequence(status, "stages")))
+    if flows:
+        parts += [Text(), _flow_table(_sequence(status, "flows"), _names(status))]
     candidates = _sequence(status, "candidates")
     if candidates:
         waiting = ", ".join(_who(candidate) for candidate in candidates[:8])
@@ -102,6 +104,40 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
         else:
             table.add_row(index, *_summary_cells(nodes))
     return table
+
+
+def _names(status: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what to call each member."""
+    nodes = [node for stage in _sequence(status, "stages") for node in _sequence(stage, "nodes")]
+    return {str(node.get("id")): _who(node) for node in nodes}
+
+
+def _flow_table(flows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> RenderableType:
+    """Returns the flows, equal ones in one row: each hop with what it costs, in milliseconds."""
+    if not flows:
+        return Text("no flows yet")
+    rows: dict[str, tuple[float, int]] = {}
+    for flow in flows:
+        path, costs = flow.get("path"), flow.get("costs_s")
+        if not isinstance(path, list) or not isinstance(costs, list) or not path:
+            continue
+        pieces = [_called(path[0], names)]
+        numbers = [cost for cost in costs if isinstance(cost, int | float)]
+        for node_id, cost in zip(path[1:], numbers, strict=False):
+            pieces.append(f"-{_number(1e3 * cost, ',.0f')}> {_called(node_id, names)}")
+        total, count = sum(numbers), rows.get(" ".join(pieces), (0.0, 0))[1]
+        rows[" ".join(pieces)] = (total, count + 1)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("FLOWS", "COST ms"):
+        table.add_column(name, justify="right")
+    table.add_column("PATH, ms of each hop", overflow="fold")
+    for text, (total, count) in sorted(rows.items(), key=lambda row: row[1][0]):
+        table.add_row(str(count), _number(1e3 * total, ",.0f"), Text(text))
+    return table
+
+
+def _called(node_id: object, names: Mapping[str, str]) -> str:
+    return names.get(str(node_id)) or clean_text(str(node_id)[:8])
 
 
 def _node_cells(node: Mapping[str, Any]) -> list[str | Text]:

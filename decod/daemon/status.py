@@ -88,6 +88,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         },
         "node": me,
         "stages": _stages(machine, part.manifest.run.stages.num_relay_stages + 1),
+        "flows": _flows(machine),
         "candidates": _candidates(machine.leader if machine is not None else None),
         "join_string": node.join_string,
         "counters": node.server.counters.totals(),
@@ -137,6 +138,20 @@ def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]
             )
         stages.append({"index": index, "nodes": nodes})
     return stages
+
+
+def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
+    if machine is None:
+        return []
+    return [
+        {
+            "data_node": flow.flow_id.data_node,
+            "slot": flow.flow_id.slot,
+            "path": list(flow.path),
+            "costs_s": [round(cost_s, 6) for cost_s in flow.costs_s],
+        }
+        for flow in machine.work.known_flows
+    ]
 
 
 def _candidates(leader: Leader | None) -> list[dict[str, Any]]:

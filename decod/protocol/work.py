@@ -19,7 +19,7 @@ from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.messages import Message
 from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
 from decod.protocol.readiness import Readiness
-from decod.protocol.routing.live import LiveRouting
+from decod.protocol.routing.live import KnownFlow, LiveRouting
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role
@@ -68,6 +68,11 @@ class Work:
     @property
     def num_flows(self) -> int:
         return self.flows.num_complete if self.flows is not None else 0
+
+    @property
+    def known_flows(self) -> tuple[KnownFlow, ...]:
+        """What this node knows of the flows in use."""
+        return self.routing.known_flows(self.flows) if self.flows is not None else ()
 
     @property
     def aggregating(self) -> bool:

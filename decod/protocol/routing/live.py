@@ -5,9 +5,10 @@ has it settled from time to time. Data nodes tell in their reports which settlem
 them, and the leader opens a round with one that stands with all: in that round every node uses it.
 """
 
+from dataclasses import dataclass
 from random import Random
 
-from decod.ids import NodeId
+from decod.ids import FlowId, NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect
 from decod.protocol.flow import DataFlows, RelayFlows
@@ -15,6 +16,7 @@ from decod.protocol.params import Routing
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.routing.negotiation import Negotiation
 from decod.protocol.routing.position import Position
+from decod.protocol.routing.settling import Flows
 
 _SEARCH_TICKS = 16
 """Rounds of search before the first settlement of a view, beyond those of building; and between
@@ -25,6 +27,17 @@ _SETTLE_TICKS_PER_STAGE = 8
 
 _BANDWIDTH_OF_CHANGE = 0.02
 """Costs that move by less are noise to the search; see `_steady_cost`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFlow:
+    """What this node knows of a flow in use."""
+
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The whole way, from the data node and home again; or only the part that this node knows."""
+    costs_s: tuple[float, ...]
+    """d(i, j) of each hop of `path`, as it was when the flow was found."""
 
 
 class LiveRouting:
@@ -41,6 +54,7 @@ class LiveRouting:
         self._costs: dict[NodeId, float] = {}
         self.epoch = 0
         """The settlement that is in use; 0: none."""
+        self._known: tuple[KnownFlow, ...] = ()
 
     @property
     def deadline_s(self) -> float | None:
@@ -57,7 +71,7 @@ class LiveRouting:
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
-        self.epoch, self._settling = 0, False
+        self.epoch, self._settling, self._known = 0, False, ()
         if context.config.routing is not Routing.FLOW or view.empty_stages:
             self._negotiation, self._tick_s = None, None
             return
@@ -135,7 +149,41 @@ class LiveRouting:
         else:
             flows.adopt(settled[0])
         self.epoch = epoch
+        self._known = self._known_flows(self._negotiation, settled[1])
         self._negotiation.draft.held = False
         if self._settling:
             self._settling, self._wait = False, _SEARCH_TICKS
         return True
+
+    def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
+        """Return the flows in use: whole ones at data nodes (at the leader all), else the hops."""
+        if self._known:
+            return self._known
+        node_id, cost_s = self._context.node_id, self._context.links.cost_s
+        if isinstance(flows, DataFlows):
+            firsts = {flow_id: granted.peer for flow_id, granted in flows.complete.items()}
+            return tuple(
+                KnownFlow(flow_id, (node_id, first), (cost_s(first),))
+                for flow_id, first in sorted(firsts.items())
+            )
+        return tuple(
+            KnownFlow(
+                flow_id,
+                (upstream, node_id, flows.entries[flow_id].downstream),
+                (cost_s(upstream), cost_s(flows.entries[flow_id].downstream)),
+            )
+            for flow_id, upstream in sorted(flows.outflows.paired.items())
+            if flow_id in flows.entries
+        )
+
+    def _known_flows(self, negotiation: Negotiation, own: Flows) -> tuple[KnownFlow, ...]:
+        """Return whole flows of a settlement: all at the node that settled it, else this node's."""
+        known = {
+            FlowId(data_node, slot): flow
+            for data_node, routes in negotiation.settling.settled_routes(self.epoch).items()
+            for slot, flow in enumerate(routes)
+        }
+        return tuple(
+            KnownFlow(flow_id, (flow_id.data_node, *flow.path, flow_id.data_node), flow.costs)
+            for flow_id, flow in sorted({**known, **own}.items())
+        )

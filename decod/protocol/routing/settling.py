@@ -116,6 +116,12 @@ class Settling:
             return self.hops, self.flows
         return self._before[1:] if epoch == self._before[0] else None
 
+    def settled_routes(self, epoch: int) -> Mapping[NodeId, tuple[SettledFlow, ...]]:
+        """At the settling node: what it has decided on for each data node."""
+        if epoch != self.epoch:
+            return {}
+        return {data_node: routes.routes for data_node, routes in self._settled.items()}
+
     def tick(self) -> list[Effect]:
         effects = self._go_on()
         self._age += 1

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from decod.cli.main import main
-from decod.cli.status import DurationType, is_well, watch
+from decod.cli.status import DurationType, Show, is_well, watch
 from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_status
 from decod.daemon.control import SOCKET_NAME
 from decod.errors import NotRunningError
@@ -209,6 +209,23 @@ def test_a_large_run_is_summed_up_by_stage(capsys: pytest.CaptureFixture[str]) -
     assert ["2", "1", "node", "4", "3", "120"] in rows
 
 
+def test_flows_are_shown_hop_by_hop_and_equal_ones_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids = {name: node(name)["id"] for name in ("data-1", "relay-1", "relay-2")}
+    path = [ids["data-1"], ids["relay-1"], "stranger-id", ids["data-1"]]
+    flow = {"data_node": ids["data-1"], "path": path, "costs_s": [0.031, 0.5, 0.0014]}
+    other = flow | {"path": [ids["data-1"], ids["relay-2"]], "costs_s": [0.02]}
+    answer = status_answer(flows=[flow, flow | {"slot": 1}, other, {"path": 3}])
+    make_console().print(render_status(answer, flows=True))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "1 20 data-1 -20> relay-2" in lines
+    assert "2 532 data-1 -31> relay-1 -500> stranger -1> data-1" in lines
+
+    make_console().print(render_status(answer))
+    assert "-31>" not in capsys.readouterr().out
+
+
 def test_watching_prints_block_after_block_and_ends_with_ctrl_c(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -219,7 +236,7 @@ def test_watching_prints_block_after_block_and_ends_with_ctrl_c(
         if next(pauses, "over") == "over":
             raise KeyboardInterrupt
 
-    assert watch(lambda: answers.pop(0), as_json=True, pause=pause) == 0
+    assert watch(lambda: answers.pop(0), Show(as_json=True), pause=pause) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
 
@@ -229,7 +246,7 @@ def test_watching_ends_with_the_daemon() -> None:
         raise NotRunningError("gone", why="w", fix="f")
 
     with pytest.raises(NotRunningError):
-        watch(read, as_json=False, pause=lambda: None)
+        watch(read, Show(), pause=lambda: None)
 
 
 @pytest.mark.parametrize(
