@@ -1,7 +1,7 @@
 """Turns the core's messages into envelopes and back. Nothing else reads or writes control.proto.
 
 One table says which protobuf message stands for which dataclass and how each field is checked;
-`routing_codec` has the part of it that is about the search for better flows.
+`routing_codec` and `gwtf_codec` have the parts of it that are about the search for better flows.
 Names of fields are the same on both sides; a test compares the table with the dataclasses and with
 the descriptors, so that no field can be forgotten.
 """
@@ -19,7 +19,7 @@ from decod.ids import MicrobatchId, NodeId, Round, RunId
 from decod.protocol import messages as m
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import fields as f
-from decod.wire import routing_codec, validate
+from decod.wire import gwtf_codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
@@ -135,6 +135,7 @@ _TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH
 
 _BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
+    **gwtf_codec.BODIES,
     "join": f.Struct(
         m.Join,
         {

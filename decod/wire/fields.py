@@ -1,7 +1,7 @@
 """How one field travels: read from a peer or written for one, and checked either way.
 
-A message is a `Struct`: for each field of the dataclass, what carries it. `codec` and
-`routing_codec` are tables of these.
+A message is a `Struct`: for each field of the dataclass, what carries it. `codec`,
+`routing_codec` and `gwtf_codec` are tables of these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -178,4 +178,5 @@ STATE = Plain(validate.state)
 BOOLEAN = Plain(validate.boolean)
 REASON = Reason()
 
-FLOW = Struct(FlowId, {"data_node": NODE_ID, "slot": INDEX})
+# Not an INDEX: GWTF's own search names hops by it, and numbers them on and on.
+FLOW = Struct(FlowId, {"data_node": NODE_ID, "slot": COUNT})

@@ -120,7 +120,7 @@ def _verify_settled_flow(flow: m.SettledFlow) -> None:
 
 _UNITS = f.NUM_FLOWS
 _UNITS_ONE_UP = f.CAPACITY
-_LINK_COST = f.Capped(LINK_COST_MAX)
+LINK_COST = f.Capped(LINK_COST_MAX)
 _EXIT = f.BOOLEAN
 _COUNTS_TO_SIZE = validate.COUNT_MAX
 """Bounds nothing: the size of the message does."""
@@ -140,12 +140,10 @@ _STEPS = f.Struct(
 _PLACES = f.Tuples(
     f.Repeated(f.Struct(_Place, {"node_id": f.NODE_ID, "exit": _EXIT}), MAX_STEPS, num_min=2)
 )
-_COSTS = f.Tuples(
-    f.Repeated(
-        f.Struct(_LinkCost, {"node_id": f.NODE_ID, "cost": _LINK_COST}), validate.MEMBERS_MAX
-    )
+LINK_COSTS = f.Tuples(
+    f.Repeated(f.Struct(_LinkCost, {"node_id": f.NODE_ID, "cost": LINK_COST}), validate.MEMBERS_MAX)
 )
-_HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, "costs": _COSTS}, _verify_hop)
+_HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, "costs": LINK_COSTS}, _verify_hop)
 _PATH = f.Scalars(validate.node_id, m.HOPS_MAX, num_min=1, unique=True)
 _SETTLED_FLOW = f.Struct(
     m.SettledFlow,
@@ -155,7 +153,7 @@ _SETTLED_FLOW = f.Struct(
     },
     _verify_settled_flow,
 )
-_INDEXED_COST = f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": _LINK_COST})
+_INDEXED_COST = f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": LINK_COST})
 _INDEXED_HOP = f.Struct(
     _IndexedHop,
     {"node_index": f.COUNT, "costs": f.Repeated(_INDEXED_COST, validate.MEMBERS_MAX)},
@@ -292,7 +290,7 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "claims": f.Struct(
         m.Claims,
-        {**_EPOCH, "capacity": _UNITS, "costs": _COSTS, "claims": _Claims()},
+        {**_EPOCH, "capacity": _UNITS, "costs": LINK_COSTS, "claims": _Claims()},
         _verify_claims,
     ),
     "routes": f.Struct(

@@ -97,7 +97,7 @@ def test_reports_cease_when_nothing_changes() -> None:
 
 
 def test_a_link_and_a_host_that_become_ten_times_slower_are_seen_by_their_neighbours() -> None:
-    """Within few iterations after the change, at the other end too, while flows stay where they are."""
+    """Within few iterations after the change, at the other end too. Flows stay where they are."""
     stay = replace(SCENARIO.protocol, routing=Routing.GREEDY)
     simulation = Simulation(replace(SCENARIO, num_iterations=40, protocol=stay))
     relays = [host for name, host in simulation.hosts.items() if not name.startswith("data")]

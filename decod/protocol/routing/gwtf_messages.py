@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from decod.ids import FlowId, NodeId
 
+PEER_FLOWS_MAX = 256
+"""Most flows that a node tells of in one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
@@ -63,7 +66,7 @@ class PeerFlows:
 
     view_version: int
     flows: tuple[PeerFlow, ...]
-    """Those that come in and go on."""
+    """Those that come in and go on; at most `PEER_FLOWS_MAX`."""
     costs: tuple[tuple[NodeId, float], ...]
     """Of the sender's links to the next stage."""
 

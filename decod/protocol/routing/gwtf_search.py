@@ -18,6 +18,7 @@ from decod.protocol.routing.gwtf_build import FlowBuild
 from decod.protocol.routing.gwtf_changes import HopChanges
 from decod.protocol.routing.gwtf_hops import FlowHop, FlowHops
 from decod.protocol.routing.gwtf_messages import (
+    PEER_FLOWS_MAX,
     ExchangeHops,
     LinkUse,
     PeerFlow,
@@ -37,9 +38,6 @@ would save."""
 _PAUSE_TICKS_MIN = 2
 _PAUSE_TICKS_MAX = 16
 """The longest rest, after a find and after many queries without one."""
-
-_FLOWS_MAX = 256
-"""Most flows told in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ class HopSearch:
             if hop.upstream is not None and hop.next is not None
         )
         costs = tuple((peer, position.cost_to(peer)) for peer in position.next)
-        return [Send(sender, PeerFlows(self.view_version, flows[:_FLOWS_MAX], costs))]
+        return [Send(sender, PeerFlows(self.view_version, flows[:PEER_FLOWS_MAX], costs))]
 
     def replied(self, sender: NodeId, reply: PeerFlows) -> list[Effect]:
         if sender in self._waiting:

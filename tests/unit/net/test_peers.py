@@ -5,7 +5,7 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -24,12 +24,10 @@ from decod.net.server import (
     StateRequest,
 )
 from decod.protocol import messages as m
-from decod.protocol.routing import messages as routing
-from decod.protocol.routing.residual import Walk
-from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
+from tests.support.messages import control_messages
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
@@ -139,67 +137,6 @@ def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = N
             await test(both)
 
     asyncio.run(run())
-
-
-def routing_messages() -> list[m.Message]:
-    """One of every kind about the search for better flows."""
-    places = ((ALICE, True), (BOB, False))
-    hops = (routing.Hop(BOB, ((ALICE, 0.5),)),)
-    return [
-        routing.DraftOffer(1, 1, 2, 0.5),
-        routing.RequestUnits(1, 1, 2),
-        routing.UnitsAnswer(1, 1, 2),
-        routing.DraftUnits(1, outward=True, link_version=1, units=2, agreed=False),
-        routing.ResidualWalk(1, 1, exit=False, walk=Walk(places, (0.0, -0.5), 2)),
-        routing.RequestChange(1, 1, places, True, 2),
-        routing.ChangeAnswer(1, 1, 2, -0.5),
-        routing.ChangeDecision(1, 1, 2),
-        routing.Claim(1, 1, FLOW, hops),
-        routing.Claimed(1, 1, FLOW, hops),
-        routing.Claims(1, 1, 2, ((BOB, 0.5),), (hops, hops)),
-        routing.Routes(1, 1, ((BOB,), (BOB,))),
-        routing.Install(1, 1, FLOW, (BOB,)),
-    ]
-
-
-def control_messages() -> list[m.Message]:
-    """One of every kind that has no tensor."""
-    member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
-    view = View.of([member], version=1, leader=ALICE, term=1, num_stages=2)
-    opening = Opening(ROUND, ROUND, view)
-    found: list[m.Message] = [
-        m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
-        m.Assign(1, -1),
-        m.Refuse("full"),
-        m.Prepared(1, "0" * 64),
-        m.Heartbeat(ROUND),
-        m.Suspect(BOB, "silent"),
-        m.Ping(1),
-        m.Pong(1),
-        m.Leave("bye", at_once=True),
-        m.CatchUp(ROUND),
-        m.LinkReport(1, 0.05, 1e7, 0.5),
-        m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
-        m.RequestFlow(1, 1, ALICE, 0.5),
-        m.FlowAnswer(1, 1, FLOW, 0.5, 1),
-        m.Withdraw(1, 1),
-        m.Complete(ROUND, MICROBATCH, 0.1),
-        m.Deny(ROUND, MICROBATCH, FLOW, "no"),
-        m.Report(ROUND, 1, 1, 1, 1.0, 1),
-        m.BeginAggregation(ROUND, 1, 1),
-        m.ReducePart(ROUND, 0, 0, 0),
-        m.ReducedPart(ROUND, 0),
-        m.Ready(ROUND, ((1, "0" * 64),)),
-        m.Commit(ROUND, opening, 1.0, 1),
-        m.Abort(ROUND, opening, "lost"),
-        m.CanTake(ROUND),
-        m.UtilisationQuery(1, ROUND),
-        m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
-        *routing_messages(),
-    ]
-    tensor_only = {m.ForwardActivation, m.BackwardGradient, m.LinkProbe}
-    assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
-    return found
 
 
 def test_every_control_message_arrives_in_order() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol import messages as m
+from decod.protocol.routing import gwtf_messages as gwtf
 from decod.protocol.routing import messages as routing
 from decod.protocol.routing.position import LINK_COST_MAX
 from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
@@ -100,6 +101,21 @@ def claim_lists(draw: st.DrawFn) -> tuple[tuple[routing.Hop, ...], ...]:
     return tuple(draw(st.lists(claims.map(tuple) | hop_lists(min_size=1), max_size=4)))
 
 
+next_hops = st.builds(gwtf.NextHop, node_ids, counts, st.floats(0, routing_codec.PATH_COST_MAX))
+link_uses = st.builds(gwtf.LinkUse, st.floats(0, LINK_COST_MAX), flows)
+peer_flows = st.builds(
+    gwtf.PeerFlow,
+    counts,
+    numbers,
+    node_ids,
+    node_ids,
+    st.floats(0, LINK_COST_MAX),
+    next_hops,
+    st.booleans(),
+)
+hop_numbers = st.lists(counts, max_size=4, unique=True).map(tuple)
+
+
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
     "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
@@ -136,7 +152,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "part": st.integers(0, 65535),
     "loss": st.floats(allow_nan=False, allow_infinity=False),
     "loss_sum": st.floats(allow_nan=False, allow_infinity=False),
-    "flow_id": st.builds(FlowId, node_ids, st.integers(0, 65535)),
+    "flow_id": st.builds(FlowId, node_ids, counts),
     "cost_s": durations,
     "sequence": numbers,
     "link_version": numbers,
@@ -144,7 +160,6 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "epoch": numbers,
     "units": flows,
     "cost": st.floats(0, routing_codec.PATH_COST_MAX),
-    "outward": st.booleans(),
     "agreed": st.booleans(),
     "exit": st.booleans(),
     "walk": st.none() | walks(),
@@ -155,12 +170,29 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "claims": claim_lists(),
     "routes": st.lists(paths, max_size=4).map(tuple),
     "path": paths,
+    "number": counts,
+    "next": next_hops,
+    "other": node_ids,
+    "other_number": counts,
+    "other_version": numbers,
+    "other_next": next_hops,
+    "less": link_uses,
+    "more": link_uses,
+    "upstream": node_ids,
+    "made": st.booleans(),
+    "answer": st.booleans(),
+    "outward": hop_numbers,
+    "inward": hop_numbers,
+    "flows": st.lists(peer_flows, max_size=4, unique_by=lambda flow: flow.number).map(tuple),
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
     (m.FlowCost, "cost_s"): durations | st.just(math.inf),
+    (routing.DraftUnits, "outward"): st.booleans(),
+    (gwtf.RequestRedirect, "more"): st.tuples(link_uses, link_uses),
+    (gwtf.FlowTrace, "path"): st.just(()) | paths,
     (routing.RequestChange, "units"): st.integers(1, 65536),
     (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),
     (routing.Claims, "capacity"): flows,
@@ -191,7 +223,11 @@ def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize(
-    "cls", [*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View, routing.Hop]
+    "cls",
+    [
+        *(*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View),
+        *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
+    ],
 )
 def test_proto_and_dataclass_have_the_same_fields(cls: type) -> None:
     """A field that is added to the core alone would be lost on its way."""

@@ -284,6 +284,7 @@ def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegoti
         node_id=node("b"),
         data=False,
         capacity=capacity,
+        num_stages=1,
         previous=[node("u"), node("v")],
         next=[node("x"), node("y")],
         data_peers=[],

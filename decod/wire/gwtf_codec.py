@@ -1,0 +1,89 @@
+"""How the messages of `decod.protocol.routing.gwtf_messages` travel: a part of the codec's table.
+
+**Size.** A node tells at most `PEER_FLOWS_MAX` flows, of 220 bytes at most, and the costs of its
+links, 65 bytes each, so that a next stage of 60000 relays can be told of. `FlowTrace` grows to the
+length of a path (221 kB), `StandingHops` to two numbers for each unit of capacity (650 kB). What a
+request says has a fixed number of places.
+
+**What is handed on.** A request repeats what its asker was told of a flow: numbers, versions, nodes
+and costs have the same limits in all messages, so that what was accepted can be sent on. Costs
+that a node adds to are cut to what may travel.
+"""
+
+from collections.abc import Mapping
+
+from decod.protocol.routing import gwtf_messages as m
+from decod.protocol.routing.messages import HOPS_MAX
+from decod.wire import fields as f
+from decod.wire import validate
+from decod.wire.routing_codec import LINK_COST, LINK_COSTS, PATH_COST_MAX
+
+
+def _verify_peer_flows(message: m.PeerFlows) -> None:
+    validate.unique("flows", [flow.number for flow in message.flows])
+    validate.unique("costs", [node_id for node_id, _ in message.costs])
+
+
+_PATH_COST = f.Capped(PATH_COST_MAX)
+_NEXT = f.Struct(m.NextHop, {"peer": f.NODE_ID, "number": f.COUNT, "cost": _PATH_COST})
+_USE = f.Struct(m.LinkUse, {"cost": LINK_COST, "num_flows": f.NUM_FLOWS})
+_PEER_FLOW = f.Struct(
+    m.PeerFlow,
+    {
+        "number": f.COUNT,
+        "version": f.NUMBER,
+        "data_node": f.NODE_ID,
+        "upstream": f.NODE_ID,
+        "upstream_cost": LINK_COST,
+        "next": _NEXT,
+        "open": f.BOOLEAN,
+    },
+)
+_NUMBERS = f.Scalars(validate.count, validate.CAPACITY_MAX, unique=True)
+_PASSED = f.Scalars(validate.node_id, HOPS_MAX, unique=True)
+
+_VIEW: Mapping[str, f.Field] = {"view_version": f.ITERATION}
+_CHANGE: Mapping[str, f.Field] = {**_VIEW, "change_id": f.NUMBER}
+_REQUEST: Mapping[str, f.Field] = {
+    **_CHANGE,
+    "data_node": f.NODE_ID,
+    "number": f.COUNT,
+    "next": _NEXT,
+    "other": f.NODE_ID,
+    "other_number": f.COUNT,
+    "other_version": f.NUMBER,
+}
+_HOP: Mapping[str, f.Field] = {**_VIEW, "number": f.COUNT}
+
+BODIES: Mapping[str, f.Struct] = {
+    "peer_query": f.Struct(m.PeerQuery, _VIEW),
+    "peer_flows": f.Struct(
+        m.PeerFlows,
+        {**_VIEW, "flows": f.Repeated(_PEER_FLOW, m.PEER_FLOWS_MAX), "costs": LINK_COSTS},
+        _verify_peer_flows,
+    ),
+    "exchange_hops": f.Struct(
+        m.ExchangeHops, {**_REQUEST, "other_next": _NEXT, "less": _USE, "more": _USE}
+    ),
+    "request_redirect": f.Struct(
+        m.RequestRedirect,
+        {
+            **_REQUEST,
+            "cost": _PATH_COST,
+            "upstream": f.NODE_ID,
+            "more": f.Repeated(_USE, 2, num_min=2),
+        },
+    ),
+    "hops_answer": f.Struct(m.HopsAnswer, {**_CHANGE, "agreed": f.BOOLEAN}),
+    "hops_decision": f.Struct(m.HopsDecision, {**_CHANGE, "made": f.BOOLEAN}),
+    "deny_hop": f.Struct(m.DenyHop, _HOP),
+    "denial_noted": f.Struct(m.DenialNoted, _HOP),
+    "standing_hops": f.Struct(
+        m.StandingHops,
+        {**_VIEW, "outward": _NUMBERS, "inward": _NUMBERS, "answer": f.BOOLEAN},
+    ),
+    "flow_trace": f.Struct(
+        m.FlowTrace,
+        {**_VIEW, "epoch": f.NUMBER, "flow_id": f.FLOW, "number": f.COUNT, "path": _PASSED},
+    ),
+}

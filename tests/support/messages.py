@@ -1,0 +1,95 @@
+"""One message of every kind, for tests of what carries them."""
+
+from typing import get_args
+
+from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol import messages as m
+from decod.protocol.routing import gwtf_messages as gwtf
+from decod.protocol.routing import messages as routing
+from decod.protocol.routing.residual import Walk
+from decod.protocol.view import Member, Opening, Role, View
+
+ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
+ROUND = Round(1, 1)
+MICROBATCH = MicrobatchId(1, 0, 0)
+FLOW = FlowId(ALICE, 0)
+
+
+def _draft_messages() -> list[m.Message]:
+    """One of every kind that is said of drafts."""
+    places = ((ALICE, True), (BOB, False))
+    hops = (routing.Hop(BOB, ((ALICE, 0.5),)),)
+    return [
+        routing.DraftOffer(1, 1, 2, 0.5),
+        routing.RequestUnits(1, 1, 2),
+        routing.UnitsAnswer(1, 1, 2),
+        routing.DraftUnits(1, outward=True, link_version=1, units=2, agreed=False),
+        routing.ResidualWalk(1, 1, exit=False, walk=Walk(places, (0.0, -0.5), 2)),
+        routing.RequestChange(1, 1, places, True, 2),
+        routing.ChangeAnswer(1, 1, 2, -0.5),
+        routing.ChangeDecision(1, 1, 2),
+        routing.Claim(1, 1, FLOW, hops),
+        routing.Claimed(1, 1, FLOW, hops),
+        routing.Claims(1, 1, 2, ((BOB, 0.5),), (hops, hops)),
+        routing.Routes(1, 1, ((BOB,), (BOB,))),
+        routing.Install(1, 1, FLOW, (BOB,)),
+    ]
+
+
+def _gwtf_messages() -> list[m.Message]:
+    """One of every kind that GWTF's own search says."""
+    following, use = gwtf.NextHop(BOB, 1, 0.5), gwtf.LinkUse(0.5, 1)
+    flow = gwtf.PeerFlow(1, 1, ALICE, ALICE, 0.5, following, open=True)
+    return [
+        gwtf.PeerQuery(1),
+        gwtf.PeerFlows(1, (flow,), ((BOB, 0.5),)),
+        gwtf.ExchangeHops(1, 1, ALICE, 1, following, BOB, 1, 1, following, use, use),
+        gwtf.RequestRedirect(1, 1, ALICE, 1, 0.5, BOB, 1, 1, ALICE, following, (use, use)),
+        gwtf.HopsAnswer(1, 1, agreed=True),
+        gwtf.HopsDecision(1, 1, made=True),
+        gwtf.DenyHop(1, 1),
+        gwtf.DenialNoted(1, 1),
+        gwtf.StandingHops(1, (1,), (2, 3), answer=False),
+        gwtf.FlowTrace(1, 1, FLOW, 1, (BOB,)),
+    ]
+
+
+def control_messages() -> list[m.Message]:
+    """One of every kind that has no tensor."""
+    member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
+    view = View.of([member], version=1, leader=ALICE, term=1, num_stages=2)
+    opening = Opening(ROUND, ROUND, view)
+    found: list[m.Message] = [
+        m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
+        m.Assign(1, -1),
+        m.Refuse("full"),
+        m.Prepared(1, "0" * 64),
+        m.Heartbeat(ROUND),
+        m.Suspect(BOB, "silent"),
+        m.Ping(1),
+        m.Pong(1),
+        m.Leave("bye", at_once=True),
+        m.CatchUp(ROUND),
+        m.LinkReport(1, 0.05, 1e7, 0.5),
+        m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
+        m.RequestFlow(1, 1, ALICE, 0.5),
+        m.FlowAnswer(1, 1, FLOW, 0.5, 1),
+        m.Withdraw(1, 1),
+        m.Complete(ROUND, MICROBATCH, 0.1),
+        m.Deny(ROUND, MICROBATCH, FLOW, "no"),
+        m.Report(ROUND, 1, 1, 1, 1.0, 1),
+        m.BeginAggregation(ROUND, 1, 1),
+        m.ReducePart(ROUND, 0, 0, 0),
+        m.ReducedPart(ROUND, 0),
+        m.Ready(ROUND, ((1, "0" * 64),)),
+        m.Commit(ROUND, opening, 1.0, 1),
+        m.Abort(ROUND, opening, "lost"),
+        m.CanTake(ROUND),
+        m.UtilisationQuery(1, ROUND),
+        m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        *_draft_messages(),
+        *_gwtf_messages(),
+    ]
+    tensor_only = {m.ForwardActivation, m.BackwardGradient, m.LinkProbe}
+    assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
+    return found
