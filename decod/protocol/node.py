@@ -56,7 +56,6 @@ from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
@@ -269,7 +268,7 @@ class NodeMachine:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - as above.
+    def _receive(self, now_s: float, received: Received) -> list[Effect]:
         message, sender = received.message, received.sender
         match message:
             case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
@@ -290,8 +289,6 @@ class NodeMachine:
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
             case _ if isinstance(message, messages.VIEW_MESSAGES):
-                return self._of_view(now_s, received, message.view_version)
-            case _ if isinstance(message, RoutingMessage):
                 return self._of_view(now_s, received, message.view_version)
             case messages.LinkProbe():
                 return [FreeTensor(received.tensor.id)] if received.tensor is not None else []

@@ -31,7 +31,8 @@ def _draft_messages() -> list[m.Message]:
         routing.Claim(1, 1, FLOW, hops),
         routing.Claimed(1, 1, FLOW, hops),
         routing.Claims(1, 1, 2, ((BOB, 0.5),), (hops, hops)),
-        routing.Routes(1, 1, ((BOB,), (BOB,))),
+        routing.Settle(1, 1),
+        routing.Routes(1, 1, (routing.SettledFlow((BOB,), (0.1, 0.2)),)),
         routing.Install(1, 1, FLOW, (BOB,)),
     ]
 

@@ -116,6 +116,14 @@ peer_flows = st.builds(
 hop_numbers = st.lists(counts, max_size=4, unique=True).map(tuple)
 
 
+@st.composite
+def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
+    path = draw(paths)
+    num = len(path) + 1
+    costs = draw(st.lists(st.floats(0, LINK_COST_MAX), min_size=num, max_size=num))
+    return routing.SettledFlow(path, tuple(costs))
+
+
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
     "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
@@ -168,7 +176,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "hops": hop_lists(min_size=0),
     "costs": link_costs,
     "claims": claim_lists(),
-    "routes": st.lists(paths, max_size=4).map(tuple),
+    "routes": st.lists(settled_flows(), max_size=4).map(tuple),
     "path": paths,
     "number": counts,
     "next": next_hops,

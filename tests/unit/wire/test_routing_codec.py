@@ -92,7 +92,11 @@ def indexed(*costs: pb.IndexedCost) -> list[pb.IndexedHop]:
 
 
 def routes(*paths: Sequence[str]) -> pb.Envelope:
-    return envelope(routes=pb.Routes(routes=[pb.Path(node_ids=path) for path in paths]))
+    return settled(*(pb.SettledFlow(path=path, costs=[1.0] * (len(path) + 1)) for path in paths))
+
+
+def settled(*flows: pb.SettledFlow) -> pb.Envelope:
+    return envelope(routes=pb.Routes(routes=flows))
 
 
 def install(*path: str) -> pb.Envelope:
@@ -188,6 +192,12 @@ BAD: dict[str, pb.Envelope] = {
     "route without relays": routes([]),
     "route in a circle": routes([node(0), node(0)]),
     "route over no node": routes([""]),
+    "route without costs": settled(pb.SettledFlow(path=[node(0)])),
+    "route with a cost too many": settled(pb.SettledFlow(path=[node(0)], costs=[1, 1, 1])),
+    "route with a negative cost": settled(pb.SettledFlow(path=[node(0)], costs=[1, -1])),
+    "route with a cost of NaN": settled(pb.SettledFlow(path=[node(0)], costs=[1, math.nan])),
+    "route with a cost too high": settled(pb.SettledFlow(path=[node(0)], costs=[1, 1.1e9])),
+    "negative settlement": envelope(settle=pb.Settle(epoch=-1)),
     "route too long": routes([node(i) for i in range(4096)]),
     "install without a path": install(),
     "install in a circle": install(node(0), node(1), node(0)),
@@ -301,7 +311,10 @@ def test_claims_that_meet_say_hops_once() -> None:
 
 def test_routes_of_four_thousand_flows_fit_into_a_message() -> None:
     path = tuple(node(i) for i in range(16))
-    assert size_bytes(m.Routes(1, 1, (path,) * 4096)) < MESSAGE_SIZE_MAX_BYTES
+    assert (
+        size_bytes(m.Routes(1, 1, (m.SettledFlow(path, (0.1,) * (len(path) + 1)),) * 4096))
+        < MESSAGE_SIZE_MAX_BYTES
+    )
 
 
 def test_a_table_of_claims_looks_like_this() -> None:
