@@ -40,6 +40,7 @@ from decod.protocol.routing.gwtf_messages import (
     StandingHops,
 )
 from decod.protocol.routing.gwtf_search import HopSearch
+from decod.protocol.routing.messages import HOPS_MAX
 from decod.protocol.routing.position import Position
 
 _REPEAT_TICKS = 4
@@ -210,7 +211,7 @@ class _Traces:
             return []
         if self.position.data:
             self.flows[trace.flow_id] = trace.path
-        else:
+        elif len(trace.path) < HOPS_MAX and self.position.node_id not in trace.path:
             self._waiting[trace.flow_id] = trace
         return []
 

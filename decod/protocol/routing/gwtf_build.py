@@ -146,7 +146,9 @@ class FlowBuild:
         fitting = [
             (offer.cost + cost_to(peer), peer, data_node)
             for (peer, data_node), offer in self._offers.items()
-            if offer.num_unpaired > 0 and (anything or wanted.get(data_node, 0) > 0)
+            if offer.num_unpaired > 0
+            and offer.cost < math.inf
+            and (anything or wanted.get(data_node, 0) > 0)
         ]
         return min(fitting)[1:] if fitting else None
 

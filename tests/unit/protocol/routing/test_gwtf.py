@@ -17,6 +17,7 @@ from decod.protocol.routing.gwtf_messages import (
     DenialNoted,
     DenyHop,
     ExchangeHops,
+    FlowTrace,
     HopsAnswer,
     HopsDecision,
     LinkUse,
@@ -25,6 +26,7 @@ from decod.protocol.routing.gwtf_messages import (
     PeerQuery,
     RequestRedirect,
 )
+from decod.protocol.routing.messages import HOPS_MAX
 from decod.protocol.routing.position import Objective, Position
 from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
 
@@ -481,6 +483,31 @@ def test_only_nodes_of_the_stage_are_told_of_flows() -> None:
 
 
 # --- what a change is worth ---------------------------------------------------------------------
+
+
+def test_a_trace_that_could_not_be_sent_on_goes_no_further() -> None:
+    """A peer may send one that has been here, or is as long as a path can be."""
+    hop = carry(negotiation := relay())
+    flow_id = FlowId(node("d"), 1)
+
+    def sent_on(*path: NodeId) -> list[Effect]:
+        negotiation.received(node("u"), FlowTrace(1, 1, flow_id, hop.number, path))
+        return [e for e in negotiation.tick() if isinstance(e, Send) and e.to == node("y")]
+
+    assert sent_on(node("u"), node("b")) == []
+    assert sent_on(*(node(f"r{index}") for index in range(HOPS_MAX))) == []
+    onward = FlowTrace(1, 1, flow_id, 7, (node("u"), node("b")))
+    assert sent_on(node("u")) == [Send(node("y"), onward)]
+
+
+def test_a_flow_of_infinite_cost_is_not_asked_for() -> None:
+    """A request says what the asker believes that it costs, and infinity can't be said."""
+    negotiation = relay()
+    negotiation.received(node("x"), FlowCost(1, node("d"), math.inf, 1, 0.0))
+    sent = [effect.message for effect in negotiation.tick() if isinstance(effect, Send)]
+    assert not any(isinstance(message, RequestFlow) for message in sent)
+    negotiation.received(node("x"), FlowCost(1, node("d"), 3.0, 1, 0.0))
+    assert Send(node("x"), RequestFlow(1, 1, node("d"), 3.0)) in negotiation.tick()
 
 
 def test_the_objective_is_the_sum_or_the_largest_of_the_links_that_change() -> None:
