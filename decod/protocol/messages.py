@@ -372,9 +372,7 @@ Message = (
     | UtilisationAnswer
 )
 
-VIEW_MESSAGES = (
-    LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
-)
+VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
 """Messages that belong to a version of the view, whatever its round."""
 
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
