@@ -65,7 +65,7 @@ class Changes:
     """Changes that this node took part in."""
     _asked: _Asked | None = None
     _next_id: int = 1
-    _pause: int = 0
+    _refused: Detour | None = None
     _decisions: dict[int, int] = field(default_factory=dict)
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
     _settled: set[tuple[NodeId, int]] = field(default_factory=set)
@@ -114,7 +114,6 @@ class Changes:
     def tick(self) -> list[Effect]:
         """Let time pass: drop what was not answered, ask again what was decided."""
         effects: list[Effect] = []
-        self._pause = max(0, self._pause - 1)
         if self._asked is not None:
             self._asked.age += 1
             if self._asked.age > _PATIENCE_TICKS:
@@ -127,7 +126,7 @@ class Changes:
 
     def ask(self, detour: Detour) -> list[Effect]:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
-        if self._asked is not None or self._pause:
+        if self._asked is not None:
             return []
         node_id = self.position.node_id
         units = min(detour.units, self.position.capacity)
@@ -137,12 +136,17 @@ class Changes:
         self._next_id += 1
         own = self._promise(node_id, request)
         if own.units == 0:
-            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+            self._refused = detour
             return []
         others = {place[0] for place in detour.places} - {node_id}
         reward = 0.0 if detour.closed else self.position.reward
         self._asked = _Asked(detour, set(others), own.units, own.cost - reward)
         return [Send(other, request) for other in sorted(others)]
+
+    def take_refused(self) -> Detour | None:
+        """Return what this node asked for last, if it has been refused."""
+        refused, self._refused = self._refused, None
+        return refused
 
     def requested(
         self, sender: NodeId, request: RequestChange, *, refuse: bool = False
@@ -244,7 +248,7 @@ class Changes:
         self._asked = None
         self._decisions[change_id] = units
         if units == 0:
-            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+            self._refused = asked.detour
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
         others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})
