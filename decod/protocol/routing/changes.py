@@ -24,8 +24,8 @@ _PATIENCE_TICKS = 6
 _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
-_BACKOFF_TICKS = 8
-"""A refused asker waits up to this long before it asks again: two that meet do so once."""
+_QUEUE_TICKS = 4
+"""How long a request for more flow waits for cycles under way, which are soon over."""
 
 _SAVES = -1e-9
 """A change must cost less than this: what rounding may bring about is no improvement."""
@@ -48,6 +48,15 @@ class _Reserved:
 
     change: Change
     answer: ChangeAnswer
+    is_closed: bool
+    age: int = 0
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A request that waits for others' reservations to end."""
+
+    request: RequestChange
     age: int = 0
 
 
@@ -68,6 +77,7 @@ class Changes:
     _refused: Detour | None = None
     _decisions: dict[int, int] = field(default_factory=dict)
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
+    _queued: dict[tuple[NodeId, int], _Queued] = field(default_factory=dict)
     _settled: set[tuple[NodeId, int]] = field(default_factory=set)
 
     @property
@@ -122,7 +132,7 @@ class Changes:
             reserved.age += 1
             if reserved.age % _REPEAT_TICKS == 0:
                 effects.append(Send(asker, reserved.answer))
-        return effects
+        return effects + self._retry()
 
     def ask(self, detour: Detour) -> list[Effect]:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
@@ -157,9 +167,31 @@ class Changes:
             return []
         if (known := self._reserved.get(key)) is not None:
             return [Send(sender, known.answer)]
-        if refuse:
+        if key in self._queued:
+            return []
+        if refuse or (self._queued and request.is_closed):
             return [Send(sender, ChangeAnswer(self.view_version, request.change_id, 0, 0.0))]
-        return [Send(sender, self._promise(sender, request))]
+        answer = self._promise(sender, request)
+        if answer.units == 0 and not request.is_closed and self._only_cycles:
+            self._queued[key] = _Queued(request)
+            return []
+        return [Send(sender, answer)]
+
+    @property
+    def _only_cycles(self) -> bool:
+        """Whether what is reserved here is soon free again: changes of that kind never wait."""
+        return bool(self._reserved) and all(r.is_closed for r in self._reserved.values())
+
+    def _retry(self) -> list[Effect]:
+        """Promise what had to wait, or refuse it."""
+        effects: list[Effect] = []
+        for (asker, change_id), queued in list(self._queued.items()):
+            queued.age += 1
+            answer = self._promise(asker, queued.request)
+            if answer.units or not self._only_cycles or queued.age >= _QUEUE_TICKS:
+                del self._queued[asker, change_id]
+                effects.append(Send(asker, answer))
+        return effects
 
     def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
         """Count a participant's answer; decide with the last one."""
@@ -182,6 +214,7 @@ class Changes:
         """Carry a change out, or give back what was reserved for it."""
         key = (sender, decision.change_id)
         self._settled.add(key)
+        self._queued.pop(key, None)
         if (reserved := self._reserved.pop(key, None)) is not None:
             self._release(reserved, min(decision.units, reserved.answer.units))
         return []
@@ -194,7 +227,7 @@ class Changes:
         cost = self._cost(change) if units > 0 else 0.0
         answer = ChangeAnswer(self.view_version, request.change_id, max(0, units), cost)
         if units > 0:
-            self._reserved[asker, request.change_id] = _Reserved(change, answer)
+            self._reserved[asker, request.change_id] = _Reserved(change, answer, request.is_closed)
             for links, changed in self._sides(change):
                 for peer, sign in changed.items():
                     links[peer].reserved += units if sign < 0 else 0
