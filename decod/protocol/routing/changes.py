@@ -24,8 +24,8 @@ _PATIENCE_TICKS = 6
 _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
-_BACKOFF_TICKS = 8
-"""A refused asker waits up to this long before it asks again: two that meet do so once."""
+_QUEUE_TICKS = 4
+"""How long a request for more flow waits for cycles under way, which are soon over."""
 
 _SAVES = -1e-9
 """A change must cost less than this: what rounding may bring about is no improvement."""
@@ -48,6 +48,15 @@ class _Reserved:
 
     change: Change
     answer: ChangeAnswer
+    is_closed: bool
+    age: int = 0
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A request that waits for others' reservations to end."""
+
+    request: RequestChange
     age: int = 0
 
 
@@ -65,9 +74,10 @@ class Changes:
     """Changes that this node took part in."""
     _asked: _Asked | None = None
     _next_id: int = 1
-    _pause: int = 0
+    _refused: Detour | None = None
     _decisions: dict[int, int] = field(default_factory=dict)
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
+    _queued: dict[tuple[NodeId, int], _Queued] = field(default_factory=dict)
     _settled: set[tuple[NodeId, int]] = field(default_factory=set)
 
     @property
@@ -114,7 +124,6 @@ class Changes:
     def tick(self) -> list[Effect]:
         """Let time pass: drop what was not answered, ask again what was decided."""
         effects: list[Effect] = []
-        self._pause = max(0, self._pause - 1)
         if self._asked is not None:
             self._asked.age += 1
             if self._asked.age > _PATIENCE_TICKS:
@@ -123,11 +132,11 @@ class Changes:
             reserved.age += 1
             if reserved.age % _REPEAT_TICKS == 0:
                 effects.append(Send(asker, reserved.answer))
-        return effects
+        return effects + self._retry()
 
     def ask(self, detour: Detour) -> list[Effect]:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
-        if self._asked is not None or self._pause:
+        if self._asked is not None:
             return []
         node_id = self.position.node_id
         units = min(detour.units, self.position.capacity)
@@ -137,12 +146,17 @@ class Changes:
         self._next_id += 1
         own = self._promise(node_id, request)
         if own.units == 0:
-            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+            self._refused = detour
             return []
         others = {place[0] for place in detour.places} - {node_id}
         reward = 0.0 if detour.closed else self.position.reward
         self._asked = _Asked(detour, set(others), own.units, own.cost - reward)
         return [Send(other, request) for other in sorted(others)]
+
+    def take_refused(self) -> Detour | None:
+        """Return what this node asked for last, if it has been refused."""
+        refused, self._refused = self._refused, None
+        return refused
 
     def requested(
         self, sender: NodeId, request: RequestChange, *, refuse: bool = False
@@ -153,9 +167,31 @@ class Changes:
             return []
         if (known := self._reserved.get(key)) is not None:
             return [Send(sender, known.answer)]
-        if refuse:
+        if key in self._queued:
+            return []
+        if refuse or (self._queued and request.is_closed):
             return [Send(sender, ChangeAnswer(self.view_version, request.change_id, 0, 0.0))]
-        return [Send(sender, self._promise(sender, request))]
+        answer = self._promise(sender, request)
+        if answer.units == 0 and not request.is_closed and self._only_cycles:
+            self._queued[key] = _Queued(request)
+            return []
+        return [Send(sender, answer)]
+
+    @property
+    def _only_cycles(self) -> bool:
+        """Whether what is reserved here is soon free again: changes of that kind never wait."""
+        return bool(self._reserved) and all(r.is_closed for r in self._reserved.values())
+
+    def _retry(self) -> list[Effect]:
+        """Promise what had to wait, or refuse it."""
+        effects: list[Effect] = []
+        for (asker, change_id), queued in list(self._queued.items()):
+            queued.age += 1
+            answer = self._promise(asker, queued.request)
+            if answer.units or not self._only_cycles or queued.age >= _QUEUE_TICKS:
+                del self._queued[asker, change_id]
+                effects.append(Send(asker, answer))
+        return effects
 
     def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
         """Count a participant's answer; decide with the last one."""
@@ -178,6 +214,7 @@ class Changes:
         """Carry a change out, or give back what was reserved for it."""
         key = (sender, decision.change_id)
         self._settled.add(key)
+        self._queued.pop(key, None)
         if (reserved := self._reserved.pop(key, None)) is not None:
             self._release(reserved, min(decision.units, reserved.answer.units))
         return []
@@ -190,7 +227,7 @@ class Changes:
         cost = self._cost(change) if units > 0 else 0.0
         answer = ChangeAnswer(self.view_version, request.change_id, max(0, units), cost)
         if units > 0:
-            self._reserved[asker, request.change_id] = _Reserved(change, answer)
+            self._reserved[asker, request.change_id] = _Reserved(change, answer, request.is_closed)
             for links, changed in self._sides(change):
                 for peer, sign in changed.items():
                     links[peer].reserved += units if sign < 0 else 0
@@ -244,7 +281,7 @@ class Changes:
         self._asked = None
         self._decisions[change_id] = units
         if units == 0:
-            self._pause = self.rng.randint(1, _BACKOFF_TICKS)
+            self._refused = asked.detour
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
         others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})

@@ -15,7 +15,8 @@ Deviations from GWTF (V-C): no annealing, because longer cycles leave no local o
 from; and data nodes' identities are left open until the end. The paper's own rules are `gwtf`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
 
 from decod.ids import NodeId
@@ -48,6 +49,15 @@ from decod.protocol.routing.residual import (
 _REFRESH_TICKS = 8
 """All walks are told again this often, whether or not they changed: messages may be lost."""
 
+_EXPIRY_TICKS = 3 * _REFRESH_TICKS
+"""A walk that has not been told again for so long is forgotten: that it is gone may be lost too."""
+
+_BAN_TICKS = 8
+"""A walk that led to a refused change is left alone up to so long: two that meet do so once."""
+
+_CYCLE_STEPS = 32
+"""Longest walk in search of a cycle: longer ones are out of date before they close."""
+
 _STUCK_TICKS = 2
 """How long units that a vanished node has left without a way on wait for another."""
 
@@ -59,6 +69,25 @@ _UNITS_MAX = 1 << 16
 DraftMessage = (
     BuildMessage | DraftUnits | ResidualWalk | RequestChange | ChangeAnswer | ChangeDecision
 )
+
+
+_Source = tuple[NodeId, bool, bool]
+"""Who told of a walk, to which of its places, and whether a unit waits at the walk's begin."""
+
+_News = tuple[Walk | None, Walk | None]
+"""A walk that saves something, and one at whose begin a unit waits."""
+
+_NO_NEWS: _News = (None, None)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a neighbour has told."""
+
+    sequence: int
+    walk: Walk | None
+    until: int
+    banned_until: int
 
 
 class Draft:
@@ -78,8 +107,9 @@ class Draft:
         self.held = False
         """A claim has passed: this node's links stand still."""
         self._view_version = view_version
-        self._heard: dict[tuple[NodeId, bool], tuple[int, Walk | None]] = {}
-        self._told: dict[tuple[NodeId, bool], Walk | None] = {}
+        self._rng = rng
+        self._heard: dict[_Source, _Heard] = {}
+        self._told: dict[tuple[NodeId, bool], _News] = {}
         self._sequence = 0
         self.num_ticks = 0
 
@@ -110,9 +140,7 @@ class Draft:
                     return [self.links.statement(self._view_version, sender, outward=outward)]
                 return []
             case ResidualWalk():
-                key = (sender, message.exit)
-                if message.sequence > self._heard.get(key, (0, None))[0]:
-                    self._heard[key] = (message.sequence, message.walk)
+                self._hear(sender, message)
                 return []
             case RequestChange():
                 return self.changes.requested(sender, message, refuse=self.held or self._uneven)
@@ -122,6 +150,16 @@ class Draft:
                 return self.changes.decided(sender, message)
             case DraftOffer() | RequestUnits() | UnitsAnswer():
                 return self.build.received(sender, message)
+
+    def _hear(self, sender: NodeId, message: ResidualWalk) -> None:
+        walk = message.walk
+        for waiting in (False, True) if walk is None else (walk.costs[0] < 0,):
+            source = (sender, message.exit, waiting)
+            known = self._heard.get(source)
+            if known is None or message.sequence > known.sequence:
+                until = self.num_ticks + _EXPIRY_TICKS
+                banned = known.banned_until if known is not None and known.walk == walk else 0
+                self._heard[source] = _Heard(message.sequence, walk, until, banned)
 
     # --- once in each round -------------------------------------------------------------------
 
@@ -140,11 +178,21 @@ class Draft:
         effects += self.links.statements(self._view_version)
         if self.held or self._uneven:
             return effects
-        detour, walks = self._relax()
-        effects += self._tell(walks)
-        if detour is not None:
-            effects += self.changes.ask(detour)
+        if (refused := self.changes.take_refused()) is not None:
+            self._ban(refused)
+        search = self._relax()
+        effects += self._tell(search)
+        if search.detour is not None:
+            effects += self.changes.ask(search.detour)
         return effects
+
+    def _ban(self, refused: Detour) -> None:
+        """Leave the walk that a refused detour came by alone for a while, for others to be tried."""
+        node_id = self.position.node_id
+        peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
+        heard = self._heard.get((peer, side, not refused.closed))
+        if heard is not None:
+            heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS)
 
     def _balance(self) -> None:
         """Let go of what does not go through, as soon as no promise rests on it."""
@@ -159,8 +207,8 @@ class Draft:
             uneven = False
         self._uneven = uneven
 
-    def _relax(self) -> tuple[Detour | None, dict[bool, Walk]]:
-        """Return the best cycle that closes here, and the cheapest walks that end here."""
+    def _relax(self) -> "_Search":
+        """Find the best detour that ends here, and the best walks to go on from here."""
         position, links = self.position, self.links
         waiting = self.changes.room_as_source if position.data else self.changes.num_stuck
         search = _Search(position.node_id, waiting, position.reward)
@@ -168,42 +216,42 @@ class Draft:
             wanted = self.changes.room_as_sink if position.data else self.changes.num_missing
             search.num_wanted = wanted
         for peer, link in links.inward.items():
-            if (walk := self._walk(peer, EXIT)) is not None:
-                cost = position.unit_cost(peer, link.units + 1, outward=False)
+            cost = position.unit_cost(peer, link.units + 1, outward=False)
+            for walk in self._walks(peer, EXIT):
                 search.prolong(walk, ENTRANCE, cost, _UNITS_MAX)
         for peer, link in links.outward.items():
             if link.available > 0:
                 saved = position.unit_cost(peer, link.units, outward=True)
-                walk = self._walk(peer, ENTRANCE) or empty_walk((peer, ENTRANCE), units=_UNITS_MAX)
-                search.prolong(walk, EXIT, -saved, link.available)
-        room = self.changes.room
+                search.prolong(_begin(peer, ENTRANCE), EXIT, -saved, link.available)
+                for walk in self._walks(peer, ENTRANCE):
+                    search.prolong(walk, EXIT, -saved, link.available)
         if position.data:
             self._relax_data(search)
         else:
-            if room > 0:
-                search.prolong(search.walks[ENTRANCE], EXIT, 0.0, room)
-            through = links.num_out
-            if through > 0:
-                search.prolong(search.walks[EXIT], ENTRANCE, 0.0, through)
-        return search.detour, search.walks
+            search.pass_through(ENTRANCE, self.changes.room)
+            search.pass_through(EXIT, links.num_out)
+        return search
 
     def _relax_data(self, search: "_Search") -> None:
         """Walks may change the data node where a unit begins or ends, if there is room for it."""
         room = self.changes.room_as_source
         for peer in self.position.data_peers:
-            if room > 0 and (walk := self._walk(peer, EXIT)) is not None:
-                search.prolong(walk, EXIT, 0.0, room)
-            if (walk := self._walk(peer, ENTRANCE)) is not None:
+            if room > 0:
+                for walk in self._walks(peer, EXIT):
+                    search.prolong(walk, EXIT, 0.0, room)
+            for walk in self._walks(peer, ENTRANCE):
                 search.prolong(walk, ENTRANCE, 0.0, _UNITS_MAX)
 
-    def _walk(self, peer: NodeId, side: bool) -> Walk | None:  # noqa: FBT001 - half of a place.
-        return self._heard.get((peer, side), (0, None))[1]
+    def _walks(self, peer: NodeId, side: bool) -> Iterator[Walk]:  # noqa: FBT001 - half of a place.
+        now = self.num_ticks
+        for waiting in (False, True):
+            heard = self._heard.get((peer, side, waiting))
+            if heard is not None and heard.walk is not None and heard.banned_until <= now < heard.until:
+                yield heard.walk
 
-    def _tell(self, walks: Mapping[bool, Walk]) -> list[Effect]:
+    def _tell(self, search: "_Search") -> list[Effect]:
         """Tell neighbours of the walks that they could prolong, where those have changed."""
         refresh = self.num_ticks % _REFRESH_TICKS == 0
-        self._sequence += 1
-        effects: list[Effect] = []
         position, links = self.position, self.links
         listeners = [(peer, EXIT) for peer in position.next]
         listeners += [(peer, ENTRANCE) for peer, link in links.inward.items() if link.units > 0]
@@ -212,53 +260,103 @@ class Draft:
             listeners.append((peer, EXIT))
             if sink_room:
                 listeners.append((peer, ENTRANCE))
-        told: dict[tuple[NodeId, bool], Walk | None] = {}
-        for peer, side in listeners:
-            walk = walks[side]
-            # Not to where it comes from: that would only close it at once.
-            back = len(walk.places) > 1 and walk.places[-2][0] == peer
-            news = walk if walk.cost < 0 and not back else None
-            told[peer, side] = news
+        told = {(peer, side): search.news(side, peer) for peer, side in listeners}
         for key in self._told.keys() - told.keys():
-            told[key] = None
+            told[key] = _NO_NEWS
+        effects: list[Effect] = []
         for (peer, side), news in told.items():
-            if news != self._told.get((peer, side)) or (refresh and news is not None):
-                effects.append(
-                    Send(peer, ResidualWalk(self._view_version, self._sequence, side, news))
-                )
+            before = self._told.get((peer, side), _NO_NEWS)
+            for walk in _differences(before, news, refresh=refresh):
+                self._sequence += 1
+                message = ResidualWalk(self._view_version, self._sequence, side, walk)
+                effects.append(Send(peer, message))
         self._told = told
         return effects
 
 
+def _begin(peer: NodeId, side: bool) -> Walk:  # noqa: FBT001
+    return empty_walk((peer, side), units=_UNITS_MAX)
+
+
+def _differences(before: _News, news: _News, *, refresh: bool) -> Iterator[Walk | None]:
+    """Say what turns what was told before into the news. None takes back all of it."""
+    if any(old is not None and new is None for old, new in zip(before, news, strict=True)):
+        yield None
+        before = _NO_NEWS
+    for old, new in zip(before, news, strict=True):
+        if new is not None and (refresh or new != old):
+            yield new
+
+
 class _Search:
-    """The cheapest walks to a node's two places, and the best cycle found on the way."""
+    """The best walks to a node's two places, and the best detour found on the way.
+
+    A walk that has a unit waiting at its begin is wanted for where it leads, not for what it saves:
+    of those the shortest is kept. It has no use for cycles, and no cycle makes it longer.
+    """
 
     def __init__(self, node_id: NodeId, num_waiting: int, reward: float) -> None:
         self._places: dict[bool, Place] = {ENTRANCE: (node_id, ENTRANCE), EXIT: (node_id, EXIT)}
         self.walks = {
             side: empty_walk(place, units=_UNITS_MAX) for side, place in self._places.items()
         }
+        self.waiting: dict[bool, Walk] = {}
         if num_waiting > 0:
-            self.walks[EXIT] = empty_walk((node_id, EXIT), units=num_waiting, cost=-reward)
+            self.waiting[EXIT] = empty_walk((node_id, EXIT), units=num_waiting, cost=-reward)
         self.detour: Detour | None = None
         self.num_wanted = 0
         """Units that are welcome at this node's entrance."""
 
     def prolong(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
         """Try the walk with one step more, to this node's `side`."""
+        if walk.costs[0] < 0:
+            self._lead(walk, side, cost, units)
+            return
         place = self._places[side]
         total = walk.costs[-1] + cost
-        if total >= self.walks[side].costs[-1] - 1e-9 or len(walk.places) >= MAX_STEPS:
+        if total >= self.walks[side].costs[-1] - 1e-9 or len(walk.places) >= _CYCLE_STEPS:
             return
         if place in walk.places:
             self._found(closed(walk, place, cost, units))
             return
-        longer = self.walks[side] = walk.to(place, cost, units)
-        if side == ENTRANCE and self.num_wanted > 0 and walk.costs[0] < 0:
+        self.walks[side] = walk.to(place, cost, units)
+
+    def pass_through(self, side: bool, units: int) -> None:  # noqa: FBT001
+        """Try the walks to one place with a step more, to the other."""
+        if units > 0:
+            self.prolong(self.walks[side], not side, 0.0, units)
+            if side in self.waiting:
+                self.prolong(self.waiting[side], not side, 0.0, units)
+
+    def news(self, side: bool, peer: NodeId) -> _News:  # noqa: FBT001
+        """Return what a neighbour may want to know of the walks to one place."""
+        walk, waiting = self.walks[side], self.waiting.get(side)
+        return (
+            walk if walk.cost < 0 and not _comes_from(walk, peer) else None,
+            waiting if waiting is not None and not _comes_from(waiting, peer) else None,
+        )
+
+    def _lead(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
+        place, known = self._places[side], self.waiting.get(side)
+        if place in walk.places or len(walk.places) >= MAX_STEPS:
+            return
+        longer = walk.to(place, cost, units)
+        if side == ENTRANCE and self.num_wanted > 0:
             units = min(longer.units, self.num_wanted)
             self._found(Detour(longer.places, longer.cost, units, closed=False))
+        if known is None or _length(longer) < _length(known):
+            self.waiting[side] = longer
 
     def _found(self, detour: Detour) -> None:
         best = self.detour.cost if self.detour is not None else -1e-9
         if detour.cost < best:
             self.detour = detour
+
+
+def _length(walk: Walk) -> tuple[int, float]:
+    return len(walk.places), walk.cost
+
+
+def _comes_from(walk: Walk, peer: NodeId) -> bool:
+    """Whether the peer would only close the walk at once."""
+    return len(walk.places) > 1 and walk.places[-2][0] == peer

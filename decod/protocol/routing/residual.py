@@ -26,7 +26,7 @@ EXIT = True
 Place = tuple[NodeId, bool]
 """A node's entrance or exit."""
 
-MAX_STEPS = 32
+MAX_STEPS = 128
 """Longest walk, in places: bounds what one message can hold."""
 
 
