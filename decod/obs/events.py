@@ -55,7 +55,7 @@ _SPECS = (
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     # Flows and microbatches.
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
-    EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _I),
+    EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
     # Rounds, as a member sees them.

@@ -147,6 +147,8 @@ class Build:
     def _ask(self) -> list[Effect]:
         effects: list[Effect] = []
         room = self.changes.room_as_source
+        if self.position.share is not None:
+            room = min(room, self.position.share - self.links.num_out - self.changes.expected)
         for peer, request in self._pending.items():
             request.age += 1
             if request.age % _REPEAT_TICKS == 0:

@@ -243,7 +243,8 @@ class Changes:
             passed = self.position.data and len(places) <= MAX_STEPS
             return self.position.capacity if passed else 0
         # With any other objective each further unit has a price of its own.
-        most = self.position.capacity if self.position.objective is Objective.SUM else 1
+        constant = self.position.objective is Objective.SUM and not self.position.queue_cost()
+        most = self.position.capacity if constant else 1
         for links, changed in self._sides(change):
             for peer, sign in changed.items():
                 link = links.get(peer)
@@ -266,11 +267,14 @@ class Changes:
         return most
 
     def _cost(self, change: Change) -> float:
-        """Return what the change costs on links that begin here, for one unit."""
+        """Return what the change costs here, and on links that begin here, for one unit."""
         total = 0.0
         for peer, sign in change.outward.items():
             nth = self.links.outward[peer].units + (1 if sign > 0 else 0)
             total += sign * self.position.unit_cost(peer, nth, outward=True)
+        if not self.position.data and change.net_in == change.net_out != 0:
+            held, wait = max(self.links.num_in, self.links.num_out), self.position.queue_cost()
+            total += wait * held if change.net_in > 0 else -wait * max(0, held - 1)
         return total
 
     def _decide(self, units: int) -> list[Effect]:

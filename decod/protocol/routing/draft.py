@@ -228,8 +228,9 @@ class Draft:
         if position.data:
             self._relax_data(search)
         else:
-            search.pass_through(ENTRANCE, self.changes.room)
-            search.pass_through(EXIT, links.num_out)
+            held, wait = max(links.num_in, links.num_out), position.queue_cost()
+            search.pass_through(ENTRANCE, wait * held, self.changes.room)
+            search.pass_through(EXIT, -wait * max(0, held - 1), links.num_out)
         return search
 
     def _relax_data(self, search: "_Search") -> None:
@@ -246,7 +247,11 @@ class Draft:
         now = self.num_ticks
         for waiting in (False, True):
             heard = self._heard.get((peer, side, waiting))
-            if heard is not None and heard.walk is not None and heard.banned_until <= now < heard.until:
+            if (
+                heard is not None
+                and heard.walk is not None
+                and heard.banned_until <= now < heard.until
+            ):
                 yield heard.walk
 
     def _tell(self, search: "_Search") -> list[Effect]:
@@ -321,12 +326,12 @@ class _Search:
             return
         self.walks[side] = walk.to(place, cost, units)
 
-    def pass_through(self, side: bool, units: int) -> None:  # noqa: FBT001
+    def pass_through(self, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
         """Try the walks to one place with a step more, to the other."""
         if units > 0:
-            self.prolong(self.walks[side], not side, 0.0, units)
+            self.prolong(self.walks[side], not side, cost, units)
             if side in self.waiting:
-                self.prolong(self.waiting[side], not side, 0.0, units)
+                self.prolong(self.waiting[side], not side, cost, units)
 
     def news(self, side: bool, peer: NodeId) -> _News:  # noqa: FBT001
         """Return what a neighbour may want to know of the walks to one place."""

@@ -17,6 +17,7 @@ from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.routing.negotiation import Negotiation
 from decod.protocol.routing.position import Position
 from decod.protocol.routing.settling import Flows
+from decod.protocol.view import flow_quota
 
 _SEARCH_TICKS = 16
 """Rounds of search before the first settlement of a view, beyond those of building; and between
@@ -25,8 +26,8 @@ one that is in use and the next."""
 _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many rounds for each stage is given up."""
 
-_BANDWIDTH_OF_CHANGE = 0.02
-"""Costs that move by less are noise to the search; see `_steady_cost`."""
+_NOISE = 0.05
+"""Costs that move by a smaller share are noise: no change of flows should chase it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class LiveRouting:
         """Ticks until the leader's node has the draft settled."""
         self._settling = False
         self._costs: dict[NodeId, float] = {}
+        self._compute_s = 0.0
         self.epoch = 0
         """The settlement that is in use; 0: none."""
         self._known: tuple[KnownFlow, ...] = ()
@@ -101,16 +103,25 @@ class LiveRouting:
             data_peers=others if data else (),
             cost_to=self._steady_cost,
             cost_from=self._steady_cost,
+            share=None if data else sum(flow_quota(view, node_id).values()),
+            queue_cost=self._queue_cost,
             fair=True,
         )
 
     def _steady_cost(self, peer: NodeId) -> float:
-        """Return d(i, j), which moves only when it has moved enough: no change chases noise."""
+        """Return d(i, j), as it was when it last moved by more than noise."""
         cost_s = self._context.links.cost_s(peer)
         known = self._costs.get(peer)
-        if known is None or abs(cost_s - known) > _BANDWIDTH_OF_CHANGE * known:
+        if known is None or abs(cost_s - known) > _NOISE * known:
             self._costs[peer] = known = cost_s
         return known
+
+    def _queue_cost(self) -> float:
+        """Return c_i, which is how long one more microbatch waits for each that is before it."""
+        compute_s = self._context.links.compute_s
+        if abs(compute_s - self._compute_s) > _NOISE * self._compute_s:
+            self._compute_s = compute_s
+        return self._compute_s
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Take part in the search, if it is time."""

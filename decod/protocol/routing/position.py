@@ -44,6 +44,12 @@ class Position:
     """d(i, j) of the link to a neighbour of the next stage."""
     cost_from: Callable[[NodeId], float]
     """d(i, j) of the link from a neighbour of the previous stage."""
+    share: int | None = None
+    """How many units a relay takes while the draft is built; None: as many as it can hold."""
+    queue_cost: Callable[[], float] = lambda: 0.0
+    """What each unit that a relay has already adds to the cost of one more. A device works on one
+    microbatch at a time, so the others wait; GWTF's objective (2) knows only what a link costs, and
+    with room for all would send all through the one best relay."""
     fair: bool = False
     """Data nodes get flows in proportion to their capacities, whoever is nearest: each has its own
     share of a batch to train. Else whoever gets them cheapest."""
