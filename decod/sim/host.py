@@ -50,6 +50,9 @@ class Observer(Protocol):
     def sent(self, host: "Host", to: NodeId, message: Message) -> None:
         """The machine wants a message sent."""
 
+    def computed(self, host: "Host", job: Job, duration_s: float) -> None:
+        """A job has ended on this host."""
+
     def committed(self, host: "Host", step: Step) -> None:
         """A step has become final on this host."""
 
@@ -128,6 +131,7 @@ class Host:
         num_probes: Links that it wanted probed.
         tensors: What it holds.
         speed: Of its device, compared with the profile; it may change while it runs.
+        profile: How long its jobs take at speed 1; the world's, unless it gets one of its own.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
     """
@@ -159,6 +163,7 @@ class Host:
         self.tensors = TensorTable(world.profile)
         self._world = world
         self.speed = speed
+        self.profile = world.profile
         self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
@@ -400,8 +405,8 @@ class Host:
             self._run_next()
 
     def _run_next(self) -> None:
-        base_s = self._world.profile.seconds(self._jobs[0].job)
-        jitter_ratio = self._world.profile.jitter_ratio
+        base_s = self.profile.seconds(self._jobs[0].job)
+        jitter_ratio = self.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
         duration_s = base_s * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
@@ -423,6 +428,7 @@ class Host:
         self.num_microbatch_jobs += bool(outcome.outputs) and isinstance(
             outcome.outputs[0], (Activation, Gradient)
         )
+        self._world.observer.computed(self, entry.job, duration_s)
         if outcome.committed is not None:
             self._world.observer.committed(self, outcome.committed)
         outputs = tuple(self.tensors.add(content) for content in outcome.outputs)
