@@ -65,7 +65,9 @@ def draw_plot(paper: str, rows: Sequence["Row"], path: Path) -> None:
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         _draw_panel(panel, metric, [row for row in rows if row.metric == metric])
-    panels[0].legend(fontsize="small")
+    # Not every panel has all that there is to explain.
+    fullest = max(panels, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    fullest.legend(fontsize="small")
     try:
         figure.savefig(path)
     except OSError as error:
