@@ -130,8 +130,7 @@ class Host:
         num_bulk_sent: Messages with a tensor, likewise.
         num_probes: Links that it wanted probed.
         tensors: What it holds.
-        speed: Of its device, compared with the profile; it may change while it runs.
-        profile: How long its jobs take at speed 1; the world's, unless it gets one of its own.
+        speed: Of its device, compared with `profile`; both may change while it runs.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
     """
@@ -405,10 +404,9 @@ class Host:
             self._run_next()
 
     def _run_next(self) -> None:
-        base_s = self.profile.seconds(self._jobs[0].job)
         jitter_ratio = self.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = base_s * factor / self.speed
+        duration_s = self.profile.seconds(self._jobs[0].job) * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:
@@ -425,9 +423,8 @@ class Host:
         except MisuseError as error:
             self._world.observer.misused(self, str(error), error)
             raise
-        self.num_microbatch_jobs += bool(outcome.outputs) and isinstance(
-            outcome.outputs[0], (Activation, Gradient)
-        )
+        passed_on = [c for c in outcome.outputs if isinstance(c, (Activation, Gradient))]
+        self.num_microbatch_jobs += len(passed_on)
         self._world.observer.computed(self, entry.job, duration_s)
         if outcome.committed is not None:
             self._world.observer.committed(self, outcome.committed)
