@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "export": "Write the model in Hugging Face's format.",
     "data": "Turn text into token shards, or look at them.",
     "run": "Write or check a run file.",
+    "simulate": "Repeat experiments of the paper, or train in virtual time.",
     "plan": "Find routes for microbatches, or places for new nodes.",
     "demo": "Train a small model with several nodes on this machine.",
 }

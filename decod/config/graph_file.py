@@ -8,13 +8,14 @@ that is missing) is a valid graph.
 import difflib
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from decod.config.mirror import WORDS, show_value
+from decod.config.mirror import show_value
+from decod.config.strict import StrictModel, explain, list_model_keys
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link
@@ -35,11 +36,7 @@ _Capacity = Annotated[int, Field(ge=0, le=CAPACITY_MAX)]
 _Cost = Annotated[float, Field(ge=0, le=COST_MAX)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _NodeEntry(_Strict):
+class _NodeEntry(StrictModel):
     id: _Id
     role: Literal["data", "relay"]
     stage: Annotated[int, Field(ge=0, le=NUM_STAGES_MAX)] = 0
@@ -47,44 +44,44 @@ class _NodeEntry(_Strict):
     capacity: _Capacity
 
 
-class _LinkEntry(_Strict):
+class _LinkEntry(StrictModel):
     # The key in the file is a keyword of Python's.
     begin: _Id = Field(alias="from")
     end: _Id = Field(alias="to")
     cost: _Cost
 
 
-class _GraphFile(_Strict):
+class _GraphFile(StrictModel):
     stages: Annotated[int, Field(ge=1, le=NUM_STAGES_MAX)]
     nodes: list[_NodeEntry]
     links: list[_LinkEntry]
 
 
-class _KnownEntry(_Strict):
+class _KnownEntry(StrictModel):
     node: _Id
     cost: _Cost
 
 
-class _CandidateEntry(_Strict):
+class _CandidateEntry(StrictModel):
     id: _Id
     capacity: _Capacity
     links: list[_KnownEntry]
 
 
-class _CandidatesFile(_Strict):
+class _CandidatesFile(StrictModel):
     candidates: list[_CandidateEntry]
 
 
-_KEYS = sorted(
-    {
-        field.alias or name
-        for model in (_GraphFile, _NodeEntry, _LinkEntry, _CandidatesFile, _CandidateEntry)
-        for name, field in model.model_fields.items()
-    }
-    | set(_KnownEntry.model_fields)
+_KEYS = list_model_keys(
+    (_GraphFile, _NodeEntry, _LinkEntry, _CandidatesFile, _CandidateEntry, _KnownEntry)
 )
 
-_File = TypeVar("_File", bound=_Strict)
+# A table of keys is an object in JSON.
+_JSON_WORDS = dict.fromkeys(("model_type", "model_attributes_type"), "an object {}") | {
+    "list_type": "a list []"
+}
+
+_File = TypeVar("_File", bound=StrictModel)
 
 
 def load_graph(path: Path) -> FlowGraph:
@@ -237,7 +234,7 @@ def _read(path: Path, model: type[_File]) -> _File:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _explain(path, error) from None
+        raise explain(_name(path), error, keys=_KEYS, words=_JSON_WORDS, code="E-CFG-052") from None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -300,33 +297,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON's")
-
-
-def _explain(path: Path, error: ValidationError) -> ConfigError:
-    """Turns the first problem that was found into an error."""
-    problems = error.errors(include_url=False)
-    problem: Any = problems[0]
-    place = "".join(_steps(problem["loc"])).removeprefix(".")
-    prefix = f"{_name(path)}: {place}" if place else _name(path)
-    more = f" ({len(problems) - 1} more like this in the file)" if len(problems) > 1 else ""
-    match problem["type"]:
-        case "extra_forbidden":
-            name = str(problem["loc"][-1])
-            near = difflib.get_close_matches(name, _KEYS, n=1)
-            what, why = "unknown key", "a key that is not understood is never passed over"
-            fix = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(_KEYS)}"
-        case "missing":
-            what, why, fix = "missing", "it has no default", "add it"
-        case kind:
-            # A table of keys is an object in JSON.
-            words = WORDS | dict.fromkeys(("model_type", "model_attributes_type"), "an object {}")
-            words["list_type"] = "a list []"
-            wanted = words.get(kind) or str(problem["msg"]).removeprefix("Input should be ")
-            what = f"is {show_value(problem['input'])}"
-            why, fix = f"it should be {wanted}", f"give {wanted}"
-    return ConfigError(f"{prefix}: {what}{more}", why=why, fix=fix, code="E-CFG-052")
-
-
-def _steps(location: Sequence[int | str]) -> Iterator[str]:
-    for step in location:
-        yield f"[{step}]" if isinstance(step, int) else f".{show_value(step)[1:-1]}"

@@ -79,7 +79,9 @@ class ComputeProfile:
     """How long jobs take on a host of speed 1, and how large their tensors are."""
 
     forward_s: float = 0.1
-    """A relay's forward pass of one microbatch. Backward takes twice that."""
+    """A relay's forward pass of one microbatch."""
+    backward_ratio: float = 2.0
+    """How many times as long backward takes, through a relay's blocks or the embedding."""
     embed_s: float = 0.01
     head_s: float = 0.03
     """Final norm, head and loss, with their backward pass."""
@@ -99,11 +101,11 @@ class ComputeProfile:
             case jobs.Forward():
                 return self.forward_s
             case jobs.Backward():
-                return 2 * self.forward_s
+                return self.backward_ratio * self.forward_s
             case jobs.Embed():
                 return self.embed_s
             case jobs.EmbedBackward():
-                return 2 * self.embed_s
+                return self.backward_ratio * self.embed_s
             case jobs.Head():
                 return self.head_s
             case jobs.Gather() | jobs.Reduce():
@@ -112,6 +114,11 @@ class ComputeProfile:
                 return self.optimizer_s
             case jobs.Drop() | jobs.Reset() | jobs.Commit():
                 return 0.0
+
+    def pass_s(self, *, data: bool) -> float:
+        """Return c_i of equation (1): the mean time of a pass, head included at a data node."""
+        both = 1 + self.backward_ratio
+        return (both * self.embed_s + self.head_s if data else both * self.forward_s) / 2
 
     def num_bytes(self, content: Content) -> int:
         """Return the size of a tensor with this content."""

@@ -1,18 +1,23 @@
 """The only file here that knows the core's constructor and its insides."""
 
+import math
 import random
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from decod.ids import FlowId, NodeId
+from decod.planner.graph import Route
 from decod.protocol.admission import RunShape
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event
-from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.effects import Effect, Send
+from decod.protocol.events import Event, Received
+from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.view import Role
 from decod.sim.compute import ComputeProfile
 
@@ -41,6 +46,8 @@ class Founding:
     data: bool
     """A data node, not a relay."""
     capacity: int
+    stage_index: int | None
+    """The one that a relay insists on, if any."""
     num_data_nodes: int
     num_relay_stages: int
     num_microbatches: int
@@ -58,6 +65,7 @@ def build_machine(
         role=Role.DATA if founding.data else Role.RELAY,
         capacity=founding.capacity,
         name=founding.name,
+        stage_index=None if founding.data else founding.stage_index,
     )
     shape = RunShape(
         num_relay_stages=founding.num_relay_stages,
@@ -70,7 +78,7 @@ def build_machine(
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
     )
-    compute_s = profile.embed_s + profile.head_s if founding.data else 1.5 * profile.forward_s
+    compute_s = profile.pass_s(data=founding.data)
     return NodeMachine(
         identity, config, facts, leader=founding.leader, compute_s=compute_s, rng=rng
     )
@@ -120,3 +128,87 @@ def flow_table(machine: object) -> FlowTable | None:
         num_peers=len(context.previous) + len(context.next),
         flows=flows,
     )
+
+
+Layout = Callable[[Collection[NodeId]], Sequence[Route]]
+"""Returns all flows among the members of a view."""
+
+_FLOW_MESSAGES = (FlowCost, RequestFlow, FlowAnswer, Withdraw, RoutingMessage)
+
+
+class InstalledFlows:
+    """A core whose flows are laid out from outside, instead of being found by its messages.
+
+    Whenever the core begins anew to find flows, as it does with every view, its tables are filled
+    with those of the layout, and no message about flows leaves or reaches it. All members do so in
+    the step in which they adopt a view, so a microbatch never meets a half-built flow. Everything
+    else, CAN TAKE included, is the core's own.
+
+    Args:
+        machine: The core.
+        layout: The same for all nodes of a run.
+        cost: Of a path; only its order among the flows of a data node matters.
+    """
+
+    def __init__(
+        self, machine: NodeMachine, layout: Layout, cost: Callable[[Sequence[NodeId]], float]
+    ) -> None:
+        self.wrapped = machine
+        self._layout = layout
+        self._cost = cost
+        self._filled: RelayFlows | DataFlows | None = None
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.wrapped.deadline_s
+
+    def start(self, now_s: float) -> list[Effect]:
+        return self._quietly(self.wrapped.start(now_s))
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        """Take in one event, unless it is about flows."""
+        if isinstance(event, Received) and isinstance(event.message, _FLOW_MESSAGES):
+            return []
+        effects = self.wrapped.step(now_s, event)
+        flows = self.wrapped.work.flows
+        if flows is not None and flows is not self._filled:
+            self._filled = flows
+            self._fill(flows)
+            effects += self._look_again(now_s)
+        return self._quietly(effects)
+
+    def _quietly(self, effects: list[Effect]) -> list[Effect]:
+        return [e for e in effects if not (isinstance(e, Send) and _about_flows(e.message))]
+
+    def _fill(self, flows: RelayFlows | DataFlows) -> None:
+        me = self.wrapped.identity.node_id
+        flows.outflows.unpaired.clear()
+        slots: Counter[NodeId] = Counter()
+        for route in self._layout([*self.wrapped.context.view.by_id]):
+            path = route.path
+            flow_id = FlowId(path[0], slots[path[0]])
+            slots[path[0]] += 1
+            if isinstance(flows, DataFlows) and path[0] == me:
+                flows.complete[flow_id] = Granted(flow_id, path[1], self._cost(path))
+                flows.outflows.paired[flow_id] = path[-2]
+            elif isinstance(flows, RelayFlows) and me in path:
+                here = path.index(me)
+                cost_s = self._cost(path[here:])
+                flows.entries[flow_id] = RelayFlow(flow_id, path[here + 1], cost_s)
+                flows.outflows.paired[flow_id] = path[here - 1]
+
+    def _look_again(self, now_s: float) -> list[Effect]:
+        """Have the core act on its flows: the answer to a request that it never made does that."""
+        machine = self.wrapped
+        answer = FlowAnswer(
+            view_version=machine.context.view.version,
+            request_id=0,
+            flow_id=None,
+            cost_s=math.inf,
+            num_unpaired=0,
+        )
+        return machine.step(now_s, Received(machine.identity.node_id, answer))
+
+
+def _about_flows(message: Message) -> bool:
+    return isinstance(message, _FLOW_MESSAGES)

@@ -50,6 +50,9 @@ class Observer(Protocol):
     def sent(self, host: "Host", to: NodeId, message: Message) -> None:
         """The machine wants a message sent."""
 
+    def computed(self, host: "Host", job: Job, duration_s: float) -> None:
+        """A job has ended on this host."""
+
     def committed(self, host: "Host", step: Step) -> None:
         """A step has become final on this host."""
 
@@ -127,7 +130,7 @@ class Host:
         num_bulk_sent: Messages with a tensor, likewise.
         num_probes: Links that it wanted probed.
         tensors: What it holds.
-        speed: Of its device, compared with the profile; it may change while it runs.
+        speed: Of its device, compared with `profile`; both may change while it runs.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
     """
@@ -159,6 +162,7 @@ class Host:
         self.tensors = TensorTable(world.profile)
         self._world = world
         self.speed = speed
+        self.profile = world.profile
         self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
@@ -400,10 +404,9 @@ class Host:
             self._run_next()
 
     def _run_next(self) -> None:
-        base_s = self._world.profile.seconds(self._jobs[0].job)
-        jitter_ratio = self._world.profile.jitter_ratio
+        jitter_ratio = self.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = base_s * factor / self.speed
+        duration_s = self.profile.seconds(self._jobs[0].job) * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:
@@ -420,9 +423,9 @@ class Host:
         except MisuseError as error:
             self._world.observer.misused(self, str(error), error)
             raise
-        self.num_microbatch_jobs += bool(outcome.outputs) and isinstance(
-            outcome.outputs[0], (Activation, Gradient)
-        )
+        passed_on = [c for c in outcome.outputs if isinstance(c, (Activation, Gradient))]
+        self.num_microbatch_jobs += len(passed_on)
+        self._world.observer.computed(self, entry.job, duration_s)
         if outcome.committed is not None:
             self._world.observer.committed(self, outcome.committed)
         outputs = tuple(self.tensors.add(content) for content in outcome.outputs)

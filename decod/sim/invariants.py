@@ -21,6 +21,7 @@ from typing import get_args
 from decod.ids import FlowId, NodeId, Round
 from decod.protocol import messages as msg
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
+from decod.protocol.jobs import Job
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.draft import DraftMessage
@@ -176,6 +177,9 @@ class Checker:
         look = self._per_message.get(type(message))
         if look is not None:
             look(host, message)
+
+    def computed(self, host: Host, job: Job, duration_s: float) -> None:
+        """Nothing to check: how long jobs take is the scenario's affair."""
 
     def committed(self, host: Host, step: Step) -> None:
         self._check_once(host, step)

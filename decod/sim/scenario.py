@@ -34,7 +34,32 @@ class FaultKind(StrEnum):
     """The operator asks the node to leave."""
 
 
-_FAULT = re.compile(r"(\w+):(\w+)(?:@([\d.]+)|#(\d+))(?:\+([\d.]+))?")
+class RoutingKind(StrEnum):
+    """How the flows of a simulated run come about."""
+
+    FLOW = "flow"
+    """The nodes find them by themselves, as in a real run."""
+    GREEDY = "greedy"
+    """Laid out from outside, by SWARM's wiring on the true costs of all links."""
+    FIXED = "fixed"
+    """Laid out from outside: DT-FM's rigid pipelines."""
+    OPTIMAL = "optimal"
+    """Laid out from outside: the exact routing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """A host that is described rather than drawn."""
+
+    name: str
+    stage_index: int
+    """0 for data nodes."""
+    capacity: int
+    profile: ComputeProfile
+    """Its own times; sizes are the scenario's."""
+
+
+_FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+))(?:\+([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +129,10 @@ class Scenario:
     links: Links = field(default_factory=Links)
     link_faults: LinkFaults = field(default_factory=LinkFaults)
     faults: tuple[HostFault, ...] = ()
+    routing: RoutingKind = RoutingKind.FLOW
+    hosts: tuple[HostSpec, ...] = ()
+    """If given: all hosts, data nodes first, and as many as the numbers above say. Nothing about
+    them is drawn then but the jitter of their jobs."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
 
     def __post_init__(self) -> None:
@@ -121,6 +150,14 @@ class Scenario:
                 why="a node holds at least one microbatch, and a batch has at least one",
                 fix="give positive numbers, the smaller capacity first",
             )
+        if self.hosts:
+            self._check_hosts()
+        elif self.routing is not RoutingKind.FLOW:
+            raise ConfigError(
+                f"routing is {self.routing}",
+                why="the stages of hosts that are drawn are not known beforehand",
+                fix="describe the hosts",
+            )
         names = self.host_names
         for fault in self.faults:
             if fault.host not in names:
@@ -130,9 +167,26 @@ class Scenario:
                     fix=f"name one of {names[0]} to {names[-1]}",
                 )
 
+    def _check_hosts(self) -> None:
+        stages = [host.stage_index for host in self.hosts]
+        num_data = self.num_data_nodes
+        assert stages[:num_data] == [0] * num_data
+        assert len(stages) == num_data + self.num_relays
+        assert {*stages} == {*range(self.num_relay_stages + 1)}
+
+    def is_data(self, name: str) -> bool:
+        """Whether a host is a data node."""
+        return self.host_names.index(name) < self.num_data_nodes
+
+    def described(self, name: str) -> HostSpec | None:
+        """Return what is laid down about a host; None if it is drawn."""
+        return next((host for host in self.hosts if host.name == name), None)
+
     @property
     def host_names(self) -> list[str]:
         """Names of all hosts, the leader's first."""
+        if self.hosts:
+            return [host.name for host in self.hosts]
         data = [f"data{index}" for index in range(self.num_data_nodes)]
         return data + [f"relay{index}" for index in range(self.num_relays)]
 
@@ -156,7 +210,7 @@ class Scenario:
         plain = self.with_parts(default, PART_OPTIONS)
         others = [
             f"{name}={getattr(self, name)}"
-            for name in ("profile", "links", "link_faults", "protocol")
+            for name in ("profile", "links", "link_faults", "protocol", "hosts", "routing")
             if getattr(plain, name) != getattr(default, name)
         ]
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")

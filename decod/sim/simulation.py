@@ -11,12 +11,14 @@ from decod.ids import NodeId
 from decod.protocol import events as ev
 from decod.protocol.effects import StopReason
 from decod.sim.compute import Compute
-from decod.sim.core import Founding, Machine, build_machine
+from decod.sim.core import Founding, InstalledFlows, Machine, build_machine
 from decod.sim.host import Host, World
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
+from decod.sim.meter import Meter
 from decod.sim.network import Network
-from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.planned import PlannedRoutes
+from decod.sim.scenario import FaultKind, HostFault, RoutingKind, Scenario
 from decod.sim.trace import Trace
 
 _FAREWELL_S = 10.0
@@ -78,8 +80,11 @@ class Simulation:
             replay=scenario.command(),
             trace=self.trace,
         )
+        planned = scenario.routing is not RoutingKind.FLOW
+        self._planned = PlannedRoutes(scenario, ids) if planned else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
-        self.world = World(self.kernel, network, scenario.profile, self.checker)
+        self.meter = Meter(self.kernel, self.checker)
+        self.world = World(self.kernel, network, scenario.profile, self.meter)
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world)
@@ -91,7 +96,7 @@ class Simulation:
 
     @property
     def leader(self) -> Host:
-        return self.hosts["data0"]
+        return self.hosts[self.scenario.host_names[0]]
 
     def run(self) -> Result:
         """Run to the end.
@@ -120,41 +125,53 @@ class Simulation:
 
     def _capacity(self, name: str) -> int:
         scenario = self.scenario
-        if name.startswith("data"):
+        described = scenario.described(name)
+        if described is not None:
+            return described.capacity
+        if scenario.is_data(name):
             return scenario.num_microbatches
         rng = seeded(scenario.seed, "capacity", name)
         return rng.randint(scenario.capacity_min, scenario.capacity_max)
 
     def _host(self, name: str, node_id: NodeId) -> Host:
         scenario = self.scenario
-        spread = scenario.speed_spread_ratio
-        return Host(
+        spread, described = scenario.speed_spread_ratio, scenario.described(name)
+        drawn = seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread)
+        host = Host(
             name,
             node_id,
             self.world,
             self._compute(),
-            speed=seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread),
+            speed=drawn if described is None else 1.0,
             rng=seeded(scenario.seed, "jobs", name),
         )
+        if described is not None:
+            host.profile = described.profile
+        return host
 
     def _compute(self) -> Compute:
         return Compute(seed=self.scenario.seed, num_stages=self.scenario.num_relay_stages + 1)
 
     def _machine(self, host: Host) -> Machine:
-        scenario = self.scenario
+        scenario, described = self.scenario, self.scenario.described(host.name)
         founding = Founding(
             name=host.name,
             node_id=host.node_id,
             leader=self.leader.node_id,
             capacity=self.capacities[host.node_id],
-            data=host.name.startswith("data"),
+            data=scenario.is_data(host.name),
+            stage_index=None if described is None else described.stage_index,
             num_data_nodes=scenario.num_data_nodes,
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
-        machine = build_machine(founding, scenario.protocol, scenario.profile, rng=rng)
+        profile = scenario.profile if described is None else described.profile
+        core = build_machine(founding, scenario.protocol, profile, rng=rng)
+        machine: Machine = core
+        if self._planned is not None:
+            machine = InstalledFlows(core, self._planned.layout, self._planned.cost)
         return machine if self._wrap is None else self._wrap(host.name, machine)
 
     def _plan_start(self) -> None:

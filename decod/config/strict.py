@@ -1,0 +1,66 @@
+"""What files that are read strictly have in common: their models, and the words of their errors."""
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from decod.config.mirror import WORDS, show_value
+from decod.errors import ConfigError
+
+
+class StrictModel(BaseModel):
+    """Refuses unknown keys, converts nothing, takes no NaN or infinity."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def list_model_keys(models: Collection[type[BaseModel]]) -> list[str]:
+    """Returns all keys of some models as they stand in a file, sorted."""
+    return sorted(
+        {field.alias or name for model in models for name, field in model.model_fields.items()}
+    )
+
+
+def explain(
+    name: str,
+    error: ValidationError,
+    *,
+    keys: Collection[str],
+    words: dict[str, str],
+    code: str,
+) -> ConfigError:
+    """Turns the first problem that was found into an error.
+
+    Args:
+        name: The file's.
+        error: What pydantic found.
+        keys: All that the file may hold, to guess what an unknown one was meant to be.
+        words: What the file's format calls kinds of values, where that is not TOML's.
+        code: Of the error.
+    """
+    problems = error.errors(include_url=False)
+    problem: Any = problems[0]
+    place = "".join(_steps(problem["loc"])).removeprefix(".")
+    prefix = f"{name}: {place}" if place else name
+    more = f" ({len(problems) - 1} more like this in the file)" if len(problems) > 1 else ""
+    match problem["type"]:
+        case "extra_forbidden":
+            unknown = str(problem["loc"][-1])
+            near = difflib.get_close_matches(unknown, list(keys), n=1)
+            what, why = "unknown key", "a key that is not understood is never passed over"
+            fix = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+        case "missing":
+            what, why, fix = "missing", "it has no default", "add it"
+        case kind:
+            wanted = (WORDS | words).get(kind)
+            wanted = wanted or str(problem["msg"]).removeprefix("Input should be ")
+            what = f"is {show_value(problem['input'])}"
+            why, fix = f"it should be {wanted}", f"give {wanted}"
+    return ConfigError(f"{prefix}: {what}{more}", why=why, fix=fix, code=code)
+
+
+def _steps(location: Sequence[int | str]) -> Iterator[str]:
+    for step in location:
+        yield f"[{step}]" if isinstance(step, int) else f".{show_value(step)[1:-1]}"

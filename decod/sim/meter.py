@@ -1,0 +1,163 @@
+"""What a simulated run costs in time, per iteration, by the measures of GWTF's table II."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from decod.ids import MicrobatchId, NodeId
+from decod.protocol import jobs
+from decod.protocol.events import Event, Received
+from decod.protocol.jobs import MICROBATCH_JOBS, Job
+from decod.protocol.messages import BackwardGradient, ForwardActivation, Message
+from decod.sim.compute import Step
+from decod.sim.host import Host, Observer
+from decod.sim.kernel import Kernel
+
+_ENDS = ("host.killed", "host.stopped", "host.compute_killed")
+
+
+@dataclass(frozen=True, slots=True)
+class IterationFigures:
+    """One committed iteration, with all rounds that it took."""
+
+    iteration: int
+    duration_s: float
+    """From one step to the next, as the slowest data node sees it; the first from its opening."""
+    num_microbatches: int
+    """Committed."""
+    communication_s: float
+    """Of activations and gradients from sender to receiver, waiting for the link included; the
+    sum over all of them, those of repeated rounds too."""
+    wasted_s: float
+    """Compute on microbatches that no committed step holds the work of, over all hosts."""
+
+    @property
+    def time_per_microbatch_s(self) -> float | None:
+        """The duration over the number of microbatches; None without any."""
+        return self.duration_s / self.num_microbatches if self.num_microbatches else None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is added up during an iteration."""
+
+    duration_s: float = 0.0
+    num_microbatches: int = 0
+    communication_s: float = 0.0
+    wasted_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Meter:
+    """Measures, and lets another observer see all that it sees."""
+
+    kernel: Kernel
+    inner: Observer
+    _tallies: dict[int, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
+    _num_committed: int = 0
+    _under_way: dict[tuple[NodeId, NodeId, Message], float] = field(default_factory=dict)
+    _spent_s: dict[str, dict[MicrobatchId, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    """Compute of each host since its last step, by microbatch."""
+    _stepped_s: dict[str, float] = field(default_factory=dict)
+    """When each host took its last step, or opened its first round."""
+
+    @property
+    def figures(self) -> list[IterationFigures]:
+        """Of the iterations that were committed, in order."""
+        return [
+            IterationFigures(
+                iteration,
+                tally.duration_s,
+                tally.num_microbatches,
+                tally.communication_s,
+                tally.wasted_s,
+            )
+            for iteration, tally in sorted(self._tallies.items())
+            if iteration <= self._num_committed
+        ]
+
+    # --- as an observer -----------------------------------------------------------------------
+
+    def stepped(self, host: Host, event: Event | None) -> None:
+        """An activation or gradient may have arrived."""
+        if isinstance(event, Received):
+            sent_s = self._under_way.pop((event.sender, host.node_id, event.message), None)
+            if sent_s is not None:
+                tally = self._tallies[_iteration(event.message)]
+                tally.communication_s += self.kernel.now_s - sent_s
+        self.inner.stepped(host, event)
+
+    def sent(self, host: Host, to: NodeId, message: Message) -> None:
+        """An activation or gradient may set out."""
+        if isinstance(message, (ForwardActivation, BackwardGradient)):
+            self._under_way[host.node_id, to, message] = self.kernel.now_s
+        self.inner.sent(host, to, message)
+
+    def computed(self, host: Host, job: Job, duration_s: float) -> None:
+        """Compute was spent, or what it gave is thrown away."""
+        spent_s = self._spent_s[host.name]
+        if isinstance(job, jobs.Drop):
+            self._waste(spent_s.pop(job.microbatch, 0.0))
+        elif isinstance(job, MICROBATCH_JOBS):
+            spent_s[job.microbatch] += duration_s
+        elif isinstance(job, (jobs.Reset, jobs.Build, jobs.Load)):
+            self._throw_away(host)
+        self.inner.computed(host, job, duration_s)
+
+    def committed(self, host: Host, step: Step) -> None:
+        """A host has taken its step."""
+        kept = {microbatch for microbatch, _ in step.counts}
+        spent_s = self._spent_s.pop(host.name, {})
+        tally = self._tallies[step.iteration]
+        tally.wasted_s += sum(value for m, value in spent_s.items() if m not in kept)
+        tally.num_microbatches = len(step.counts)
+        self._num_committed = max(self._num_committed, step.iteration)
+        now_s = self.kernel.now_s
+        if host.compute.stage_index == 0 and host.name in self._stepped_s:
+            tally.duration_s = max(tally.duration_s, now_s - self._stepped_s[host.name])
+        self._stepped_s[host.name] = now_s
+        self.inner.committed(host, step)
+
+    def noted(self, host: Host, event: str, fields: tuple[tuple[str, object], ...]) -> None:
+        """A round may have been opened, or a host have ended."""
+        if event == "round.opened":
+            self._stepped_s.setdefault(host.name, self.kernel.now_s)
+        elif event in _ENDS:
+            self._throw_away(host)
+        self.inner.noted(host, event, fields)
+
+    def misused(self, host: Host, text: str, cause: BaseException | None) -> None:
+        """Pass on what ends the run."""
+        self.inner.misused(host, text, cause)
+
+    def _throw_away(self, host: Host) -> None:
+        self._waste(sum(self._spent_s.pop(host.name, {}).values()))
+
+    def _waste(self, duration_s: float) -> None:
+        """Count for the iteration in progress."""
+        if duration_s:
+            self._tallies[self._num_committed + 1].wasted_s += duration_s
+
+
+def _iteration(message: Message) -> int:
+    assert isinstance(message, (ForwardActivation, BackwardGradient))
+    return message.round.iteration
+
+
+def mean_figures(figures: Sequence[IterationFigures]) -> dict[str, float | None]:
+    """Return the means over iterations; None where there is nothing to take one of."""
+    times_s = [f.time_per_microbatch_s for f in figures]
+    return {
+        "duration_s": _mean([f.duration_s for f in figures]),
+        "microbatches": _mean([f.num_microbatches for f in figures]),
+        "time_per_microbatch_s": _mean([time_s for time_s in times_s if time_s is not None]),
+        "communication_s": _mean([f.communication_s for f in figures]),
+        "wasted_s": _mean([f.wasted_s for f in figures]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None

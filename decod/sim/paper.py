@@ -1,0 +1,143 @@
+"""The experiments of GWTF's evaluation that need no training: routes, and places for new nodes.
+
+Each yields figures (`Row`) beside those that the paper prints. Most of what it found is in drawings
+without numbers; for those `paper` is None.
+
+Source: GWTF, section VI: table V with figure 7, and table IV with figure 5.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from decod.planner.graph import FlowGraph, Route
+from decod.planner.greedy import greedy_routes
+from decod.planner.joining import JoinPolicy, plan_joins
+from decod.planner.optimal import optimal_routes
+from decod.sim.instances import TABLE_4, TABLE_5, table4, table5
+from decod.sim.kernel import seeded
+from decod.sim.routing import negotiate
+
+NUM_ROUNDS = 120
+"""What the paper gives every algorithm of the flow tests."""
+
+JOIN_RATIO_MIN = 0.75
+"""The paper's rule is "never more than 25 % slower than the optimal schedule": a bound."""
+
+Progress = Callable[[str], None]
+"""Is told what is about to be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure, over all seeds."""
+
+    setting: str
+    policy: str
+    metric: str
+    mean: float
+    stdev: float
+    """Of single runs, not of the mean; 0 with one seed."""
+    paper: float | None = None
+    """What the paper says, if it gives a number."""
+
+
+def make_row(
+    setting: object, policy: str, metric: str, values: Sequence[float], paper: float | None = None
+) -> Row:
+    """Return the figure that comes of one value per run; there is at least one."""
+    stdev = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Row(str(setting), policy, metric, statistics.mean(values), stdev, paper)
+
+
+def flow_tests(
+    num_seeds: int, progress: Progress, *, settings: Iterable[int] = TABLE_5
+) -> list[Row]:
+    """Return figure 7: what routes cost per flow, by algorithm, in the settings of table V.
+
+    A ratio is taken within each instance, to its exact routing. Where an algorithm finds fewer
+    flows than there could be, its mean cost says little: it left out the dear ones.
+    """
+    rows: list[Row] = []
+    for setting in settings:
+        progress(f"table V, setting {setting}")
+        graphs = [table5(setting, seed) for seed in range(num_seeds)]
+        optima = [optimal_routes(graph) for graph in graphs]
+        for policy, route in _ROUTINGS.items():
+            found = [
+                optimum if route is None else route(graph, seed)
+                for seed, (graph, optimum) in enumerate(zip(graphs, optima, strict=True))
+            ]
+            rows += _compare_routes(setting, policy, graphs, found, optima)
+    return rows
+
+
+def _negotiated(algorithm: str) -> Callable[[FlowGraph, int], list[Route]]:
+    return lambda graph, seed: (
+        negotiate(graph, algorithm=algorithm, rounds=NUM_ROUNDS, seed=seed).routes
+    )
+
+
+_ROUTINGS: Mapping[str, Callable[[FlowGraph, int], list[Route]] | None] = {
+    "flow": _negotiated("flow"),
+    "gwtf": _negotiated("gwtf"),
+    "greedy": lambda graph, seed: greedy_routes(graph, seeded(seed, "bench")),
+    "optimal": None,
+}
+"""How routes are found; None: they are the exact ones."""
+
+
+def _compare_routes(
+    setting: int,
+    policy: str,
+    graphs: Sequence[FlowGraph],
+    found: Sequence[list[Route]],
+    optima: Sequence[list[Route]],
+) -> list[Row]:
+    costs, ratios, shares = [], [], []
+    for graph, routes, optimum in zip(graphs, found, optima, strict=True):
+        shares.append(len(routes) / len(optimum))
+        if routes:
+            costs.append(_mean_cost(graph, routes))
+            ratios.append(costs[-1] / _mean_cost(graph, optimum))
+    rows = []
+    if costs:
+        rows.append(make_row(setting, policy, "mean_cost_per_flow", costs))
+        rows.append(make_row(setting, policy, "cost_ratio_to_optimal", ratios))
+    rows.append(make_row(setting, policy, "flows", [len(routes) for routes in found]))
+    rows.append(make_row(setting, policy, "flows_ratio_to_maximum", shares))
+    return rows
+
+
+def _mean_cost(graph: FlowGraph, routes: Sequence[Route]) -> float:
+    return statistics.mean(graph.path_cost(route.path) for route in routes)
+
+
+def joining_tests(
+    num_seeds: int, progress: Progress, *, settings: Iterable[int] = TABLE_4
+) -> list[Row]:
+    """Return figure 5: what each new node is worth, by joining policy, in table IV's settings.
+
+    The improvement of a run is the mean over its 20 placements. The ratio is that of a run to the
+    `optimal` policy's improvement on the same instance.
+    """
+    rows: list[Row] = []
+    policies = [JoinPolicy.OPTIMAL, *(p for p in JoinPolicy if p is not JoinPolicy.OPTIMAL)]
+    for setting in settings:
+        best: list[float] = []
+        for policy in policies:
+            progress(f"table IV, setting {setting}, {policy}")
+            gains = [_mean_improvement(setting, seed, policy) for seed in range(num_seeds)]
+            best = best or gains
+            ratios = [gain / top for gain, top in zip(gains, best, strict=True) if top > 0]
+            bound = JOIN_RATIO_MIN if policy is JoinPolicy.GWTF else None
+            rows.append(make_row(setting, policy, "improvement", gains))
+            if ratios:
+                rows.append(make_row(setting, policy, "ratio_to_optimal", ratios, bound))
+    return rows
+
+
+def _mean_improvement(setting: int, seed: int, policy: JoinPolicy) -> float:
+    graph, newcomers = table4(setting, seed)
+    joins = plan_joins(graph, newcomers, policy=policy, rng=seeded(seed, "bench"))
+    return statistics.mean(joined.improvement for joined in joins)

@@ -1,0 +1,93 @@
+"""Routes for a simulated run, by somebody who knows the true cost of all its links."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from decod.ids import NodeId
+from decod.planner.cost import Link, link_cost_s
+from decod.planner.fixed import fixed_routes
+from decod.planner.graph import FlowGraph, GraphNode, Route
+from decod.planner.greedy import greedy_routes
+from decod.planner.optimal import optimal_routes
+from decod.sim.compute import ComputeProfile
+from decod.sim.kernel import seeded
+from decod.sim.network import LinkSpec
+from decod.sim.scenario import RoutingKind, Scenario
+
+Planner = Callable[[FlowGraph], list[Route]]
+
+
+class PlannedRoutes:
+    """The layout of a run with described hosts: found anew for every set of members.
+
+    Args:
+        scenario: Says who is linked to whom, and how well.
+        ids: Of all hosts, by name.
+
+    Raises:
+        ConfigError: The exact routing is asked for and its solver is not installed.
+    """
+
+    def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
+        self._plan = _planner(scenario)
+        self._graph = true_graph(scenario, ids)
+        self._known: dict[frozenset[NodeId], list[Route]] = {}
+        self.layout([*ids.values()])
+
+    def layout(self, members: Collection[NodeId]) -> Sequence[Route]:
+        """Return all flows among some hosts."""
+        key = frozenset(members)
+        if key not in self._known:
+            nodes = {node_id: self._graph.nodes[node_id] for node_id in sorted(key)}
+            costs = {link: cost for link, cost in self._graph.costs.items() if key.issuperset(link)}
+            self._known[key] = self._plan(FlowGraph(self._graph.num_stages, nodes, costs))
+        return self._known[key]
+
+    def cost(self, path: Sequence[NodeId]) -> float:
+        """Return what a path costs, in seconds."""
+        return self._graph.path_cost(path)
+
+
+def true_graph(scenario: Scenario, ids: Mapping[str, NodeId]) -> FlowGraph:
+    """Return the graph of a scenario's hosts, with costs by equation (1) in seconds.
+
+    It is what the nodes would know if they measured without error. A node deals with every node of
+    an adjacent stage here, not with `protocol.max_peers_per_stage` of them.
+    """
+    nodes = {
+        ids[host.name]: GraphNode(ids[host.name], host.stage_index, host.capacity)
+        for host in scenario.hosts
+    }
+    by_stage: dict[int, list[tuple[str, ComputeProfile]]] = {}
+    for host in scenario.hosts:
+        by_stage.setdefault(host.stage_index, []).append((host.name, host.profile))
+    num_stages = scenario.num_relay_stages
+    costs: dict[tuple[NodeId, NodeId], float] = {}
+    for stage_index in range(num_stages + 1):
+        behind = (stage_index + 1) % (num_stages + 1)
+        for here, mine in by_stage[stage_index]:
+            for there, theirs in by_stage[behind]:
+                costs[ids[here], ids[there]] = link_cost_s(
+                    compute_here_s=mine.pass_s(data=stage_index == 0),
+                    compute_there_s=theirs.pass_s(data=behind == 0),
+                    forth=_link(scenario.links.between(here, there, seed=scenario.seed)),
+                    back=_link(scenario.links.between(there, here, seed=scenario.seed)),
+                    size_bytes=scenario.profile.activation_bytes,
+                )
+    return FlowGraph(num_stages, nodes, costs)
+
+
+def _link(spec: LinkSpec) -> Link:
+    return Link(spec.latency_s, spec.bandwidth_bytes_per_s)
+
+
+def _planner(scenario: Scenario) -> Planner:
+    rng = seeded(scenario.seed, "plan")
+    match scenario.routing:
+        case RoutingKind.GREEDY:
+            return lambda graph: greedy_routes(graph, rng)
+        case RoutingKind.FIXED:
+            return lambda graph: fixed_routes(graph, rng)
+        case RoutingKind.OPTIMAL:
+            return optimal_routes
+        case RoutingKind.FLOW:
+            raise AssertionError("the nodes find their flows by themselves")

@@ -1,0 +1,134 @@
+"""Runs of described hosts: their flows may be laid out beforehand, and their time is measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.errors import ConfigError
+from decod.ids import NodeId
+from decod.planner.graph import broken_rules
+from decod.protocol.flow import DataFlows
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile
+from decod.sim.core import InstalledFlows, Machine
+from decod.sim.meter import mean_figures
+from decod.sim.network import Links, LinkSpec
+from decod.sim.planned import PlannedRoutes, true_graph
+from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scenario
+from decod.sim.simulation import Simulation
+
+PROFILE = ComputeProfile(jitter_ratio=0.0, activation_bytes=1_000_000, parameter_bytes=1000)
+SLOW, FAST = LinkSpec(0.05, 2e6), LinkSpec(0.01, 1e8)
+
+
+def scenario(routing: RoutingKind = RoutingKind.FLOW, *faults: HostFault) -> Scenario:
+    """Two stages of two relays; one way through them is fast, the rest slow."""
+    stages = {"d": 0, "a1": 1, "b1": 1, "a2": 2, "b2": 2}
+    pairs = [("d", "a1"), ("a1", "b2"), ("b2", "d")]
+    fast = dict.fromkeys([*pairs, *((end, begin) for begin, end in pairs)], FAST)
+    return Scenario(
+        num_data_nodes=1,
+        num_relays=4,
+        num_relay_stages=2,
+        num_microbatches=4,
+        num_iterations=3,
+        join_spread_s=0.0,
+        profile=PROFILE,
+        links=Links(SLOW, fast),
+        faults=faults,
+        protocol=ProtocolConfig(min_nodes_per_stage=2),
+        routing=routing,
+        hosts=tuple(
+            HostSpec(name=name, stage_index=stage, capacity=4 if stage == 0 else 3, profile=PROFILE)
+            for name, stage in stages.items()
+        ),
+    )
+
+
+def core(machine: Machine) -> NodeMachine:
+    machine = getattr(machine, "wrapped", machine)
+    assert isinstance(machine, NodeMachine)
+    return machine
+
+
+@pytest.mark.parametrize("routing", RoutingKind)
+def test_every_routing_commits_every_microbatch(routing: RoutingKind) -> None:
+    simulation = Simulation(scenario(routing))
+    assert simulation.run().num_iterations == 3
+    figures = simulation.meter.figures
+    assert [f.iteration for f in figures] == [1, 2, 3]
+    assert {f.num_microbatches for f in figures} == {4}
+    assert {f.wasted_s for f in figures} == {0.0}
+    assert all(f.time_per_microbatch_s == f.duration_s / 4 for f in figures)
+
+
+def test_installed_flows_are_those_of_the_plan() -> None:
+    simulation = Simulation(scenario(RoutingKind.OPTIMAL))
+    names = {host.node_id: name for name, host in simulation.hosts.items()}
+    simulation.run()
+    machine = simulation.leader.machine
+    assert isinstance(machine, InstalledFlows)
+    flows = core(machine).work.flows
+    assert isinstance(flows, DataFlows)
+    firsts = sorted(names[granted.peer] for granted in flows.complete.values())
+    assert firsts == ["a1", "a1", "a1", "b1"], "three fit on the fast way"
+    kinds = {kind for host in simulation.hosts.values() for kind in host.control_by_kind}
+    assert not kinds & {"FlowCost", "RequestFlow", "FlowAnswer", "Withdraw"}
+
+
+@pytest.mark.parametrize("routing", RoutingKind)
+def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> None:
+    """b1 dies in the first round: its work is wasted, and a1, with room for 3, goes on alone."""
+    simulation = Simulation(scenario(routing, HostFault(FaultKind.KILL, "b1", at_s=2.5)))
+    simulation.run()
+    first, *later = simulation.meter.figures
+    assert first.wasted_s > 0
+    assert first.duration_s > max(f.duration_s for f in later)
+    assert {f.wasted_s for f in later} == {0.0}
+
+
+def test_the_meter_counts_the_time_on_links() -> None:
+    """One microbatch, one relay: four transfers, of which nothing waits for another."""
+    lone = replace(
+        scenario(),
+        num_relays=1,
+        num_relay_stages=1,
+        num_microbatches=1,
+        links=Links(SLOW),
+        protocol=ProtocolConfig(),
+        hosts=tuple(
+            HostSpec(name=name, stage_index=stage, capacity=1, profile=PROFILE)
+            for name, stage in (("d", 0), ("r", 1))
+        ),
+    )
+    simulation = Simulation(lone)
+    simulation.run()
+    figures = simulation.meter.figures
+    # Out, back, and both again for the gradient: half a second for the bytes, and the latency.
+    assert figures[-1].communication_s == pytest.approx(4 * 0.55)
+    compute_s = 3 * PROFILE.forward_s + 3 * PROFILE.embed_s + PROFILE.head_s
+    assert figures[-1].duration_s == pytest.approx(4 * 0.55 + compute_s, abs=0.5)
+    means = mean_figures(figures)
+    assert means["microbatches"] == 1
+    assert mean_figures([])["duration_s"] is None
+
+
+def test_true_costs_are_those_of_equation_1() -> None:
+    described = scenario()
+    ids = {name: NodeId(name) for name in described.host_names}
+    graph = true_graph(described, ids)
+    data_s, relay_s = PROFILE.pass_s(data=True), PROFILE.pass_s(data=False)
+    expected_s = (data_s + relay_s) / 2 + 0.01 + 1e6 / 1e8
+    assert graph.costs[ids["d"], ids["a1"]] == pytest.approx(expected_s)
+    assert len(graph.costs) == 2 + 4 + 2
+    plan = PlannedRoutes(replace(described, routing=RoutingKind.GREEDY), ids)
+    routes = plan.layout([*ids.values()])
+    assert broken_rules(graph, routes) == []
+    assert len(routes) == 4
+    assert plan.layout([ids["d"], ids["a1"]]) == [], "a stage without members carries nothing"
+
+
+def test_drawn_hosts_find_their_own_flows() -> None:
+    with pytest.raises(ConfigError, match="describe the hosts"):
+        Scenario(routing=RoutingKind.FIXED)

@@ -1,0 +1,62 @@
+"""The paper's experiments, one small piece of each."""
+
+import pytest
+
+from decod.sim.paper import Row, flow_tests, joining_tests, make_row
+from decod.sim.paper_training import table6, training_tests
+from decod.sim.scenario import RoutingKind
+
+
+def silent(_: str) -> None:
+    """Nobody waits."""
+
+
+def by_key(rows: list[Row]) -> dict[tuple[str, str], Row]:
+    return {(row.policy, row.metric): row for row in rows}
+
+
+def test_a_row_is_mean_and_spread() -> None:
+    assert make_row(1, "flow", "flows", [2.0, 4.0]) == Row("1", "flow", "flows", 3.0, 2.0**0.5)
+    assert make_row("a", "flow", "flows", [2.0], 7.0) == Row("a", "flow", "flows", 2.0, 0.0, 7.0)
+
+
+def test_flow_tests_compare_with_the_exact_routing() -> None:
+    told: list[str] = []
+    rows = by_key(flow_tests(2, told.append, settings=[1]))
+    assert told == ["table V, setting 1"]
+    assert {policy for policy, _ in rows} == {"flow", "gwtf", "greedy", "optimal"}
+    assert rows["optimal", "cost_ratio_to_optimal"].mean == 1
+    assert rows["greedy", "cost_ratio_to_optimal"].mean > 1
+    for policy in ("flow", "gwtf", "greedy"):
+        assert rows[policy, "flows_ratio_to_maximum"].mean == 1
+        assert rows[policy, "mean_cost_per_flow"].mean >= rows["optimal", "mean_cost_per_flow"].mean
+
+
+def test_joining_tests_stand_beside_the_papers_bound() -> None:
+    rows = by_key(joining_tests(1, silent, settings=[1]))
+    assert rows["optimal", "ratio_to_optimal"].mean == 1
+    assert rows["gwtf", "ratio_to_optimal"].paper == 0.75
+    assert {row.paper for key, row in rows.items() if key != ("gwtf", "ratio_to_optimal")} == {None}
+    for policy in ("utilisation", "gwtf", "capacity", "random"):
+        assert rows[policy, "ratio_to_optimal"].mean <= 1
+
+
+def test_table_6_has_three_nodes_in_each_of_six_stages() -> None:
+    scenario = table6(1, RoutingKind.FIXED)
+    stages = [host.stage_index for host in scenario.hosts]
+    assert [stages.count(stage) for stage in range(6)] == [3] * 6
+    assert {host.capacity for host in scenario.hosts} == {4}
+    assert table6(1, RoutingKind.FLOW).links == scenario.links != table6(2, RoutingKind.FLOW).links
+    for (begin, end), spec in scenario.links.overrides.items():
+        assert scenario.links.overrides[end, begin] == spec
+        assert 50e6 / 8 <= spec.bandwidth_bytes_per_s <= 500e6 / 8
+
+
+@pytest.mark.parametrize("routing", [RoutingKind.FIXED, RoutingKind.FLOW])
+def test_table_6_trains_all_that_there_is_room_for(routing: RoutingKind) -> None:
+    rows = by_key(training_tests(1, silent, routings=[routing]))
+    assert rows[routing.value, "microbatches_per_iteration"].mean == 12
+    time_min = rows[routing.value, "time_per_microbatch_min"]
+    assert 0.05 < time_min.mean < 2
+    assert time_min.paper == {"fixed": 0.44, "flow": 0.51}[routing.value]
+    assert ((routing.value, "time_ratio_to_fixed") in rows) == (routing is RoutingKind.FIXED)
