@@ -246,7 +246,11 @@ class Draft:
         now = self.num_ticks
         for waiting in (False, True):
             heard = self._heard.get((peer, side, waiting))
-            if heard is not None and heard.walk is not None and heard.banned_until <= now < heard.until:
+            if (
+                heard is not None
+                and heard.walk is not None
+                and heard.banned_until <= now < heard.until
+            ):
                 yield heard.walk
 
     def _tell(self, search: "_Search") -> list[Effect]:
