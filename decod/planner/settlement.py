@@ -46,7 +46,8 @@ def settle(
     left out.
 
     Args:
-        paths: No more of them begin at a data node than its capacity.
+        paths: Those that are not as long as the first, begin at no data node of `capacities`, or
+            are more than all of these can take together, are left out.
         costs: Of the links that are known, those of `paths` among them. Others are not used.
         capacities: Flows that each data node can take.
     """
@@ -76,6 +77,7 @@ class _Settlement:
     ) -> None:
         self._costs = costs
         self._capacities = capacities
+        paths = _usable(paths, capacities)
         self._paths = [list(path.relays) for path in paths]
         self._owners = [path.source for path in paths]
         self._loads = dict.fromkeys(capacities, 0)
@@ -121,6 +123,7 @@ class _Settlement:
         for i in order:
             path = self._paths[i]
             self._loads[self._owners[i]] -= 1
+            # Some data node has room: there are no more paths than all can take.
             free = [k for k, load in self._loads.items() if load < self._capacities[k]]
             self._owners[i] = min(free, key=lambda k: (self._ends(k, path[0], path[-1]), k))
             self._loads[self._owners[i]] += 1
@@ -202,3 +205,10 @@ class _Settlement:
         self._versions[i] += 1
         self._versions[j] += 1
         return True
+
+
+def _usable(paths: Sequence[DraftPath], capacities: Mapping[NodeId, int]) -> list[DraftPath]:
+    """Return the paths that can be settled: of one length, and no more than data nodes can take."""
+    known = [path for path in paths if path.source in capacities and path.relays]
+    whole = [path for path in known if len(path.relays) == len(known[0].relays)]
+    return whole[: sum(capacity for capacity in capacities.values() if capacity > 0)]

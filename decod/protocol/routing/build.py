@@ -108,10 +108,11 @@ class Build:
 
     def tick(self) -> list[Effect]:
         """Answer, ask, offer."""
+        repeats = self._repeat()
         if not self.active:
-            return self._refuse_all()
+            return repeats + self._refuse_all()
         self.ticks_left -= 1
-        return self._answer() + self._ask() + self._offer()
+        return repeats + self._answer() + self._ask() + self._offer()
 
     @property
     def _surplus(self) -> int:
@@ -144,16 +145,21 @@ class Build:
             effects.append(Send(sender, answer))
         return effects
 
-    def _ask(self) -> list[Effect]:
+    def _repeat(self) -> list[Effect]:
+        """Repeat what nobody has answered, beyond the end too: room is kept for the answer."""
         effects: list[Effect] = []
-        room = self.changes.room_as_source
-        if self.position.share is not None:
-            room = min(room, self.position.share - self.links.num_out - self.changes.expected)
         for peer, request in self._pending.items():
             request.age += 1
             if request.age % _REPEAT_TICKS == 0:
                 repeat = RequestUnits(self.view_version, request.request_id, request.units)
                 effects.append(Send(peer, repeat))
+        return effects
+
+    def _ask(self) -> list[Effect]:
+        effects: list[Effect] = []
+        room = self.changes.room_as_source
+        if self.position.share is not None:
+            room = min(room, self.position.share - self.links.num_out - self.changes.expected)
         cost = self.position.cost_to
         nearest = sorted(
             (offer.cost + cost(peer), peer)

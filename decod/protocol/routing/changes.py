@@ -24,6 +24,12 @@ _PATIENCE_TICKS = 6
 _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
+_REFUSALS_FREE = 4
+_BACKOFF_DOUBLINGS = 6
+"""From the fifth refusal in a row on, the asker pauses for a time drawn from a range that doubles
+with each, up to 64 ticks: where many data nodes want the same few units, one of them gets through.
+"""
+
 _QUEUE_TICKS = 4
 """How long a request for more flow waits for cycles under way, which are soon over."""
 
@@ -75,6 +81,9 @@ class Changes:
     _asked: _Asked | None = None
     _next_id: int = 1
     _refused: Detour | None = None
+    _num_refused: int = 0
+    """In a row, of changes that would make the flow larger."""
+    _pause: int = 0
     _decisions: dict[int, int] = field(default_factory=dict)
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
     _queued: dict[tuple[NodeId, int], _Queued] = field(default_factory=dict)
@@ -124,6 +133,7 @@ class Changes:
     def tick(self) -> list[Effect]:
         """Let time pass: drop what was not answered, ask again what was decided."""
         effects: list[Effect] = []
+        self._pause = max(0, self._pause - 1)
         if self._asked is not None:
             self._asked.age += 1
             if self._asked.age > _PATIENCE_TICKS:
@@ -136,7 +146,7 @@ class Changes:
 
     def ask(self, detour: Detour) -> list[Effect]:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
-        if self._asked is not None:
+        if self._asked is not None or self._pause:
             return []
         node_id = self.position.node_id
         units = min(detour.units, self.position.capacity)
@@ -286,6 +296,12 @@ class Changes:
         self._decisions[change_id] = units
         if units == 0:
             self._refused = asked.detour
+            self._num_refused += not asked.detour.closed
+            if self._num_refused > _REFUSALS_FREE:
+                doublings = min(self._num_refused, _BACKOFF_DOUBLINGS)
+                self._pause = self.rng.randint(0, 1 << doublings)
+        else:
+            self._num_refused = 0
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
         others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})

@@ -187,7 +187,7 @@ class Draft:
         return effects
 
     def _ban(self, refused: Detour) -> None:
-        """Leave the walk that a refused detour came by alone for a while, for others to be tried."""
+        """Leave alone for a while the walk that a refused detour came by."""
         node_id = self.position.node_id
         peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
         heard = self._heard.get((peer, side, not refused.closed))
@@ -247,11 +247,9 @@ class Draft:
         now = self.num_ticks
         for waiting in (False, True):
             heard = self._heard.get((peer, side, waiting))
-            if (
-                heard is not None
-                and heard.walk is not None
-                and heard.banned_until <= now < heard.until
-            ):
+            if heard is None or heard.walk is None:
+                continue
+            if heard.banned_until <= now < heard.until:
                 yield heard.walk
 
     def _tell(self, search: "_Search") -> list[Effect]:

@@ -29,9 +29,13 @@ class DraftLink:
         return self.units - self.reserved if self.agreed else 0
 
     def grow(self, units: int) -> None:
-        """Add units (or take them away) in a change that the other end carries out too."""
+        """Add units (or take them away) in a change that the other end carries out too.
+
+        Ends that had not agreed before do not agree now.
+        """
         self.units += units
-        self.peer_units = self.units
+        if self.peer_units is not None:
+            self.peer_units += units
         self.version += 1
 
 

@@ -141,7 +141,7 @@ class Settling:
             case Claim():
                 return self._claim(sender, message)
             case Claimed():
-                if message.flow_id in self._ways and message.flow_id not in self._claimed:
+                if self._expected(sender, message):
                     self._claimed[message.flow_id] = message.hops
                     return self._report()
                 return []
@@ -150,7 +150,30 @@ class Settling:
             case Routes():
                 return self._install(sender, message)
             case Install():
-                return self._note(message)
+                return self._note(sender, message)
+
+    def _expected(self, sender: NodeId, message: Claimed) -> bool:
+        """Whether an open claim of this node's can have ended as the sender says.
+
+        A claim ends at a data node, or, with nothing, at a relay where its unit had been let go.
+        """
+        flow_id, hops = message.flow_id, message.hops
+        way = self._ways.get(flow_id)
+        if way is None or flow_id in self._claimed or not self._begun:
+            return False
+        if flow_id.data_node != self.position.node_id:
+            return False
+        if not hops:
+            return True
+        data_nodes = {self.position.node_id, *self.position.data_peers}
+        return sender in data_nodes and hops[0].node_id == way and self._complete_path(hops)
+
+    def _complete_path(self, hops: tuple[Hop, ...]) -> bool:
+        """Whether the hops are one for each stage, each linked to the one before."""
+        if len(hops) != self.position.num_stages:
+            return False
+        linked = all(any(p == b.node_id for p, _ in a.costs) for a, b in pairwise(hops))
+        return linked and len({hop.node_id for hop in hops}) == len(hops)
 
     # --- claims -------------------------------------------------------------------------------
 
@@ -190,7 +213,7 @@ class Settling:
         return effects or self._report()
 
     def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
-        if not self._can_go_on(claim):
+        if sender not in self.position.previous or not self._can_go_on(claim):
             return []
         self.draft.held = True
         if self.position.data:
@@ -265,6 +288,8 @@ class Settling:
             return []
         if sender in self._settled:
             return self._to(sender, self._settled[sender])
+        if not self._acceptable(message):
+            return []
         self._gathered[sender] = message
         if self._gathered.keys() != everybody:
             return []
@@ -274,6 +299,15 @@ class Settling:
         for data_node in sorted(everybody):
             effects += self._to(data_node, self._settled[data_node])
         return effects
+
+    def _acceptable(self, message: Claims) -> bool:
+        """Whether a data node may claim this: no more than it can carry, and whole paths only."""
+        if not 0 <= len(message.claims) <= message.capacity:
+            return False
+        heads = {peer for peer, _ in message.costs}
+        return all(
+            self._complete_path(hops) and hops[0].node_id in heads for hops in message.claims
+        )
 
     def _decide(self, gathered: Mapping[NodeId, Claims]) -> dict[NodeId, list[SettledFlow]]:
         costs: dict[Link, float] = {}
@@ -298,9 +332,18 @@ class Settling:
     def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
         if sender != self.settler or not self._begun or self._routes is not None:
             return []
-        node_id = self.position.node_id
-        self._routes = {FlowId(node_id, i): flow for i, flow in enumerate(message.routes)}
+        node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
+        self._routes = {
+            FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
+        }
         return self._send_installs()
+
+    def _passable(self, path: tuple[NodeId, ...]) -> bool:
+        """Whether a path is one of this data node's, as far as it knows."""
+        position = self.position
+        if len(path) != position.num_stages or len(set(path)) != len(path):
+            return False
+        return path[0] in position.next and path[-1] in position.previous
 
     def _send_installs(self) -> list[Effect]:
         routes = (self._routes or {}).items()
@@ -310,19 +353,23 @@ class Settling:
             if flow_id not in self.flows
         ]
 
-    def _note(self, message: Install) -> list[Effect]:
+    def _note(self, sender: NodeId, message: Install) -> list[Effect]:
         """Note this node's hop of a flow, and pass the message on; at home, the flow stands."""
         node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
         if node_id == home:
             settled = (self._routes or {}).get(message.flow_id)
-            if settled is not None and settled.path == path:
+            if settled is not None and settled.path == path and sender == path[-1]:
                 self.flows[message.flow_id] = settled
             return []
-        if node_id not in path:
+        if node_id not in path or len(path) != self.position.num_stages:
             return []
         index = path.index(node_id)
         upstream = path[index - 1] if index else home
         downstream = path[index + 1] if index + 1 < len(path) else home
+        if sender != upstream or upstream not in self.position.previous:
+            return []
+        if downstream not in self.position.next:
+            return []
         if not self._installed:
             self._installed = True
             self.hops.clear()

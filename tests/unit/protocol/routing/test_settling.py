@@ -1,0 +1,258 @@
+"""Settling: whose flows a draft's units become, and what peers may not make of it."""
+
+from itertools import pairwise, product
+from random import Random
+
+import pytest
+
+from decod.ids import FlowId, NodeId
+from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
+from decod.planner.settlement import DraftPath, settle
+from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.draft import Draft
+from decod.protocol.routing.messages import (
+    Claim,
+    Claimed,
+    Claims,
+    Hop,
+    Install,
+    Routes,
+    SettledFlow,
+)
+from decod.protocol.routing.position import Position
+from decod.protocol.routing.settling import SettledHop, Settling
+from decod.sim.routing import Society, Weather
+
+D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))
+EVIL = NodeId("evil")
+
+
+def position(node_id: NodeId, *, capacity: int = 1) -> Position:
+    """Return a place in a graph of two data nodes and two stages of two relays."""
+    data, first, last = [D1, D2], [R1, R2], [T1, T2]
+    around = {D1: (last, first), D2: (last, first)}
+    around |= {R1: (data, last), R2: (data, last), T1: (first, data), T2: (first, data)}
+    previous, following = around[node_id]
+    return Position(
+        node_id=node_id,
+        data=node_id in data,
+        capacity=capacity,
+        num_stages=2,
+        previous=previous,
+        next=following,
+        data_peers=[peer for peer in data if peer != node_id] if node_id in data else [],
+        cost_to=lambda peer: 1.0,
+        cost_from=lambda peer: 1.0,
+    )
+
+
+def settling(node_id: NodeId, *, units: dict[NodeId, int] | None = None) -> Settling:
+    """Return a node's part; at a data node, with as many units outward, and begun."""
+    place = position(node_id)
+    draft = Draft(place, 1, Random(0))
+    for peer, number in (units or {}).items():
+        draft.links.outward[peer].grow(number)
+    machine = Settling(place, draft, 1, D1)
+    if place.data:
+        machine.begin(1)
+    return machine
+
+
+def hops(*path: NodeId) -> tuple[Hop, ...]:
+    return tuple(
+        Hop(node_id, tuple((peer, 1.0) for peer in position(node_id).next)) for node_id in path
+    )
+
+
+def claims(*paths: tuple[Hop, ...], capacity: int = 1) -> Claims:
+    return Claims(1, 1, capacity, ((R1, 1.0), (R2, 1.0)), paths)
+
+
+def sent(effects: list[Effect], kind: type) -> list[object]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+WHOLE = hops(R1, T1)
+CUT = (Hop(R1, ()), Hop(T1, ()))
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        claims(WHOLE, hops(R2, T2)),  # More than its capacity.
+        claims(hops(R1)),
+        claims(hops(R1, T1, R2)),
+        claims(hops(T1, R1)),
+        claims(hops(R1, R1)),
+        claims(()),
+        claims(CUT),
+        claims(WHOLE, capacity=-1),
+    ],
+)
+def test_a_malformed_report_of_claims_is_ignored(malformed: Claims) -> None:
+    """The peer may still send a good one; until then nobody's flows are settled."""
+    machine = settling(D1, units={R2: 1})
+    machine.received(T2, Claimed(1, 1, FlowId(D1, 0), ()))
+    machine.received(D2, malformed)
+    assert D2 not in machine._gathered
+    assert machine.received(EVIL, claims(WHOLE)) == []
+    effects = machine.received(D2, claims(WHOLE))
+    assert len(sent(effects, Routes)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "ended"),
+    [(EVIL, WHOLE), (D2, hops(R2, T1)), (D2, hops(R1)), (D2, hops(R1, R1)), (D2, CUT)],
+)
+def test_what_cannot_have_become_of_a_claim_is_ignored(
+    sender: NodeId, ended: tuple[Hop, ...]
+) -> None:
+    machine = settling(D1, units={R1: 1})
+    machine.received(sender, Claimed(1, 1, FlowId(D1, 0), ended))
+    assert machine._claimed == {}
+    machine.received(D2, Claimed(1, 1, FlowId(D1, 0), WHOLE))
+    assert machine._claimed == {FlowId(D1, 0): WHOLE}
+
+
+def test_routes_that_are_not_in_the_graph_or_too_many_are_dropped() -> None:
+    machine = settling(D2)
+    flows = tuple(SettledFlow(p, (1.0, 1.0, 1.0)) for p in ((EVIL, T1), (R1, T1), (R2, T2)))
+    assert machine.received(EVIL, Routes(1, 1, flows)) == []
+    machine.received(D1, Routes(1, 1, flows))
+    assert machine.decided == {}, "one flow at most, and the first is no path"
+    machine = settling(D2)
+    effects = machine.received(D1, Routes(1, 1, flows[1:]))
+    assert list(machine.decided.values()) == [flows[1]]
+    assert len(sent(effects, Install)) == 1
+
+
+def test_a_relay_installs_no_more_than_it_can_carry() -> None:
+    machine = settling(R1)
+    for slot in range(3):
+        machine.received(D1, Install(1, 1, FlowId(D1, slot), (R1, T1)))
+    assert machine.hops == {FlowId(D1, 0): SettledHop(D1, T1)}
+
+
+def test_a_relay_installs_only_what_comes_by_its_own_links() -> None:
+    machine = settling(R1)
+    for sender, path in ((EVIL, (R1, T1)), (D1, (R1, EVIL)), (D1, (R1,)), (D2, (R1, T1))):
+        assert machine.received(sender, Install(1, 1, FlowId(D1, 0), path)) == []
+    assert machine.received(EVIL, Claim(1, 1, FlowId(EVIL, 0), ())) == []
+    assert (machine.hops, machine.draft.held) == ({}, False)
+
+
+def test_claims_of_an_older_epoch_are_ignored() -> None:
+    machine = settling(R1, units={T1: 1})
+    machine.draft.links.inward[D1].grow(1)
+    machine.received(D1, Claim(1, 5, FlowId(D1, 0), ()))
+    assert machine.received(D1, Claim(1, 4, FlowId(D1, 0), ())) == []
+    assert machine.epoch == 5
+
+
+def test_a_claim_whose_unit_was_let_go_ends_with_nothing() -> None:
+    machine = settling(R1)
+    effects = machine.received(D1, Claim(1, 1, FlowId(D1, 0), ()))
+    assert sent(effects, Claimed) == [Claimed(1, 1, FlowId(D1, 0), ())]
+
+
+def test_open_claims_are_repeated_until_they_have_ended() -> None:
+    machine = settling(D1, units={R1: 1})
+    repeats = [message for _ in range(33) for message in sent(machine.tick(), Claim)]
+    assert repeats == [Claim(1, 1, FlowId(D1, 0), ())] * 2
+    machine.received(D2, Claimed(1, 1, FlowId(D1, 0), WHOLE))
+    assert not any(sent(machine.tick(), Claim) for _ in range(33))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lost_messages_delay_settling_but_change_nothing(seed: int) -> None:
+    """Claims, reports, routes and installs are lost, repeated and late."""
+    graph = random_graph(seed, num_data=2)
+    society = Society(graph, seed=seed)
+    for _ in range(60):
+        society.step()
+    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_round=160)
+    society.settle()
+    for _ in range(400):
+        society.step()
+    routes = society.routes()
+    assert routes
+    assert not broken_rules(graph, routes)
+    for node_id in society.data_nodes:
+        node = society.nodes[node_id]
+        assert node.settling.complete, node_id  # type: ignore[union-attr]
+
+
+# --- the settler's choice -----------------------------------------------------------------------
+
+
+def random_graph(seed: int, *, num_data: int) -> FlowGraph:
+    rng = Random(f"settle {seed}")
+    num_stages = rng.randint(1, 3)
+    layers = [[NodeId(f"d{i}") for i in range(num_data)]]
+    layers += [[NodeId(f"r{s}-{i}") for i in range(3)] for s in range(1, num_stages + 1)]
+    nodes = {
+        node_id: GraphNode(node_id, s, 2 if s == 0 else 1)
+        for s, layer in enumerate(layers)
+        for node_id in layer
+    }
+    costs: dict[Link, float] = {
+        (a, b): round(10 ** rng.uniform(0, 2), 2)
+        for here, there in zip(layers, [*layers[1:], layers[0]], strict=True)
+        for a in here
+        for b in there
+    }
+    return FlowGraph(num_stages, nodes, costs)
+
+
+def brute_force(
+    paths: list[DraftPath], costs: dict[Link, float], capacities: dict[NodeId, int]
+) -> float:
+    """Return the least cost of any way to close the paths as they are."""
+    best = float("inf")
+    for owners in product(capacities, repeat=len(paths)):
+        if any(owners.count(owner) > capacity for owner, capacity in capacities.items()):
+            continue
+        total = 0.0
+        for owner, path in zip(owners, paths, strict=True):
+            way = (owner, *path.relays, owner)
+            total += sum(costs[hop] for hop in pairwise(way))
+        best = min(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_settling_is_no_dearer_than_the_best_owners_for_the_draft_s_own_paths(seed: int) -> None:
+    """It may exchange what lies between too, so it is often cheaper."""
+    graph, rng = random_graph(seed, num_data=2), Random(seed)
+    costs, capacities = dict(graph.costs), {NodeId("d0"): 2, NodeId("d1"): 2}
+    columns = [
+        rng.sample([n.node_id for n in graph.stage(s)], 3) for s in range(1, graph.num_stages + 1)
+    ]
+    sources = rng.sample([NodeId("d0")] * 2 + [NodeId("d1")] * 2, 3)
+    paths = [
+        DraftPath(source, relays)
+        for source, relays in zip(sources, zip(*columns, strict=True), strict=True)
+    ]
+    routes = settle(paths, costs, capacities)
+    assert len(routes) == 3
+    assert not broken_rules(graph, routes)
+    total = sum(graph.path_cost(route.path) for route in routes)
+    assert total <= 1.2 * brute_force(paths, costs, capacities)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_settling_takes_whatever_it_is_given(seed: int) -> None:
+    """Links are missing, paths uneven, capacities exceeded: what comes out is within the rules."""
+    graph, rng = random_graph(seed, num_data=2), Random(seed)
+    costs = {link: cost for link, cost in graph.costs.items() if rng.random() < 0.7}
+    capacities = {NodeId("d0"): rng.randint(0, 1), NodeId("d1"): rng.randint(0, 2)}
+    relays = [node.node_id for node in graph.nodes.values() if node.stage_index]
+    paths = [
+        DraftPath(NodeId(rng.choice(["d0", "d1", "d2"])), tuple(rng.sample(relays, length)))
+        for length in (graph.num_stages, rng.randint(0, 3), rng.randint(1, 3))
+    ]
+    routes: list[Route] = settle(paths, costs, capacities)
+    for data_node, capacity in capacities.items():
+        assert sum(route.data_node == data_node for route in routes) <= capacity
+    for route in routes:
+        assert all(hop in costs for hop in zip(route.path, route.path[1:], strict=False))
