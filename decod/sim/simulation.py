@@ -4,12 +4,13 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from decod.ids import NodeId
 from decod.protocol import events as ev
 from decod.protocol.effects import StopReason
+from decod.protocol.params import Routing
 from decod.sim.compute import Compute
 from decod.sim.core import Founding, InstalledFlows, Machine, build_machine
 from decod.sim.host import Host, World
@@ -168,7 +169,11 @@ class Simulation:
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         profile = scenario.profile if described is None else described.profile
-        core = build_machine(founding, scenario.protocol, profile, rng=rng)
+        protocol = scenario.protocol
+        if self._planned is not None:
+            # What is laid out from outside is not searched for.
+            protocol = replace(protocol, routing=Routing.GREEDY)
+        core = build_machine(founding, protocol, profile, rng=rng)
         machine: Machine = core
         if self._planned is not None:
             machine = InstalledFlows(core, self._planned.layout, self._planned.cost)
