@@ -1,7 +1,7 @@
 """How the messages of `decod.protocol.routing` travel: the part of the codec's table about them.
 
 **Size.** A control message has at most 4 MiB. What a walk or a change takes is bounded by its
-number of places (3.3 kB). A claim gathers the costs of all links that it could have taken: 65 bytes
+number of places (13 kB). A claim gathers the costs of all links that it could have taken: 65 bytes
 for each relay of the run, so that one passes through every run whose view can be told. All claims
 of a data node speak of the same nodes and hops again and again; in `Claims` each is said once, and
 costs of links take 16 bytes, so that some 250000 of them fit: 64 flows through 12 stages of 300

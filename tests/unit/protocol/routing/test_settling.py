@@ -1,6 +1,6 @@
 """Settling: whose flows a draft's units become, and what peers may not make of it."""
 
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -207,7 +207,7 @@ def brute_force(
         total = 0.0
         for owner, path in zip(owners, paths, strict=True):
             way = (owner, *path.relays, owner)
-            total += sum(costs[hop] for hop in zip(way, way[1:], strict=False))
+            total += sum(costs[hop] for hop in pairwise(way))
         best = min(best, total)
     return best
 
@@ -247,4 +247,4 @@ def test_settling_takes_whatever_it_is_given(seed: int) -> None:
     for data_node, capacity in capacities.items():
         assert sum(route.data_node == data_node for route in routes) <= capacity
     for route in routes:
-        assert all(hop in costs for hop in zip(route.path, route.path[1:], strict=False))
+        assert all(hop in costs for hop in pairwise(route.path))
