@@ -61,8 +61,13 @@ _CYCLE_STEPS = 32
 _STUCK_TICKS = 2
 """How long units that a vanished node has left without a way on wait for another."""
 
-_MISSING_TICKS = 2
-"""How long units that nobody sends wait for somebody, after the draft has been built."""
+_MISSING_TICKS_PER_STAGE = 2
+"""How long units that nobody sends wait for somebody, after the draft has been built: walks from
+where units wait need a round for each stage to reach them."""
+
+_MISSING_TICKS_REPAIR = 2
+"""The same where most of an earlier draft still stands: only few are missing, and their parts of
+paths are soon made anew."""
 
 _UNITS_MAX = 1 << 16
 
@@ -101,7 +106,7 @@ class Draft:
         )
         self.changes = Changes(position, self.links, view_version, rng)
         self.build = Build(position, self.links, self.changes, view_version)
-        self._missing_ticks_left = _MISSING_TICKS
+        self._missing_ticks_left = _MISSING_TICKS_PER_STAGE * position.num_stages
         self._uneven = False
         """It waits for changes under way to let go of units; it takes on no other."""
         self.held = False
@@ -122,6 +127,7 @@ class Draft:
                     mine[peer] = DraftLink(link.units, peer_units=None)
         if before.num_ticks:
             self.build.repair()
+            self._missing_ticks_left = _MISSING_TICKS_REPAIR
 
     @property
     def steady(self) -> bool:

@@ -255,4 +255,4 @@ def test_settling_takes_whatever_it_is_given(seed: int) -> None:
     for data_node, capacity in capacities.items():
         assert sum(route.data_node == data_node for route in routes) <= capacity
     for route in routes:
-        assert all(hop in costs for hop in zip(route.path, route.path[1:], strict=False))
+        assert all(hop in costs for hop in pairwise(route.path))
