@@ -25,9 +25,9 @@ _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
 _REFUSALS_FREE = 4
-_BACKOFF_DOUBLINGS = 4
+_BACKOFF_DOUBLINGS = 5
 """From the fifth refusal in a row on, the asker pauses for a time drawn from a range that doubles
-with each, up to 16 ticks: where many data nodes want the same few units, one of them gets through.
+with each, up to 32 ticks: where many data nodes want the same few units, one of them gets through.
 """
 
 _QUEUE_TICKS = 4
