@@ -20,11 +20,8 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-
-PROTOCOL_VERSION = 1
-"""Grows when members of two releases can no longer train together."""
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
 """Read from a peer at most; a real one has about 2 KiB."""
@@ -236,7 +233,7 @@ class Manifest:
         """
         values = _parse_json(text)
         version = values.get("protocol_version")
-        if isinstance(version, int) and version != PROTOCOL_VERSION:
+        if type(version) is int and version != PROTOCOL_VERSION:
             raise RejectedError(
                 f"the run speaks protocol version {version}, this node {PROTOCOL_VERSION}",
                 why="members of one run must understand each other",

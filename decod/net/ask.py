@@ -14,6 +14,7 @@ from decod.net.address import split_address
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest, StateRequest
 from decod.net.stream import Filler
+from decod.protocol.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
@@ -33,7 +34,7 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     """
     split_address(address)
     wire_request = enroll_pb2.HelloRequest(
-        protocol_version=channel.PROTOCOL_VERSION,
+        protocol_version=PROTOCOL_VERSION,
         run_id=request.run_id or "",
         sender_id=request.sender or "",
         sender_address=request.sender_address,
@@ -50,10 +51,10 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
 
 
 def _raise_refusal(address: str, response: enroll_pb2.HelloResponse, run_id: RunId | None) -> None:
-    if response.protocol_version != channel.PROTOCOL_VERSION:
+    if response.protocol_version != PROTOCOL_VERSION:
         raise RejectedError(
             f"{address} speaks protocol version {response.protocol_version}, "
-            f"this node speaks {channel.PROTOCOL_VERSION}",
+            f"this node speaks {PROTOCOL_VERSION}",
             why="they would misread each other",
             fix="install the same version of decod on both",
             code="E-REJ-002",

@@ -4,8 +4,6 @@ import grpc.aio
 
 from decod.net.limits import Limits
 
-PROTOCOL_VERSION = 1
-
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
 TENSOR_SERVICE = "decod.wire.v1.TensorService"
 ENROLL_SERVICE = "decod.wire.v1.EnrollService"

@@ -35,6 +35,7 @@ from decod.protocol.messages import (
     LinkProbe,
     Message,
 )
+from decod.protocol.params import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wire import codec, validate
 from decod.wire.frame import split_head
@@ -352,11 +353,9 @@ class PeerServer:
 
     async def _hello(self, data: bytes, context: Context) -> bytes:
         request = codec.parse(enroll_pb2.HelloRequest, data)
-        response = enroll_pb2.HelloResponse(
-            protocol_version=channel.PROTOCOL_VERSION, run_id=self._run_id
-        )
+        response = enroll_pb2.HelloResponse(protocol_version=PROTOCOL_VERSION, run_id=self._run_id)
         # The version first: another version's other fields may mean something else.
-        if request.protocol_version != channel.PROTOCOL_VERSION:
+        if request.protocol_version != PROTOCOL_VERSION:
             response.refusal = enroll_pb2.HELLO_REFUSAL_VERSION_DIFFERS
             return response.SerializeToString()
         checked = _checked_hello(request)

@@ -9,10 +9,20 @@ routing has as many routes as the capacities allow, at the least cost.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from decod.ids import NodeId
 
 Link = tuple[NodeId, NodeId]
+
+
+class Objective(StrEnum):
+    """What costs least, among all routings with the most flows (GWTF, section V-A)."""
+
+    SUM = "sum"
+    """The sum over all links of f(i, j) x d(i, j): equation (2)."""
+    MAX = "max"
+    """The largest f(i, j) x d(i, j) of any link."""
 
 
 @dataclass(frozen=True, slots=True)

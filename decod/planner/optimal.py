@@ -14,13 +14,12 @@ uses the out-of-kilter method; this one covers them.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.planner.graph import FlowGraph, Link, Route, broken_rules
+from decod.planner.graph import FlowGraph, Link, Objective, Route, broken_rules
 
 _SCALE = 1000.0
 """What the largest cost becomes: the solver's tolerances are absolute, about 1e-9 of this."""
@@ -32,17 +31,10 @@ _Arc = tuple[NodeId, Link]
 """A link as the flows of one data node see it."""
 
 
-class Objective(StrEnum):
-    """What costs least, among all routings with the most flows."""
-
-    SUM = "sum"
-    """The sum of f(i, j) x d(i, j): equation (2) of GWTF."""
-    MAX = "max"
-    """The largest f(i, j) x d(i, j) of any link; among those that are equal, the sum."""
-
-
 def optimal_routes(graph: FlowGraph, objective: Objective | str = Objective.SUM) -> list[Route]:
     """Return as many routes as the graph can carry, at the least cost.
+
+    With `Objective.MAX`, those of the least sum among all whose largest link cost is least.
 
     Costs that differ by less than about 1e-9 of the largest one count as equal. Time is polynomial
     with one data node; with several it can be exponential, though it seldom is: the flows of the

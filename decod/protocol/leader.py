@@ -288,9 +288,7 @@ class Leader:
         comes = not done and self.admission.any_prepared
         changed = gone or comes
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        # Flows belong to a view. They are exchanged when all data nodes have those of the same
-        # settlement: mixed ones could ask more of a relay than it can hold.
-        epoch = 0 if changed else min(r.epoch for r in reports)
+        epoch = 0 if changed else self._standing_epoch()
         next_round = Round(self.round.iteration + 1, 1)
         opening = Opening(next_round, self.committed, view, paused=done, epoch=epoch)
         message = Commit(self.round, opening, self.loss, num_tokens)
@@ -299,6 +297,15 @@ class Leader:
             self.state, self._round_by_s = LeaderState.PAUSED, None
             effects.append(CompleteRun(self.committed.iteration))
         return effects
+
+    def _standing_epoch(self) -> int:
+        """Return the settlement to use from now on: that of all reports, or the one in use.
+
+        Mixed ones could ask more of a relay than it can hold, and a node knows only the last two.
+        """
+        epochs = {report.epoch for report in self._reports.values()}
+        in_use = self._last.opening.epoch if self._last is not None else 0
+        return epochs.pop() if len(epochs) == 1 else in_use
 
     def _stay(self) -> set[NodeId]:
         """Return leaving nodes that are needed until somebody else holds their stage's weights."""

@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 
+PROTOCOL_VERSION = 2
+"""Grows when members of two releases can no longer train together."""
+
 
 class Routing(StrEnum):
     """How microbatches find their way."""
@@ -12,7 +15,8 @@ class Routing(StrEnum):
     FLOW = "flow"
     """Flows of least cost, which the nodes go on improving (`protocol.routing`)."""
     GREEDY = "greedy"
-    """Each node takes the nearest node of the next stage that has room, as in SWARM."""
+    """Each node takes the nearest node of the next stage that has room, as GWTF describes SWARM's
+    routing; flows stay as they were built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,8 +347,9 @@ class Checker:
         Watchers get heartbeats, and peers of the adjacent stages reports of their links, by the
         clock. Neighbours in the tree get announcements, reports and
         the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
-        as a slot of theirs or ours changes hands, and repeats by the clock. Each pass of a
-        microbatch costs an acknowledgement or two.
+        as a slot of theirs or ours changes hands, and repeats by the clock. In the search for
+        better flows each neighbour, other data nodes among them, is told of two walks that do not
+        change every eighth round. Each pass of a microbatch costs an acknowledgement or two.
         """
         config = self._config
         table = flow_table(host.machine) if host.reachable else None
@@ -359,7 +360,9 @@ class Checker:
         tree = (2 * config.tree_fanout + 1) * (8 + queries)
         flows = num_peers * (4 * self._capacity_max + repeats)
         reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2)
-        return int(beats + reports + tree + flows + 2 * num_microbatches + repeats) + 16
+        walks = 2 * (num_peers + config.max_peers_per_stage)
+        search = walks * (duration_s / config.negotiation_interval_s / 8 + 2)
+        return int(beats + reports + search + tree + flows + 2 * num_microbatches + repeats) + 16
 
     def _check_quiet(self, host: Host) -> None:
         counts = self._counts(host)

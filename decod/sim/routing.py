@@ -7,12 +7,12 @@ from enum import StrEnum
 from random import Random
 
 from decod.ids import NodeId
-from decod.planner.graph import FlowGraph, GraphNode, Route
+from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
 from decod.protocol.effects import Effect, Send
 from decod.protocol.messages import Message
 from decod.protocol.routing.gwtf import GwtfNegotiation
 from decod.protocol.routing.negotiation import Negotiation
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 
 
 class Algorithm(StrEnum):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId
+from decod.planner.graph import Objective
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.links import DraftLink, DraftLinks
 from decod.protocol.routing.messages import ChangeAnswer, ChangeDecision, RequestChange
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 from decod.protocol.routing.residual import MAX_STEPS, Change, Detour, Place, change_at
 
 _PATIENCE_TICKS = 6

@@ -53,7 +53,10 @@ _EXPIRY_TICKS = 3 * _REFRESH_TICKS
 """A walk that has not been told again for so long is forgotten: that it is gone may be lost too."""
 
 _BAN_TICKS = 8
-"""A walk that led to a refused change is left alone up to so long: two that meet do so once."""
+_BAN_DOUBLINGS = 6
+"""A walk that led to a refused change is left alone up to so long: two that meet do so once. From
+the third time on, up to twice as long with each: then it is not others that are in its way, but
+the nodes on it measure costs that differ from what it says."""
 
 _CYCLE_STEPS = 32
 """Longest walk in search of a cycle: longer ones are out of date before they close."""
@@ -92,7 +95,8 @@ class _Heard:
     sequence: int
     walk: Walk | None
     until: int
-    banned_until: int
+    banned_until: int = 0
+    num_refused: int = 0
 
 
 class Draft:
@@ -164,8 +168,9 @@ class Draft:
             known = self._heard.get(source)
             if known is None or message.sequence > known.sequence:
                 until = self.num_ticks + _EXPIRY_TICKS
-                banned = known.banned_until if known is not None and known.walk == walk else 0
-                self._heard[source] = _Heard(message.sequence, walk, until, banned)
+                heard = self._heard[source] = _Heard(message.sequence, walk, until)
+                if known is not None and _same_way(known.walk, walk):
+                    heard.banned_until, heard.num_refused = known.banned_until, known.num_refused
 
     # --- once in each round -------------------------------------------------------------------
 
@@ -198,7 +203,9 @@ class Draft:
         peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
         heard = self._heard.get((peer, side, not refused.closed))
         if heard is not None:
-            heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS)
+            doublings = min(max(0, heard.num_refused - 1), _BAN_DOUBLINGS)
+            heard.num_refused += 1
+            heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS << doublings)
 
     def _balance(self) -> None:
         """Let go of what does not go through, as soon as no promise rests on it."""
@@ -364,6 +371,11 @@ class _Search:
 
 def _length(walk: Walk) -> tuple[int, float]:
     return len(walk.places), walk.cost
+
+
+def _same_way(a: Walk | None, b: Walk | None) -> bool:
+    """Whether walks are the same but for how many units could take them."""
+    return a is not None and b is not None and a.places == b.places and a.costs == b.costs
 
 
 def _comes_from(walk: Walk, peer: NodeId) -> bool:

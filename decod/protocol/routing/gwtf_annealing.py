@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from decod.planner.graph import Objective
 from decod.protocol.routing.gwtf_messages import LinkUse
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 
 TEMPERATURE = 1.7
 COOLING = 0.95

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId
+from decod.planner.graph import Objective
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.gwtf_annealing import Annealing, difference
 from decod.protocol.routing.gwtf_build import FlowBuild
@@ -26,7 +27,7 @@ from decod.protocol.routing.gwtf_messages import (
     PeerQuery,
     RequestRedirect,
 )
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 
 _REPLY_TICKS = 4
 """Answers to a query are waited for this long."""

@@ -61,10 +61,6 @@ class DraftLinks:
     def agreed(self) -> bool:
         return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
 
-    @property
-    def num_reserved(self) -> int:
-        return sum(link.reserved for side in (self.outward, self.inward) for link in side.values())
-
     def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
         """Take in the other end's number. Returns whether it should be told this end's.
 

@@ -26,6 +26,10 @@ one that is in use and the next."""
 _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many rounds for each stage is given up."""
 
+_OPENINGS_MAX = 3
+"""And so is one that stands here and has not been taken up by so many openings: it does not stand
+with all. Iterations may be long, so its time is counted in them."""
+
 _NOISE = 0.05
 """Costs that move by a smaller share are noise: no change of flows should chase it."""
 
@@ -51,7 +55,8 @@ class LiveRouting:
         self._tick_s: float | None = None
         self._wait = 0
         """Ticks until the leader's node has the draft settled."""
-        self._settling = False
+        self._num_passed_over = 0
+        """Openings that did not use a settlement which stands here."""
         self._costs: dict[NodeId, float] = {}
         self._compute_s = 0.0
         self.epoch = 0
@@ -73,7 +78,7 @@ class LiveRouting:
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
-        self.epoch, self._settling, self._known = 0, False, ()
+        self.epoch, self._num_passed_over, self._known = 0, 0, ()
         if context.config.routing is not Routing.FLOW or view.empty_stages:
             self._negotiation, self._tick_s = None, None
             return
@@ -132,13 +137,18 @@ class LiveRouting:
         effects = negotiation.tick()
         if self._context.node_id == self._context.view.leader:
             self._wait -= 1
-            if self._wait <= 0:
+            if self._wait <= 0 and not self._stands_unused:
                 effects += self._settle(negotiation)
         return effects
 
+    @property
+    def _stands_unused(self) -> bool:
+        """Whether a settlement waits to be used: another would only take its place."""
+        return self.standing_epoch != self.epoch and self._num_passed_over < _OPENINGS_MAX
+
     def _settle(self, negotiation: Negotiation) -> list[Effect]:
         """Have the draft settled; if that does not come to an end, have it settled again."""
-        self._settling = True
+        self._num_passed_over = 0
         self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
         return negotiation.settle(negotiation.settling.epoch + 1)
 
@@ -150,20 +160,20 @@ class LiveRouting:
 
     def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:
         """Use the flows of a settlement from now on. Returns whether that changes anything."""
-        if epoch == self.epoch or self._negotiation is None:
+        if self._negotiation is None:
             return False
-        settled = self._negotiation.settling.of(epoch)
-        if settled is None:
+        if epoch == self.epoch:
+            self._num_passed_over += self.standing_epoch != epoch
             return False
+        hops, own = self._negotiation.settling.of(epoch)
         if isinstance(flows, DataFlows):
-            flows.adopt(settled[1])
+            flows.adopt(own)
         else:
-            flows.adopt(settled[0])
+            flows.adopt(hops)
         self.epoch = epoch
-        self._known = self._known_flows(self._negotiation, settled[1])
+        self._known = self._known_flows(self._negotiation, own)
         self._negotiation.draft.held = False
-        if self._settling:
-            self._settling, self._wait = False, _SEARCH_TICKS
+        self._wait = _SEARCH_TICKS
         return True
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:

@@ -2,19 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from decod.ids import NodeId
-
-
-class Objective(StrEnum):
-    """What the flows' costs are added up to (GWTF, section V-A)."""
-
-    SUM = "sum"
-    """The sum over all links of f(i, j) * d(i, j)."""
-    MAX = "max"
-    """The largest f(i, j) * d(i, j) of any link."""
-
+from decod.planner.graph import Objective
 
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""

@@ -110,11 +110,14 @@ class Settling:
         """At a data node: whether all its flows of the settlement stand."""
         return self._routes is not None and self.flows.keys() == self._routes.keys()
 
-    def of(self, epoch: int) -> tuple[Hops, Flows] | None:
-        """Return this node's part of a settlement, if it still knows it."""
+    def of(self, epoch: int) -> tuple[Hops, Flows]:
+        """Return this node's part of a settlement: the present one or the one before.
+
+        Nothing, if this node has not heard of it: then no flow of it comes by.
+        """
         if epoch == self.epoch:
             return self.hops, self.flows
-        return self._before[1:] if epoch == self._before[0] else None
+        return self._before[1:] if epoch == self._before[0] else ({}, {})
 
     def settled_routes(self, epoch: int) -> Mapping[NodeId, tuple[SettledFlow, ...]]:
         """At the settling node: what it has decided on for each data node."""
@@ -178,8 +181,7 @@ class Settling:
     # --- claims -------------------------------------------------------------------------------
 
     def _enter(self, epoch: int) -> None:
-        if self.hops or self.flows:
-            self._before = (self.epoch, dict(self.hops), dict(self.flows))
+        self._before = (self.epoch, dict(self.hops), dict(self.flows))
         self.epoch = epoch
         self._age = 0
         self._begun = self._installed = False

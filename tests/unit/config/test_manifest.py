@@ -22,6 +22,7 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import Architecture, ModelConfig, StagesConfig
 from decod.model.shape import model_shapes
+from decod.protocol.params import PROTOCOL_VERSION
 from decod.train.params import OptimizerConfig
 
 INDEX = "ab" * 32
@@ -151,8 +152,11 @@ def test_any_bytes_from_a_peer_are_refused(text: bytes) -> None:
 
 
 def test_another_protocol_version_is_told_as_such_even_with_unknown_fields() -> None:
-    values = json.loads(make_manifest().to_json()) | {"protocol_version": 2, "new_field": 1}
-    with pytest.raises(RejectedError, match="E-REJ-002 the run speaks protocol version 2"):
+    values = json.loads(make_manifest().to_json()) | {
+        "protocol_version": PROTOCOL_VERSION + 1,
+        "new_field": 1,
+    }
+    with pytest.raises(RejectedError, match=rf"E-REJ-002 .* version {PROTOCOL_VERSION + 1}"):
         Manifest.from_json(json.dumps(values))
 
 

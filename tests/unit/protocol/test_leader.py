@@ -98,6 +98,17 @@ def opening_view(effects: list[Effect]) -> set[NodeId]:
     return set(message.opening.view.by_id)
 
 
+def opened_epoch(run: Run, *epochs: int) -> int:
+    """Commit a round whose data nodes report these settlements; returns the one it opens with."""
+    for node, epoch in zip((D0, D1), epochs, strict=True):
+        told = dataclasses.replace(report(run.leader.round), epoch=epoch)
+        run.leader.report(1.0, node, told)
+    effects = run.leader.voted(2.0, Ready(run.leader.round, ((0, "a"), (1, "b"))))
+    message = decision(effects)
+    assert isinstance(message, Commit)
+    return message.opening.epoch
+
+
 # --- opening --------------------------------------------------------------------------------------
 
 
@@ -527,3 +538,23 @@ def test_answers_place_the_candidates_that_wait() -> None:
     loads = (NodeLoad(R1A, 2, 2, 9, "training"),)
     assert (R1B, Assign(1, -1)) in sent(run.leader.utilisation(loads))
     assert run.leader.loads == {R1A: loads[0]}
+
+
+# --- settlements ----------------------------------------------------------------------------------
+
+
+def test_a_settlement_is_used_when_it_stands_with_all() -> None:
+    run = Run(R1A)
+    assert opened_epoch(run, 0, 1) == 0
+    assert opened_epoch(run, 1, 1) == 1
+    assert opened_epoch(run, 2, 1) == 1, "the one in use stays"
+    assert opened_epoch(run, 3, 2) == 1, "never a third one, which some may not know any more"
+    assert opened_epoch(run, 3, 3) == 3
+
+
+def test_another_view_begins_without_a_settlement() -> None:
+    run = Run(R1A)
+    assert opened_epoch(run, 1, 1) == 1
+    run.enter(R1B)
+    assert opened_epoch(run, 1, 1) == 0
+    assert opened_epoch(run, 0, 1) == 0

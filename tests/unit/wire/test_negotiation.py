@@ -7,11 +7,12 @@ from typing import get_args
 import pytest
 
 from decod.ids import NodeId, RunId
+from decod.planner.graph import Objective
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.gwtf_messages import GwtfMessage
 from decod.protocol.routing.messages import DraftUnits, RoutingMessage
 from decod.protocol.routing.negotiation import Negotiation
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb
 

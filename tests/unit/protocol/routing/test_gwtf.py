@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from decod.ids import FlowId, NodeId
-from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
+from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.effects import Effect, Send
 from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow
 from decod.protocol.routing.gwtf import GwtfNegotiation
@@ -27,7 +27,7 @@ from decod.protocol.routing.gwtf_messages import (
     RequestRedirect,
 )
 from decod.protocol.routing.messages import HOPS_MAX
-from decod.protocol.routing.position import Objective, Position
+from decod.protocol.routing.position import Position
 from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)

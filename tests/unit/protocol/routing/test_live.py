@@ -1,0 +1,69 @@
+"""When a training node acts in the search, and when its result is used: in a simulated run."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.protocol.flow import RelayFlows
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.work import Work
+from decod.sim.compute import ComputeProfile
+from decod.sim.scenario import Scenario
+from decod.sim.simulation import Simulation
+
+SCENARIO = Scenario(
+    num_data_nodes=2,
+    num_relays=6,
+    num_relay_stages=2,
+    num_microbatches=4,
+    num_iterations=10,
+    protocol=ProtocolConfig(min_nodes_per_stage=3, min_data_nodes=2, negotiation_interval_s=0.1),
+)
+
+
+def works(simulation: Simulation) -> dict[str, Work]:
+    cores = {name: host.machine for name, host in simulation.hosts.items()}
+    return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
+
+
+@pytest.mark.parametrize("forward_s", [0.1, 20.0])
+def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) -> None:
+    """With long ones, many rounds of the search pass between two openings."""
+    profile = replace(ComputeProfile(), forward_s=forward_s)
+    simulation = Simulation(replace(SCENARIO, profile=profile, duration_max_s=1e5))
+    epochs: set[int] = set()
+
+    def look() -> None:
+        epochs.add(min(work.routing.epoch for work in works(simulation).values()))
+        simulation.kernel.after(1.0, look)
+
+    simulation.kernel.at(5.0, look)
+    result = simulation.run()
+    assert result.num_iterations == SCENARIO.num_iterations
+    assert max(epochs) >= 1
+
+
+def test_a_relay_that_a_settlement_passes_by_carries_nothing_of_the_last() -> None:
+    simulation = Simulation(SCENARIO)
+    done: list[str] = []
+
+    def pass_by() -> None:
+        name, work = next(
+            (name, work)
+            for name, work in works(simulation).items()
+            if isinstance(work.flows, RelayFlows) and work.flows.num_complete
+        )
+        flows = work.flows
+        assert isinstance(flows, RelayFlows)
+        before = dict(flows.entries), dict(flows.outflows.paired)
+        assert work.routing.adopt(work.routing.epoch + 1000, flows)
+        assert not flows.entries
+        assert not flows.outflows.paired
+        flows.entries.update(before[0])
+        flows.outflows.paired.update(before[1])
+        done.append(name)
+
+    simulation.kernel.at(8.0, pass_by)
+    simulation.kernel.run(until_s=8.0, done=lambda: bool(done))
+    assert done
