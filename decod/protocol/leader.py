@@ -16,7 +16,7 @@ If a stage loses its last member after an iteration has been committed, nobody h
 the run stops and says so, since anything else would be another model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -70,8 +70,16 @@ class _Probe:
 class Leader:
     """The state that only the leader has. Driven by its own node's `NodeMachine`."""
 
-    def __init__(self, node_id: NodeId, config: ProtocolConfig, shape: RunShape) -> None:
+    def __init__(
+        self,
+        node_id: NodeId,
+        config: ProtocolConfig,
+        shape: RunShape,
+        agreed_epoch: Callable[[], int],
+    ) -> None:
         self.node_id = node_id
+        self._agreed_epoch = agreed_epoch
+        """The settlement to use in a round that opens now."""
         self.config = config
         self.shape = shape
         self.state = LeaderState.GATHERING
@@ -288,7 +296,7 @@ class Leader:
         comes = not done and self.admission.any_prepared
         changed = gone or comes
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        epoch = 0 if changed else self._standing_epoch()
+        epoch = 0 if changed else self._agreed_epoch()
         next_round = Round(self.round.iteration + 1, 1)
         opening = Opening(next_round, self.committed, view, paused=done, epoch=epoch)
         message = Commit(self.round, opening, self.loss, num_tokens)
@@ -297,15 +305,6 @@ class Leader:
             self.state, self._round_by_s = LeaderState.PAUSED, None
             effects.append(CompleteRun(self.committed.iteration))
         return effects
-
-    def _standing_epoch(self) -> int:
-        """Return the settlement to use from now on: that of all reports, or the one in use.
-
-        Mixed ones could ask more of a relay than it can hold, and a node knows only the last two.
-        """
-        epochs = {report.epoch for report in self._reports.values()}
-        in_use = self._last.opening.epoch if self._last is not None else 0
-        return epochs.pop() if len(epochs) == 1 else in_use
 
     def _stay(self) -> set[NodeId]:
         """Return leaving nodes that are needed until somebody else holds their stage's weights."""

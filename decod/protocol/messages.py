@@ -233,8 +233,6 @@ class Report:
     num_tokens: int
     failure: str = ""
     """Not empty: this share can't be finished; the round must be repeated without it."""
-    epoch: int = 0
-    """The last settlement of this view whose flows all stand at the sender; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

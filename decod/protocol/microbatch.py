@@ -227,11 +227,9 @@ class DataMicrobatches:
         flows: Callable[[], DataFlows],
         *,
         num_microbatches: int,
-        standing_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._context = context
         self._flows = flows
-        self._standing_epoch = standing_epoch
         self._num_microbatches = num_microbatches
         self.held: dict[MicrobatchId, Held] = {}
         self.folded: list[MicrobatchId] = []
@@ -476,6 +474,5 @@ class DataMicrobatches:
             num_deferred=len(self._put_off),
             loss_sum=math.fsum(loss.loss for loss in losses),
             num_tokens=sum(loss.num_tokens for loss in losses),
-            epoch=self._standing_epoch(),
         )
         return [Send(self._context.view.leader, report)]

@@ -105,12 +105,12 @@ class NodeMachine:
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
             round=Round(0, 0),
         )
-        self.leader: Leader | None = None
-        if leader == identity.node_id:
-            self.leader = Leader(leader, config, facts.shape)
-        self.work = Work(
+        self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
+        self.leader: Leader | None = None
+        if leader == identity.node_id:
+            self.leader = Leader(leader, config, facts.shape, lambda: work.routing.agreed_epoch)
         self._membership = Membership(self.context)
         self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)

@@ -5,12 +5,12 @@ neighbours and time whatever happens (I8):
 
 - Each neighbour, upstream and downstream, is told what this node has measured of its end of their
   link, if it has not been told in this view, or if that has changed by more than a tenth.
-- At most one link is probed, and at most `PROBES_PER_ROUND` in a round: one whose bandwidth no
-  transfer has shown, or none lately, and which could matter. It could not if even an endless
-  bandwidth left it more expensive than every neighbour of that stage that was measured, or if the
-  bytes of an activation hardly count in its cost. Links in use are never probed: what they carry
-  measures them. One that has lost all flows because it was slow is looked at again, when what is
-  known of it is stale; so nothing is banned for having been slow.
+- At most one link is probed at a time, and none for `PROBE_PAUSE_RATIO` times as long as the last
+  probe took: one whose bandwidth no transfer has shown, or none lately, and which could matter. It
+  could not if even an endless bandwidth left it more expensive than every neighbour of that stage
+  that was measured, or if the bytes of an activation hardly count in its cost. Links in use are
+  never probed: what they carry measures them. One that has lost all flows because it was slow is
+  looked at again, when what is known of it is stale; so nothing is banned for having been slow.
 
     idle --tick, a link worth it--> probing --LinkMeasured with a bandwidth, or with nothing--> idle
                                     probing --_PROBE_TIMEOUT_S--> idle
@@ -33,8 +33,8 @@ from decod.protocol.messages import FlowCost, LinkReport, Message
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""
 
-PROBES_PER_ROUND = 2
-"""Most links that a node probes in a round."""
+PROBE_PAUSE_RATIO = 19
+"""Probes take at most a twentieth of the time that a node's link has, however slow it is."""
 
 PROBE_SIZE_MAX_BYTES = 1 << 20
 """Most bytes of a probe. Larger activations are taken to travel as fast."""
@@ -62,10 +62,11 @@ class Survey:
         self._owed: set[NodeId] = set()
         """Neighbours that must be told, whether or not anything has changed."""
         self._probing: tuple[NodeId, float] | None = None
-        """The link that is being probed, and when that is given up."""
+        """The link that is being probed, and since when."""
+        self._probe_s = 0.0
+        """Before this no further link is probed."""
         self._tried_s: dict[NodeId, float] = {}
         """When each link was last probed, with whatever result."""
-        self._num_probes_left = 0
 
     @property
     def deadline_s(self) -> float | None:
@@ -73,7 +74,6 @@ class Survey:
 
     def opened(self, now_s: float, *, renewed: bool) -> None:
         """A round begins; `renewed` if the context's view is a new one."""
-        self._num_probes_left = PROBES_PER_ROUND
         if renewed:
             self._adopt(now_s)
 
@@ -114,8 +114,13 @@ class Survey:
         )
         ended = bandwidth is not None or latency_s is None
         if ended and self._probing is not None and self._probing[0] == peer:
-            self._probing = None
+            self._end_probe(now_s)
         return []
+
+    def _end_probe(self, now_s: float) -> None:
+        assert self._probing is not None
+        self._probe_s = now_s + min(PROBE_PAUSE_RATIO * (now_s - self._probing[1]), STALE_S)
+        self._probing = None
 
     def undelivered(self, event: SendFailed) -> None:
         """If a report did not arrive, another is owed."""
@@ -153,9 +158,9 @@ class Survey:
         return effects
 
     def _probe(self, now_s: float) -> list[Effect]:
-        if self._probing is not None and now_s >= self._probing[1]:
-            self._probing = None
-        if self._probing is not None or self._num_probes_left == 0:
+        if self._probing is not None and now_s >= self._probing[1] + _PROBE_TIMEOUT_S:
+            self._end_probe(now_s)
+        if self._probing is not None or now_s < self._probe_s:
             return []
         links = self._context.links
         worth = {
@@ -167,9 +172,8 @@ class Survey:
             return []
         # Those nobody knows before those that are known from long ago, then the most promising.
         node = min(worth, key=lambda n: (links.bandwidth_measured(n), links.floor_s(n), n))
-        self._num_probes_left -= 1
         self._tried_s[node] = now_s
-        self._probing = (node, now_s + _PROBE_TIMEOUT_S)
+        self._probing = (node, now_s)
         size_bytes = max(links.activation_size_bytes, TRANSFER_SIZE_MIN_BYTES)
         return [ProbeLink(node, min(size_bytes, PROBE_SIZE_MAX_BYTES))]
 

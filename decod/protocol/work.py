@@ -45,10 +45,7 @@ class Work:
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
-                context,
-                self._data_flows,
-                num_microbatches=num_microbatches,
-                standing_epoch=lambda: self.routing.standing_epoch,
+                context, self._data_flows, num_microbatches=num_microbatches
             )
         else:
             self.microbatches = RelayMicrobatches(context, self._relay_flows)

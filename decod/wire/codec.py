@@ -213,7 +213,6 @@ _BODIES: Mapping[str, f.Struct] = {
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
             "failure": f.REASON,
-            "epoch": f.NUMBER,
         },
     ),
     "begin_aggregation": f.Struct(

@@ -298,4 +298,5 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "settle": f.Struct(m.Settle, _EPOCH),
     "install": f.Struct(m.Install, {**_EPOCH, "flow_id": f.FLOW, "path": _PATH}),
+    "installed": f.Struct(m.Installed, _EPOCH),
 }

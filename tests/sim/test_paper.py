@@ -1,10 +1,13 @@
 """The paper's experiments, one small piece of each."""
 
+from dataclasses import replace
+
 import pytest
 
 from decod.sim.paper import Row, flow_tests, joining_tests, make_row
 from decod.sim.paper_training import table6, training_tests
 from decod.sim.scenario import RoutingKind
+from decod.sim.simulation import Simulation
 
 
 def silent(_: str) -> None:
@@ -54,9 +57,18 @@ def test_table_6_has_three_nodes_in_each_of_six_stages() -> None:
 
 @pytest.mark.parametrize("routing", [RoutingKind.FIXED, RoutingKind.FLOW])
 def test_table_6_trains_all_that_there_is_room_for(routing: RoutingKind) -> None:
-    rows = by_key(training_tests(1, silent, routings=[routing]))
+    rows = by_key(training_tests(1, silent, routings=[routing], num_iterations=5))
     assert rows[routing.value, "microbatches_per_iteration"].mean == 12
     time_min = rows[routing.value, "time_per_microbatch_min"]
     assert 0.05 < time_min.mean < 2
     assert time_min.paper == {"fixed": 0.44, "flow": 0.51}[routing.value]
     assert ((routing.value, "time_ratio_to_fixed") in rows) == (routing is RoutingKind.FIXED)
+
+
+def test_flows_are_as_fast_as_the_fixed_arrangement_once_links_have_been_measured() -> None:
+    durations_s = {}
+    for routing in (RoutingKind.FIXED, RoutingKind.FLOW):
+        simulation = Simulation(replace(table6(3, routing), num_iterations=4))
+        simulation.run()
+        durations_s[routing] = [found.duration_s for found in simulation.meter.figures[1:]]
+    assert max(durations_s[RoutingKind.FLOW]) < 1.05 * min(durations_s[RoutingKind.FIXED])

@@ -1,8 +1,8 @@
 """The search for better flows in a node that trains: when it acts, and when its result is used.
 
 In each version of the view the search begins with what the one before has left. The leader's node
-has it settled from time to time. Data nodes tell in their reports which settlement stands with
-them, and the leader opens a round with one that stands with all: in that round every node uses it.
+has it settled from time to time, and opens each round with the last settlement that stands with all
+data nodes: in that round every node uses it.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,14 @@ from decod.protocol.params import Routing
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.routing.negotiation import Negotiation
 from decod.protocol.routing.position import Position
-from decod.protocol.routing.settling import Flows
 from decod.protocol.view import flow_quota
 
 _SEARCH_TICKS = 16
 """Rounds of search before the first settlement of a view, beyond those of building; and between
-one that is in use and the next."""
+one that stands and the next."""
 
 _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many rounds for each stage is given up."""
-
-_OPENINGS_MAX = 3
-"""And so is one that stands here and has not been taken up by so many openings: it does not stand
-with all. Iterations may be long, so its time is counted in them."""
 
 _NOISE = 0.05
 """Costs that move by a smaller share are noise: no change of flows should chase it."""
@@ -55,8 +50,7 @@ class LiveRouting:
         self._tick_s: float | None = None
         self._wait = 0
         """Ticks until the leader's node has the draft settled."""
-        self._num_passed_over = 0
-        """Openings that did not use a settlement which stands here."""
+        self._agreed_epoch = 0
         self._costs: dict[NodeId, float] = {}
         self._compute_s = 0.0
         self.epoch = 0
@@ -68,17 +62,16 @@ class LiveRouting:
         return self._tick_s
 
     @property
-    def standing_epoch(self) -> int:
-        """At a data node: the last settlement of which all its flows stand."""
-        if self._negotiation is None:
-            return 0
-        settling = self._negotiation.settling
-        return settling.epoch if settling.complete else self.epoch
+    def agreed_epoch(self) -> int:
+        """At the leader: the settlement to use from the next opening on."""
+        if self._negotiation is None or not self._negotiation.settling.knows(self._agreed_epoch):
+            return self.epoch
+        return self._agreed_epoch
 
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
-        self.epoch, self._num_passed_over, self._known = 0, 0, ()
+        self.epoch, self._agreed_epoch, self._known = 0, 0, ()
         if context.config.routing is not Routing.FLOW or view.empty_stages:
             self._negotiation, self._tick_s = None, None
             return
@@ -136,21 +129,20 @@ class LiveRouting:
         self._tick_s = now_s + self._context.config.negotiation_interval_s
         effects = negotiation.tick()
         if self._context.node_id == self._context.view.leader:
-            self._wait -= 1
-            if self._wait <= 0 and not self._stands_unused:
-                effects += self._settle(negotiation)
+            effects += self._settle(negotiation)
         return effects
 
-    @property
-    def _stands_unused(self) -> bool:
-        """Whether a settlement waits to be used: another would only take its place."""
-        return self.standing_epoch != self.epoch and self._num_passed_over < _OPENINGS_MAX
-
     def _settle(self, negotiation: Negotiation) -> list[Effect]:
-        """Have the draft settled; if that does not come to an end, have it settled again."""
-        self._num_passed_over = 0
+        """Have the draft settled, if it is time: some search after the last settlement stood."""
+        settling = negotiation.settling
+        if settling.agreed and settling.epoch > self._agreed_epoch:
+            self._agreed_epoch = settling.epoch
+            self._wait = _SEARCH_TICKS
+        self._wait -= 1
+        if self._wait > 0:
+            return []
         self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
-        return negotiation.settle(negotiation.settling.epoch + 1)
+        return negotiation.settle(settling.epoch + 1)
 
     def received(self, sender: NodeId, message: RoutingMessage) -> list[Effect]:
         """Take in a peer's message of the context's view."""
@@ -160,20 +152,20 @@ class LiveRouting:
 
     def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:
         """Use the flows of a settlement from now on. Returns whether that changes anything."""
-        if self._negotiation is None:
+        if self._negotiation is None or epoch <= self.epoch:
             return False
-        if epoch == self.epoch:
-            self._num_passed_over += self.standing_epoch != epoch
-            return False
-        hops, own = self._negotiation.settling.of(epoch)
+        part, node_id = self._negotiation.settling.of(epoch), self._context.node_id
         if isinstance(flows, DataFlows):
-            flows.adopt(own)
+            flows.adopt({k: flow for k, flow in part.flows.items() if k.data_node == node_id})
         else:
-            flows.adopt(hops)
+            flows.adopt(part.hops)
         self.epoch = epoch
-        self._known = self._known_flows(self._negotiation, own)
-        self._negotiation.draft.held = False
-        self._wait = _SEARCH_TICKS
+        self._known = tuple(
+            KnownFlow(flow_id, (flow_id.data_node, *flow.path, flow_id.data_node), flow.costs)
+            for flow_id, flow in sorted(part.flows.items())
+        )
+        # Nodes hear of an opening at different times; till then they must not lose what it names.
+        self._wait = max(self._wait, _SEARCH_TICKS)
         return True
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
@@ -195,16 +187,4 @@ class LiveRouting:
             )
             for flow_id, upstream in sorted(flows.outflows.paired.items())
             if flow_id in flows.entries
-        )
-
-    def _known_flows(self, negotiation: Negotiation, own: Flows) -> tuple[KnownFlow, ...]:
-        """Return whole flows of a settlement: all at the node that settled it, else this node's."""
-        known = {
-            FlowId(data_node, slot): flow
-            for data_node, routes in negotiation.settling.settled_routes(self.epoch).items()
-            for slot, flow in enumerate(routes)
-        }
-        return tuple(
-            KnownFlow(flow_id, (flow_id.data_node, *flow.path, flow_id.data_node), flow.costs)
-            for flow_id, flow in sorted({**known, **own}.items())
         )

@@ -134,7 +134,7 @@ class Hop:
 class Claim:
     """Goes along a unit of the draft, from the data node where it begins to the one where it ends.
 
-    It holds still what it passes: the draft does not change there until the flows are installed.
+    It holds still what it passes: the draft does not change there until all claims have ended.
     """
 
     view_version: int
@@ -199,6 +199,14 @@ class Install:
     """One relay of each stage, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A data node tells the settling one that all its flows of a settlement stand."""
+
+    view_version: int
+    epoch: int
+
+
 RoutingMessage = (
     DraftOffer
     | RequestUnits
@@ -214,5 +222,6 @@ RoutingMessage = (
     | Claims
     | Routes
     | Install
+    | Installed
     | GwtfMessage
 )

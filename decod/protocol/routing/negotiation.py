@@ -11,7 +11,15 @@ from typing import get_args
 from decod.ids import FlowId, NodeId
 from decod.protocol.effects import Effect
 from decod.protocol.routing.draft import Draft, DraftMessage
-from decod.protocol.routing.messages import Claim, Claimed, Claims, Install, Routes, Settle
+from decod.protocol.routing.messages import (
+    Claim,
+    Claimed,
+    Claims,
+    Install,
+    Installed,
+    Routes,
+    Settle,
+)
 from decod.protocol.routing.position import Position
 from decod.protocol.routing.settling import Settling, SettlingMessage
 
@@ -47,7 +55,7 @@ class Negotiation:
     def received(self, sender: NodeId, message: DraftMessage | SettlingMessage) -> list[Effect]:
         """Take in a peer's message of this view."""
         match message:
-            case Settle() | Claim() | Claimed() | Claims() | Routes() | Install():
+            case Settle() | Claim() | Claimed() | Claims() | Routes() | Install() | Installed():
                 return self.settling.received(sender, message)
             case _:
                 return self.draft.received(sender, message)

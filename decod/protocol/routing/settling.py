@@ -4,8 +4,7 @@ Every data node sends a claim along each unit that begins at it. A claim holds s
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
 One data node (the leader) gets all claims, decides whose flows they become
 (`planner.settlement`), and each data node installs its own along their paths. A flow stands
-when its install message has come home. With one data node, all claims come home at once, and are
-the flows.
+when its install message has come home; the leader is told when all of a data node's do.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
 install is noted once.
@@ -27,6 +26,7 @@ from decod.protocol.routing.messages import (
     Claims,
     Hop,
     Install,
+    Installed,
     Routes,
     Settle,
     SettledFlow,
@@ -40,7 +40,11 @@ _HOLD_TICKS_PER_STAGE = 2
 """How long the draft stands still, beyond 16 rounds: all claims have passed by then. What has been
 settled does not depend on it any more."""
 
-SettlingMessage = Settle | Claim | Claimed | Claims | Routes | Install
+_PARTS_KEPT = 2
+"""Settlements before the present one of which a node still knows its part: while a round is opened
+with one, the next may already be made."""
+
+SettlingMessage = Settle | Claim | Claimed | Claims | Routes | Install | Installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,16 @@ class SettledHop:
 
 Hops = dict[FlowId, SettledHop]
 Flows = dict[FlowId, SettledFlow]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node knows of one settlement."""
+
+    hops: Hops = field(default_factory=dict)
+    """At a relay: the flows that it carries."""
+    flows: Flows = field(default_factory=dict)
+    """At a data node: its own; at the settling node those of all."""
 
 
 @dataclass(slots=True)
@@ -69,8 +83,8 @@ class Settling:
     flows: Flows = field(default_factory=dict)
     """At a data node: its flows that have been installed."""
     epoch: int = 0
-    _before: tuple[int, Hops, Flows] = (0, {}, {})
-    """The settlement before this one: it may be wanted while the next is being made."""
+    _before: dict[int, Part] = field(default_factory=dict)
+    """The last settlements, by epoch."""
     _age: int = 0
     _installed: bool = False
     """What `hops` holds has been settled."""
@@ -82,6 +96,8 @@ class Settling:
     _begun: bool = False
     _gathered: dict[NodeId, Claims] = field(default_factory=dict)
     _settled: dict[NodeId, Routes] = field(default_factory=dict)
+    _standing: set[NodeId] = field(default_factory=set)
+    """At the settling node: other data nodes of which all flows stand."""
     _routes: Flows | None = None
 
     def begin(self, epoch: int) -> list[Effect]:
@@ -110,20 +126,29 @@ class Settling:
         """At a data node: whether all its flows of the settlement stand."""
         return self._routes is not None and self.flows.keys() == self._routes.keys()
 
-    def of(self, epoch: int) -> tuple[Hops, Flows]:
-        """Return this node's part of a settlement: the present one or the one before.
+    @property
+    def agreed(self) -> bool:
+        """At the settling node: whether all flows of all data nodes stand."""
+        return self.complete and self._standing.issuperset(self.position.data_peers)
 
-        Nothing, if this node has not heard of it: then no flow of it comes by.
+    def knows(self, epoch: int) -> bool:
+        """Whether every node that has come as far as this one still knows a settlement."""
+        return self.epoch - epoch <= _PARTS_KEPT
+
+    def of(self, epoch: int) -> Part:
+        """Return what this node knows of the present settlement or one of the last before it.
+
+        Nothing, if it has not heard of it: then no flow of it comes by.
         """
-        if epoch == self.epoch:
-            return self.hops, self.flows
-        return self._before[1:] if epoch == self._before[0] else ({}, {})
+        return self._present() if epoch == self.epoch else self._before.get(epoch, Part())
 
-    def settled_routes(self, epoch: int) -> Mapping[NodeId, tuple[SettledFlow, ...]]:
-        """At the settling node: what it has decided on for each data node."""
-        if epoch != self.epoch:
-            return {}
-        return {data_node: routes.routes for data_node, routes in self._settled.items()}
+    def _present(self) -> Part:
+        others = {
+            FlowId(data_node, slot): flow
+            for data_node, routes in self._settled.items()
+            for slot, flow in enumerate(routes.routes)
+        }
+        return Part(dict(self.hops), {**others, **self.flows})
 
     def tick(self) -> list[Effect]:
         effects = self._go_on()
@@ -144,16 +169,22 @@ class Settling:
             case Claim():
                 return self._claim(sender, message)
             case Claimed():
-                if self._expected(sender, message):
-                    self._claimed[message.flow_id] = message.hops
-                    return self._report()
-                return []
+                return self._claim_ended(sender, message)
             case Claims():
                 return self._gather(sender, message)
             case Routes():
                 return self._install(sender, message)
             case Install():
                 return self._note(sender, message)
+            case Installed():
+                self._standing.add(sender)
+                return []
+
+    def _claim_ended(self, sender: NodeId, message: Claimed) -> list[Effect]:
+        if not self._expected(sender, message):
+            return []
+        self._claimed[message.flow_id] = message.hops
+        return self._report()
 
     def _expected(self, sender: NodeId, message: Claimed) -> bool:
         """Whether an open claim of this node's can have ended as the sender says.
@@ -181,14 +212,16 @@ class Settling:
     # --- claims -------------------------------------------------------------------------------
 
     def _enter(self, epoch: int) -> None:
-        self._before = (self.epoch, dict(self.hops), dict(self.flows))
+        self._before[self.epoch] = self._present()
         self.epoch = epoch
+        self._before = {k: v for k, v in self._before.items() if self.knows(k)}
         self._age = 0
         self._begun = self._installed = False
         self._routes = None
         for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
             kept.clear()
         self._settled.clear()
+        self._standing.clear()
         self._waiting.clear()
 
     def _go_on(self) -> list[Effect]:
@@ -253,30 +286,15 @@ class Settling:
         if not self._begun or self._claimed.keys() != self._ways.keys():
             return []
         position = self.position
-        if not position.data_peers:
-            return self._keep_all()
         claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
         message = Claims(self.view_version, self.epoch, position.capacity, self._costs(), claims)
         return self._to(self.settler, message)
-
-    def _keep_all(self) -> list[Effect]:
-        """The only data node: all that began here has come home, and the claims have noted it."""
-        node_id = self.position.node_id
-        first = dict(self._costs())
-        for flow_id, hops in self._claimed.items():
-            if hops:
-                path = tuple(hop.node_id for hop in hops)
-                ends = zip(hops, (*path[1:], node_id), strict=True)
-                costs = (first[path[0]], *(dict(hop.costs)[end] for hop, end in ends))
-                self.flows[flow_id] = SettledFlow(path, costs)
-        self._routes = dict(self.flows)
-        return []
 
     def _costs(self) -> tuple[tuple[NodeId, float], ...]:
         """Return what this node's links to the next stage cost."""
         return tuple((peer, self.position.cost_to(peer)) for peer in self.position.next)
 
-    def _to(self, receiver: NodeId, message: Claims | Routes) -> list[Effect]:
+    def _to(self, receiver: NodeId, message: Claims | Routes | Installed) -> list[Effect]:
         if receiver == self.position.node_id:
             return self.received(receiver, message)
         return [Send(receiver, message)]
@@ -332,13 +350,22 @@ class Settling:
     # --- installing ---------------------------------------------------------------------------
 
     def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
-        if sender != self.settler or not self._begun or self._routes is not None:
+        if sender != self.settler or not self._begun:
             return []
+        if self._routes is not None:
+            return self._tell_standing()
+        self.draft.held = False
         node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
         self._routes = {
             FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
         }
-        return self._send_installs()
+        return self._send_installs() + self._tell_standing()
+
+    def _tell_standing(self) -> list[Effect]:
+        """Tell the settling node, once all flows stand."""
+        if not self.complete:
+            return []
+        return self._to(self.settler, Installed(self.view_version, self.epoch))
 
     def _passable(self, path: tuple[NodeId, ...]) -> bool:
         """Whether a path is one of this data node's, as far as it knows."""
@@ -360,9 +387,10 @@ class Settling:
         node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
         if node_id == home:
             settled = (self._routes or {}).get(message.flow_id)
-            if settled is not None and settled.path == path and sender == path[-1]:
-                self.flows[message.flow_id] = settled
-            return []
+            if settled is None or settled.path != path or sender != path[-1]:
+                return []
+            self.flows[message.flow_id] = settled
+            return self._tell_standing()
         if node_id not in path or len(path) != self.position.num_stages:
             return []
         index = path.index(node_id)
@@ -375,6 +403,7 @@ class Settling:
         if not self._installed:
             self._installed = True
             self.hops.clear()
+            self.draft.held = False  # All claims have ended, wherever they went.
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
             return []
@@ -386,7 +415,9 @@ class Settling:
         if not self._begun:
             return []
         if self._routes is not None:
-            return self._send_installs()
+            unsure = self._settled.keys() - self._standing - {self.position.node_id}
+            routes: list[Effect] = [Send(peer, self._settled[peer]) for peer in sorted(unsure)]
+            return routes + self._send_installs()
         open_claims = [
             Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
             for flow_id, peer in self._ways.items()

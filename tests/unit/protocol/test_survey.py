@@ -14,7 +14,12 @@ from decod.protocol.context import Context
 from decod.protocol.effects import Effect, ProbeLink, Send
 from decod.protocol.estimate import STALE_S
 from decod.protocol.links import LinkTable, Terms
-from decod.protocol.survey import PROBE_SIZE_MAX_BYTES, PROBES_PER_ROUND, SURVEY_INTERVAL_S, Survey
+from decod.protocol.survey import (
+    PROBE_PAUSE_RATIO,
+    PROBE_SIZE_MAX_BYTES,
+    SURVEY_INTERVAL_S,
+    Survey,
+)
 from decod.protocol.view import View
 from tests.unit.protocol.cast import (
     CONFIG,
@@ -136,24 +141,30 @@ def test_an_unknown_link_is_probed_once_with_an_activations_size() -> None:
     assert probes(bench.tick()) == []
 
 
-def test_a_round_has_few_probes() -> None:
+def test_each_link_is_probed_once_though_it_has_shown_nothing() -> None:
     bench = Bench()
     found = []
     for _ in range(10):
         for effect in probes(bench.tick()):
             found.append(effect.to)
             bench.end_probe(effect.to)
-    assert len(found) == PROBES_PER_ROUND
-    bench.survey.opened(0.0, renewed=False)
-    found += [effect.to for effect in probes(bench.tick())]
-    assert sorted(found) == [D0, R2A, R2B], "each of them once, though none has shown anything"
+    assert sorted(found) == [D0, R2A, R2B]
+
+
+def test_probes_take_a_small_share_of_the_time() -> None:
+    bench = Bench()
+    (first,) = probes(bench.survey.overdue(10.0))
+    bench.survey.measured(14.0, ev.LinkMeasured(first.to))
+    assert probes(bench.survey.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO - 1.0)) == []
+    assert len(probes(bench.survey.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO + 2.0))) == 1
 
 
 def test_a_probe_that_is_never_heard_of_is_given_up() -> None:
     bench = Bench()
     assert len(probes(bench.survey.overdue(10.0))) == 1
     assert probes(bench.survey.overdue(60.0)) == []
-    assert len(probes(bench.survey.overdue(71.0))) == 1
+    assert probes(bench.survey.overdue(71.0)) == []
+    assert len(probes(bench.survey.overdue(71.0 + STALE_S))) == 1
 
 
 def test_links_that_carry_tensors_are_not_probed_and_stale_ones_are() -> None:
@@ -189,7 +200,7 @@ def test_a_probe_has_a_least_and_a_greatest_size(activation: int, probe: int) ->
 
 
 def test_a_large_stage_is_probed_little_by_little_and_then_never_more() -> None:
-    """I8: what is sent is bounded by rounds and neighbours, whatever the size of the run."""
+    """I8: what is sent is bounded by neighbours, whatever the size of the run."""
     peers = [dataclasses.replace(member("r2a"), node_id=NodeId(f"r2{k:02}")) for k in range(40)]
     view = view_of("d0", "r1a", *peers)
     bench, asked = Bench(view=view), Counter[NodeId]()
@@ -206,7 +217,7 @@ def test_a_large_stage_is_probed_little_by_little_and_then_never_more() -> None:
             bench.links.measured(effect.to, latency_s=0.05, bandwidth_bytes_per_s=12.5e6, now_s=1.0)
             bench.end_probe(effect.to)
     assert set(asked.values()) == {1}
-    assert len(asked) == min(num_neighbours, 40 * PROBES_PER_ROUND)
+    assert len(asked) == num_neighbours
     assert num_reports == num_neighbours
 
 
