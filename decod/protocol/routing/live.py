@@ -20,8 +20,11 @@ from decod.protocol.routing.settling import Flows
 from decod.protocol.view import flow_quota
 
 _SEARCH_TICKS = 16
-"""Rounds of search before the first settlement of a view, beyond those of building; and between
-one that is in use and the next."""
+"""Rounds of search before the first settlement of a view, beyond those of building."""
+
+_PAUSE_TICKS = 8
+"""Rounds of search between a settlement that is taken into use and the next: enough to find a way
+round a link that has become slow. Where iterations are short, flows stay on it that much longer."""
 
 _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many rounds for each stage is given up."""
@@ -173,7 +176,7 @@ class LiveRouting:
         self.epoch = epoch
         self._known = self._known_flows(self._negotiation, own)
         self._negotiation.draft.held = False
-        self._wait = _SEARCH_TICKS
+        self._wait = _PAUSE_TICKS
         return True
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
