@@ -1,7 +1,7 @@
 """One run on hosts with unequal links: which links its flows use, and how long iterations take.
 
 Links are so slow beside the model's compute time that they decide how long an iteration takes: an
-activation of 256 KiB takes 26 ms over the fastest link and 0.4 s over the slowest. Two relays of
+activation of 512 KiB takes 0.05 s over the fastest link and 0.8 s over the slowest. Two relays of
 each stage begin; the third of each joins when links have been measured. With it comes a new view,
 in which every way of routing builds its flows anew, from costs that it has measured.
 """
@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from decod.config.schema import RunConfig
 from decod.data.params import BatchConfig
@@ -19,9 +20,11 @@ from decod.ids import NodeId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
+from decod.planner.greedy import greedy_routes
+from decod.planner.optimal import optimal_routes
 from decod.protocol.params import ProtocolConfig, Routing
 from decod.train.params import OptimizerConfig
-from tests.support.cluster import Cluster, Daemon, stage_nodes
+from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
 
 NUM_STAGES = 2
@@ -51,8 +54,28 @@ MODEL = ModelConfig(
     num_key_value_heads=2,
     max_position_embeddings=256,
 )
-BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=NUM_MICROBATCHES)
+BATCH = BatchConfig(sequence_length=256, microbatch_size=8, num_microbatches=NUM_MICROBATCHES)
 ACTIVATION_BYTES = BATCH.tokens_per_microbatch * MODEL.hidden_size * MODEL.dtype.num_bytes
+
+STAYING_RATIO_MIN = 1.25
+"""What staying on a link must cost beside leaving it, for a fair demand to leave."""
+
+SLOWING = 10.0
+"""What a link's rate is divided by."""
+
+_NUM_MEASURING = 2
+"""Iterations of the first relays before the others come."""
+
+_NUM_REBUILT = 3
+"""Iterations of the last view before anything is looked at."""
+
+_NUM_SETTLED = 2
+"""Settlements of the last view: the first may fall in the middle of the search."""
+
+_NUM_SETTLED_ITERATIONS_MAX = 25
+
+_NUM_TIMED = 5
+"""Iterations whose median counts."""
 
 Hop = tuple[str, str]
 """A link in the direction of the forward pass, by its hosts' names."""
@@ -125,6 +148,53 @@ def mean_cost_s(graph: FlowGraph, routes: list[Route]) -> float:
     return sum(graph.path_cost(route.path) for route in routes) / len(routes)
 
 
+def optimum_s(rates: Mapping[Pair, float]) -> float:
+    """Returns the least mean cost that any routing has."""
+    graph = flow_graph(rates)
+    return mean_cost_s(graph, optimal_routes(graph))
+
+
+def greedy_s(rates: Mapping[Pair, float]) -> float:
+    """Returns the mean cost of a greedy routing which knows all costs."""
+    graph = flow_graph(rates)
+    return mean_cost_s(graph, greedy_routes(graph, random.Random(0), closest_only=True))
+
+
+def slowed(rates: Mapping[Pair, float], hop: Hop, factor: float) -> dict[Pair, float]:
+    """Returns the rates with those of one link, both ways, divided."""
+    return {**rates, **{pair: rates[pair] / factor for pair in (hop, hop[::-1])}}
+
+
+def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
+    """Returns the fastest link in use that flows should leave when its rate is divided.
+
+    Should: the optimum then does without it, and staying would cost at least a quarter more.
+    Fastest: iterations go on at a pace at which five of them are soon over.
+    """
+    found: list[tuple[float, Hop]] = []
+    for hop in used:
+        cut = slowed(rates, hop, factor)
+        graph = flow_graph(cut)
+        routes = optimal_routes(graph)
+        total_s = len(routes) * mean_cost_s(graph, routes)
+        staying_s = sum(num * transfer_s(cut, other) for other, num in used.items())
+        left = not any(hop in itertools.pairwise(route.path) for route in routes)
+        if left and staying_s >= STAYING_RATIO_MIN * total_s:
+            found.append((rates[hop], hop))
+    assert found, f"every link of {used} is worth keeping at a part of its rate"
+    return max(found)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How good the flows in use are."""
+
+    cost_s: float
+    """What a flow costs on average, by the links as they are laid out."""
+    iteration_s: float
+    """Median over the last iterations."""
+
+
 @dataclass(slots=True)
 class Trial:
     """A run that trains on a network, and what can be seen of it."""
@@ -132,20 +202,33 @@ class Trial:
     cluster: Cluster
     network: Network
 
-    def start(self, *, num_measuring: int) -> None:
-        """Start all; returns when the last relays have joined.
-
-        Args:
-            num_measuring: Iterations that the first relays train before the others come.
-        """
+    def start(self) -> None:
+        """Start all; returns when the last relays have joined, and their flows have been built."""
         cluster = self.cluster
         cluster.start_leader("--capacity", str(NUM_MICROBATCHES), name=LEADER)
         self._start_relays(slice(None, -1))
-        cluster.wait_for_iteration(num_measuring, timeout_s=ITERATION_TIMEOUT_S * num_measuring)
+        timeout_s = START_TIMEOUT_S + ITERATION_TIMEOUT_S * _NUM_MEASURING
+        cluster.wait_for_iteration(_NUM_MEASURING, timeout_s=timeout_s)
         self._start_relays(slice(-1, None))
         for names in STAGES:
             newcomer = self._daemon(names[-1])
             cluster.wait_for(newcomer.is_ready, f"{newcomer.name} to train")
+        self.next_iterations(_NUM_REBUILT)
+
+    def settle(self) -> None:
+        """Wait until the search has come to something."""
+        wanted = len(self.settled()) + _NUM_SETTLED
+        for _ in range(_NUM_SETTLED_ITERATIONS_MAX):
+            if len(self.settled()) >= wanted:
+                return
+            self.next_iterations(1)
+        raise AssertionError(f"settlements in use: {self.settled()}\n{self.cluster.tails()}")
+
+    def measure(self) -> "Measured":
+        """Train some iterations more; returns what they took and what flows cost at their end."""
+        self.next_iterations(_NUM_TIMED)
+        durations_s = list(self.iteration_durations_s().values())[-_NUM_TIMED:]
+        return Measured(self.mean_cost_s(), median(durations_s))
 
     def _start_relays(self, which: slice) -> None:
         for index, names in enumerate(STAGES):
@@ -170,7 +253,7 @@ class Trial:
         records = self.leader.events("iteration.committed")
         return {int(r["round"].partition(".")[0]): r["duration_s"] for r in records}
 
-    def hops_in_use(self) -> dict[Hop, int]:
+    def hops_in_use(self) -> Counter[Hop]:
         """Returns how many flows each link carries, as the relays say."""
         names = {node["id"]: node["name"] for node in stage_nodes(self.leader.status())}
         used = {
@@ -192,7 +275,18 @@ class Trial:
         """Returns the epochs of the settlements that were taken up."""
         return [record["epoch"] for record in self.leader.events("flows.settled")]
 
-    def slow_down(self, hop: Hop, factor: float) -> None:
-        """Divide the rate of a link, both ways."""
-        for pair in (hop, hop[::-1]):
-            self.network.set_rate(*pair, self.network.rates[pair] / factor)
+    def set_rates(self, rates: Mapping[Pair, float]) -> None:
+        """Give links the rates that they should have from now on."""
+        for pair, rate in rates.items():
+            if rate != self.network.rates[pair]:
+                self.network.set_rate(*pair, rate)
+
+    def iterations_until_left(self, hop: Hop, *, num_max: int) -> int:
+        """Returns how many iterations end until no flow uses a link; fails after `num_max`."""
+        begin = self.leader.iteration
+        for num in range(1, num_max + 1):
+            self.next_iterations(1)
+            if not self.hops_in_use()[hop]:
+                return num
+        done = self.leader.iteration - begin
+        raise AssertionError(f"flows still use {hop} after {done} iterations")
