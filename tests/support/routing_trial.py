@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from decod.config.schema import RunConfig
@@ -178,7 +179,8 @@ def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: f
         routes = optimal_routes(graph)
         total_s = len(routes) * mean_cost_s(graph, routes)
         staying_s = sum(num * transfer_s(cut, other) for other, num in used.items())
-        left = not any(hop in itertools.pairwise(route.path) for route in routes)
+        kept = {link for route in routes for link in itertools.pairwise(route.path)}
+        left = (NodeId(hop[0]), NodeId(hop[1])) not in kept
         if left and staying_s >= STAYING_RATIO_MIN * total_s:
             found.append((rates[hop], hop))
     assert found, f"every link of {used} is worth keeping at a part of its rate"
@@ -281,12 +283,52 @@ class Trial:
             if rate != self.network.rates[pair]:
                 self.network.set_rate(*pair, rate)
 
-    def iterations_until_left(self, hop: Hop, *, num_max: int) -> int:
-        """Returns how many iterations end until no flow uses a link; fails after `num_max`."""
-        begin = self.leader.iteration
+    def iterations_until_left(self, hop: Hop, *, num_max: int) -> int | None:
+        """Returns how many iterations end until no flow uses a link; None: more than `num_max`."""
         for num in range(1, num_max + 1):
             self.next_iterations(1)
             if not self.hops_in_use()[hop]:
                 return num
-        done = self.leader.iteration - begin
-        raise AssertionError(f"flows still use {hop} after {done} iterations")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What both ways of routing came to on the same network."""
+
+    greedy: Measured
+    flow: Measured
+    slowed: Hop
+    """The link that was slowed under the flows of `flow`."""
+    left_after: int | None
+    """Iterations until none used it, the one in which it became slow included; None: never."""
+
+
+def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max: int) -> Comparison:
+    """Run both ways of routing, one after the other, and slow a link down.
+
+    Args:
+        folder: For the daemons' folders; exists, and its path is short.
+        corpus: Folder of prepared data.
+        rates: The network.
+        num_max: Iterations after which a link is taken to be never left.
+    """
+    found: dict[Routing, Measured] = {}
+    hop: Hop | None = None
+    left_after: int | None = None
+    for routing in (Routing.GREEDY, Routing.FLOW):
+        with (
+            Network(HOSTS, rates) as network,
+            Cluster(folder / routing, make_run(routing), corpus, network) as cluster,
+        ):
+            trial = Trial(cluster, network)
+            trial.start()
+            if routing is Routing.FLOW:
+                trial.settle()
+            found[routing] = trial.measure()
+            if routing is Routing.FLOW:
+                hop = link_to_slow(rates, trial.hops_in_use(), SLOWING)
+                trial.set_rates(slowed(rates, hop, SLOWING))
+                left_after = trial.iterations_until_left(hop, num_max=num_max)
+    assert hop is not None
+    return Comparison(found[Routing.GREEDY], found[Routing.FLOW], hop, left_after)
