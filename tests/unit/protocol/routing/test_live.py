@@ -44,6 +44,22 @@ def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) 
     assert max(epochs) >= 1
 
 
+def test_an_iteration_of_two_dozen_rounds_ends_with_a_new_settlement() -> None:
+    """What the search finds, such as a way round a link that has become slow, is soon used."""
+    simulation = Simulation(replace(SCENARIO, num_iterations=1000))
+    simulation.kernel.run(until_s=15.0, done=lambda: False)
+    epoch, iteration = leader_epoch(simulation), simulation.checker.num_iterations
+    assert epoch > 0
+    simulation.kernel.run(until_s=40.0, done=lambda: False)
+    num_iterations = simulation.checker.num_iterations - iteration
+    assert 20 < 25.0 / num_iterations / SCENARIO.protocol.negotiation_interval_s < 30
+    assert leader_epoch(simulation) - epoch >= num_iterations - 1
+
+
+def leader_epoch(simulation: Simulation) -> int:
+    return works(simulation)[simulation.leader.name].routing.epoch
+
+
 def test_a_relay_that_a_settlement_passes_by_carries_nothing_of_the_last() -> None:
     simulation = Simulation(SCENARIO)
     done: list[str] = []
