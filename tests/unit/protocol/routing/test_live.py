@@ -27,11 +27,14 @@ def works(simulation: Simulation) -> dict[str, Work]:
     return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
 
 
-@pytest.mark.parametrize("forward_s", [0.1, 20.0])
-def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) -> None:
+@pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (20.0, 3)])
+def test_settlements_are_used_however_long_an_iteration_takes(
+    forward_s: float, num_iterations: int
+) -> None:
     """With long ones, many rounds of the search pass between two openings."""
     profile = replace(ComputeProfile(), forward_s=forward_s)
-    simulation = Simulation(replace(SCENARIO, profile=profile, duration_max_s=1e5))
+    scenario = replace(SCENARIO, profile=profile, num_iterations=num_iterations)
+    simulation = Simulation(replace(scenario, duration_max_s=1e5))
     epochs: set[int] = set()
 
     def look() -> None:
@@ -40,7 +43,7 @@ def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) 
 
     simulation.kernel.at(5.0, look)
     result = simulation.run()
-    assert result.num_iterations == SCENARIO.num_iterations
+    assert result.num_iterations == num_iterations
     assert max(epochs) >= 1
 
 
