@@ -27,7 +27,7 @@ def works(simulation: Simulation) -> dict[str, Work]:
     return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
 
 
-@pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (20.0, 3)])
+@pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (5.0, 3)])
 def test_settlements_are_used_however_long_an_iteration_takes(
     forward_s: float, num_iterations: int
 ) -> None:
