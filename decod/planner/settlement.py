@@ -125,7 +125,7 @@ class _Settlement:
             self._improve_pairs()
 
     def _restart(self) -> None:
-        """Exchange some parts at random, search again, and keep what comes of it if it is cheaper."""
+        """Exchange some parts at random, search again; keep what comes of it if cheaper."""
         num = len(self._paths)
         if num < 2 or len(self._capacities) < 2:
             return
