@@ -72,6 +72,9 @@ _MISSING_TICKS_REPAIR = 2
 """The same where most of an earlier draft still stands: only few are missing, and their parts of
 paths are soon made anew."""
 
+_MISSING_TICKS_SEEN = 4
+"""The same since this node last knew of a unit that could come."""
+
 _UNITS_MAX = 1 << 16
 
 DraftMessage = (
@@ -136,9 +139,14 @@ class Draft:
     @property
     def steady(self) -> bool:
         """Whether this node's links are agreed on and balanced, and nothing is under way."""
+        return self.passable and (self.position.data or self.links.num_in == self.links.num_out)
+
+    @property
+    def passable(self) -> bool:
+        """Whether every unit that comes in goes on, as agreed on, and nothing is under way."""
         links = self.links
-        balanced = self.position.data or links.num_in == links.num_out
-        return balanced and links.agreed and not self.changes.any_reserved
+        onward = self.position.data or links.num_in <= links.num_out
+        return onward and links.agreed and not self.changes.any_reserved
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -192,6 +200,11 @@ class Draft:
         if (refused := self.changes.take_refused()) is not None:
             self._ban(refused)
         search = self._relax()
+        near = self.position.near_places
+        supplied = (side for side, walk in search.waiting.items() if len(walk.places) <= near)
+        self.changes.supplied = frozenset(supplied)
+        if ENTRANCE in self.changes.supplied:
+            self._missing_ticks_left = max(self._missing_ticks_left, _MISSING_TICKS_SEEN)
         effects += self._tell(search)
         if search.detour is not None:
             effects += self.changes.ask(search.detour)
@@ -211,7 +224,7 @@ class Draft:
         """Let go of what does not go through, as soon as no promise rests on it."""
         position, links = self.position, self.links
         ahead = min(links.num_out + self.changes.expected, position.capacity)
-        end = self._missing_ticks_left <= 0
+        end = self._missing_ticks_left <= 0 and not self.held
         target = min(ahead, links.num_in) if end else ahead
         uneven = links.num_in > target or links.num_out > target
         if uneven and not self.changes.any_reserved:

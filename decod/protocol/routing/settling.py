@@ -193,7 +193,7 @@ class Settling:
 
     def _go_on(self) -> list[Effect]:
         """Send claims on, as soon as the draft stands still here."""
-        if not self.draft.held or not self.draft.steady:
+        if not self.draft.held or not self.draft.passable:
             return []
         effects: list[Effect] = []
         if self._begun and not self._ways:
