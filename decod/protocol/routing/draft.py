@@ -98,6 +98,9 @@ class _Heard:
     sequence: int
     walk: Walk | None
     until: int
+    refused: Walk | None = None
+    """What led to a refused change. It is kept while the neighbour takes the walk back: what the
+    changes that meet have reserved makes it come and go."""
     banned_until: int = 0
     num_refused: int = 0
 
@@ -177,7 +180,8 @@ class Draft:
             if known is None or message.sequence > known.sequence:
                 until = self.num_ticks + _EXPIRY_TICKS
                 heard = self._heard[source] = _Heard(message.sequence, walk, until)
-                if known is not None and _same_way(known.walk, walk):
+                if known is not None and (walk is None or _same_way(known.refused, walk)):
+                    heard.refused = known.refused
                     heard.banned_until, heard.num_refused = known.banned_until, known.num_refused
 
     # --- once in each round -------------------------------------------------------------------
@@ -218,6 +222,7 @@ class Draft:
         if heard is not None:
             doublings = min(max(0, heard.num_refused - 1), _BAN_DOUBLINGS)
             heard.num_refused += 1
+            heard.refused = heard.walk or heard.refused
             heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS << doublings)
 
     def _balance(self) -> None:

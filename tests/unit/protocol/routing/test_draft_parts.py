@@ -6,6 +6,7 @@ from decod.ids import NodeId
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.build import Build
 from decod.protocol.routing.changes import Changes
+from decod.protocol.routing.draft import Draft
 from decod.protocol.routing.links import DraftLink, DraftLinks
 from decod.protocol.routing.messages import (
     ChangeAnswer,
@@ -14,6 +15,7 @@ from decod.protocol.routing.messages import (
     DraftUnits,
     RequestChange,
     RequestUnits,
+    ResidualWalk,
     UnitsAnswer,
 )
 from decod.protocol.routing.position import Position
@@ -22,6 +24,7 @@ from decod.protocol.routing.residual import (
     EXIT,
     Detour,
     Place,
+    Walk,
     change_at,
     closed,
     empty_walk,
@@ -238,6 +241,21 @@ def test_a_walk_that_was_refused_is_asked_for_in_part() -> None:
     changes.answered(E, ChangeAnswer(1, 2, 1, 1.0))
     assert changes.num_missing == 0
     assert [request.places for request in asked] == [walk, walk[4:]]  # type: ignore[attr-defined]
+
+
+def test_a_refused_walk_is_left_alone_also_when_it_has_been_taken_back_and_told_again() -> None:
+    """Else two that are in each other's way could meet again and again, in step."""
+    draft = Draft(position(B, previous="f", following="cd"), 1, Random(0))
+    walk = Walk(((A, EXIT), (C, ENTRANCE)), (0.0, -3.0), 1)
+    other = Walk(((A, EXIT), (C, ENTRANCE)), (0.0, -4.0), 1)
+    draft.received(C, ResidualWalk(1, 1, ENTRANCE, walk))
+    assert list(draft._walks(C, ENTRANCE)) == [walk]
+    draft._ban(Detour(((A, EXIT), (C, ENTRANCE), (B, EXIT)), -3.0, 1, closed=True))
+    draft.received(C, ResidualWalk(1, 2, ENTRANCE, None))
+    draft.received(C, ResidualWalk(1, 3, ENTRANCE, walk))
+    assert list(draft._walks(C, ENTRANCE)) == []
+    draft.received(C, ResidualWalk(1, 4, ENTRANCE, other))
+    assert list(draft._walks(C, ENTRANCE)) == [other]
 
 
 # --- building ---------------------------------------------------------------------------------
