@@ -26,10 +26,10 @@ _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
 _REFUSALS_FREE = 4
-_BACKOFF_DOUBLINGS = 5
-"""From the fifth refusal in a row on, the asker pauses for a time drawn from a range that doubles
-with each, up to 32 ticks: where many data nodes want the same few units, one of them gets through.
-"""
+_REFUSALS_FREE_CYCLE = 8
+_PAUSE_MAX_TICKS = 32
+"""From the fifth refusal in a row on, or the ninth if it was of a cycle, the asker pauses for a
+random time of up to 32 ticks: where many want the same, one of them gets through."""
 
 _REACH_MIN = 4
 """A walk that makes the flow larger is asked for in part, if it was refused: half of it, then a
@@ -79,7 +79,7 @@ class Changes:
     _next_id: int = 1
     _refused: Detour | None = None
     _num_refused: int = 0
-    """In a row, of changes that would make the flow larger."""
+    """In a row."""
     _reach: int = MAX_STEPS
     """Longest part of a walk that is asked for at once, to make the flow larger."""
     _pause: int = 0
@@ -267,12 +267,13 @@ class Changes:
         self._decisions[change_id] = units
         if units == 0:
             self._refused = asked.detour
+            self._num_refused += 1
+            free = _REFUSALS_FREE_CYCLE
             if not asked.detour.closed:
-                self._num_refused += 1
+                free = _REFUSALS_FREE
                 self._reach = max(_REACH_MIN, len(asked.detour.places) // 2)
-            if self._num_refused > _REFUSALS_FREE:
-                doublings = min(self._num_refused, _BACKOFF_DOUBLINGS)
-                self._pause = self.rng.randint(0, 1 << doublings)
+            if self._num_refused > free:
+                self._pause = self.rng.randint(0, _PAUSE_MAX_TICKS)
         else:
             self._num_refused = 0
             self._reach = min(MAX_STEPS, 2 * self._reach)

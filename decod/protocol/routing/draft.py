@@ -99,8 +99,8 @@ class _Heard:
     walk: Walk | None
     until: int
     refused: Walk | None = None
-    """What led to a refused change. It is kept while the neighbour takes the walk back: what the
-    changes that meet have reserved makes it come and go."""
+    """What led to a refused change. It is kept while the neighbour tells of others, or of none:
+    what changes that meet have reserved makes walks come and go."""
     banned_until: int = 0
     num_refused: int = 0
 
@@ -180,9 +180,9 @@ class Draft:
             if known is None or message.sequence > known.sequence:
                 until = self.num_ticks + _EXPIRY_TICKS
                 heard = self._heard[source] = _Heard(message.sequence, walk, until)
-                if known is not None and (walk is None or _same_way(known.refused, walk)):
-                    heard.refused = known.refused
-                    heard.banned_until, heard.num_refused = known.banned_until, known.num_refused
+                if known is not None:
+                    heard.refused, heard.num_refused = known.refused, known.num_refused
+                    heard.banned_until = known.banned_until
 
     # --- once in each round -------------------------------------------------------------------
 
@@ -220,6 +220,8 @@ class Draft:
         peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
         heard = self._heard.get((peer, side, not refused.closed))
         if heard is not None:
+            if self.num_ticks > heard.banned_until + _EXPIRY_TICKS:
+                heard.num_refused = 0
             doublings = min(max(0, heard.num_refused - 1), _BAN_DOUBLINGS)
             heard.num_refused += 1
             heard.refused = heard.walk or heard.refused
@@ -280,7 +282,8 @@ class Draft:
             heard = self._heard.get((peer, side, waiting))
             if heard is None or heard.walk is None:
                 continue
-            if heard.banned_until <= now < heard.until:
+            banned = now < heard.banned_until and _same_way(heard.refused, heard.walk)
+            if now < heard.until and not banned:
                 yield heard.walk
 
     def _tell(self, search: "_Search") -> list[Effect]:
