@@ -5,18 +5,36 @@ comes after some stage, at the price of two other links; done at one stage it ex
 done at two it exchanges what lies between. The best set of such crossings for a pair of paths, with
 the best data nodes for the result, is found by dynamic programming along the two; pairs are
 improved, the most rewarding first, until no pair can be.
+
+What pairs cannot do, rotations can: all paths are cut at the same two stages, and their middle
+parts are dealt out anew. The best way to do that is an assignment problem, and a negative cycle
+says who should give which part to whom. When neither helps, a few parts are exchanged at random and
+the search begins again from there (iterated local search), as long as there is work left to spend.
 """
 
 import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
+from random import Random
 
 from decod.ids import NodeId
 from decod.planner.graph import Link, Route
+from decod.planner.rotation import negative_cycle
 
 _SAVES = 1e-9
+
+_RESTARTS_MAX = 60
+_RESTART_WORK_MAX = 60_000
+"""How many restarts: so many, or fewer where stages times pairs of paths come to more than this in
+all. That takes half a second at most, and 10 paths of 8 stages get all of them."""
+
+_RESTART_EXCHANGES = 3
+"""Parts that a restart exchanges: fewer are soon undone, more forget what had been found."""
+
+_State = tuple[list[list[NodeId]], list[NodeId], dict[NodeId, int]]
+"""The paths' relays, their owners, and how many paths each data node owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,11 @@ class _Better:
 
 
 def settle(
-    paths: Sequence[DraftPath], costs: Mapping[Link, float], capacities: Mapping[NodeId, int]
+    paths: Sequence[DraftPath],
+    costs: Mapping[Link, float],
+    capacities: Mapping[NodeId, int],
+    *,
+    work_max: float = math.inf,
 ) -> list[Route]:
     """Return routes through the same relays, each back to where it began.
 
@@ -50,8 +72,10 @@ def settle(
             are more than all of these can take together, are left out.
         costs: Of the links that are known, those of `paths` among them. Others are not used.
         capacities: Flows that each data node can take.
+        work_max: Stages of pairs of paths that are looked at, about 5 us each; what has been found
+            by then is taken.
     """
-    return _Settlement(paths, costs, capacities).run()
+    return _Settlement(paths, costs, capacities, work_max).run()
 
 
 def fair_shares(capacities: Mapping[NodeId, int], num_flows: int) -> dict[NodeId, int]:
@@ -74,7 +98,9 @@ class _Settlement:
         paths: Sequence[DraftPath],
         costs: Mapping[Link, float],
         capacities: Mapping[NodeId, int],
+        work_max: float,
     ) -> None:
+        self._work_left = work_max
         self._costs = costs
         self._capacities = capacities
         paths = _usable(paths, capacities)
@@ -84,14 +110,65 @@ class _Settlement:
         for owner in self._owners:
             self._loads[owner] += 1
         self._versions = [0] * len(paths)
+        """Of each path; grows with each change of a pair."""
+        hops = len(paths) * (len(paths[0].relays) + 1) if paths else 0
+        self._no_link = 1.0 + hops * max(costs.values(), default=0.0)
+        """What a missing link counts as: more than all paths together, so none is used in vain."""
 
     def run(self) -> list[Route]:
-        self._choose_owners()
+        if self._paths:
+            self._choose_owners()
+            self._search()
+            self._restart()
+        pairs = zip(self._owners, self._paths, strict=True)
+        routes = [Route((owner, *path, owner)) for owner, path in pairs]
+        return [
+            route for route in routes if all(hop in self._costs for hop in pairwise(route.path))
+        ]
+
+    def _search(self) -> None:
+        """Improve pairs, and rotate parts among all, until neither helps."""
+        self._improve_pairs()
+        while self._work_left > 0 and self._rotate_all():
+            self._improve_pairs()
+
+    def _restart(self) -> None:
+        """Exchange some parts at random, search again; keep what comes of it if cheaper."""
+        num = len(self._paths)
+        if num < 2 or len(self._capacities) < 2:
+            return
+        rng = Random(num)  # noqa: S311 - the same paths are settled in the same way.
+        best, least = self._state(), self._total()
+        work = num * num * len(self._paths[0])
+        for _ in range(min(_RESTARTS_MAX, _RESTART_WORK_MAX // work)):
+            if self._work_left <= 0:
+                break
+            for _ in range(_RESTART_EXCHANGES):
+                first, second = rng.sample(self._paths, 2)
+                begin = rng.randrange(len(first))
+                part = slice(begin, rng.randint(begin + 1, len(first)))
+                first[part], second[part] = second[part], first[part]
+            self._search()
+            if (total := self._total()) < least - _SAVES:
+                best, least = self._state(), total
+            else:
+                self._paths, self._owners, self._loads = best
+                best = self._state()
+
+    def _state(self) -> _State:
+        return [list(path) for path in self._paths], list(self._owners), dict(self._loads)
+
+    def _total(self) -> float:
+        routes = zip(self._owners, self._paths, strict=True)
+        hops = (hop for owner, path in routes for hop in pairwise((owner, *path, owner)))
+        return sum(self._costs.get(hop, self._no_link) for hop in hops)
+
+    def _improve_pairs(self) -> None:
         queue: list[tuple[float, int, int, int, int, _Better]] = []
         for second in range(len(self._paths)):
             for first in range(second):
                 self._consider(queue, first, second)
-        while queue:
+        while queue and self._work_left > 0:
             _, first, second, first_version, second_version, better = heapq.heappop(queue)
             if (first_version, second_version) != (self._versions[first], self._versions[second]):
                 continue
@@ -102,10 +179,60 @@ class _Settlement:
                 for other in range(len(self._paths)):
                     if other != changed and (other, changed) != (first, second):
                         self._consider(queue, min(other, changed), max(other, changed))
-        pairs = zip(self._owners, self._paths, strict=True)
-        routes = [Route((owner, *path, owner)) for owner, path in pairs]
+
+    def _rotate_all(self) -> bool:
+        """Rotate the parts between any two cuts until none helps. Returns whether any did."""
+        cuts = list(combinations(range(len(self._paths[0]) + 1), 2))
+        helped = False
+        tried_in_vain = 0
+        while tried_in_vain < len(cuts):
+            for begin, end in cuts:
+                improved = self._work_left > 0 and self._rotate(begin, end)
+                helped |= improved
+                tried_in_vain = 0 if improved else tried_in_vain + 1
+                if tried_in_vain >= len(cuts):
+                    break
+        return helped
+
+    def _rotate(self, begin: int, end: int) -> bool:
+        """Deal out anew the parts from stage `begin` to before `end`, counted from 0, if it helps.
+
+        Whole paths are dealt out to data nodes, also to those that have room for more.
+        """
+        paths, cost, no_link = self._paths, self._costs.get, self._no_link
+        whole = (begin, end) == (0, len(paths[0]))
+        spare = self._spare_owners() if whole else []
+        owners = [*self._owners, *spare]
+        befores = [path[begin - 1] for path in paths] if begin else owners
+        behinds = [path[end] for path in paths] if end < len(paths[0]) else owners
+        parts = [path[begin:end] for path in paths]
+        ends = [(part[0], part[-1]) for part in parts]
+        weights: list[list[float]] = []
+        for i, (before, behind) in enumerate(zip(befores, behinds, strict=True)):
+            row = [
+                cost((before, head), no_link) + cost((tail, behind), no_link) for head, tail in ends
+            ]
+            row += [0.0] * len(spare)
+            now = row[i]
+            weights.append([weight - now for weight in row])
+        self._work_left -= len(weights) * len(weights)
+        cycle = negative_cycle(weights, slack=_SAVES)
+        for taker, giver in pairwise([*cycle, *cycle[:1]]):
+            if not whole:
+                paths[taker][begin:end] = parts[giver]
+            elif giver < len(paths):
+                self._loads[self._owners[giver]] -= 1
+                self._owners[giver] = owners[taker]
+                self._loads[owners[taker]] += 1
+        return bool(cycle)
+
+    def _spare_owners(self) -> list[NodeId]:
+        """Return each data node once for each path more that it could own, and use."""
+        num = len(self._paths)
         return [
-            route for route in routes if all(hop in self._costs for hop in pairwise(route.path))
+            owner
+            for owner, load in self._loads.items()
+            for _ in range(min(num, self._capacities[owner] - load))
         ]
 
     def _cost(self, begin: NodeId, end: NodeId) -> float:
@@ -131,6 +258,9 @@ class _Settlement:
     def _consider(
         self, queue: list[tuple[float, int, int, int, int, _Better]], i: int, j: int
     ) -> None:
+        if self._work_left <= 0:
+            return
+        self._work_left -= len(self._paths[i])
         better = self._best(i, j)
         if better is not None:
             versions = (self._versions[i], self._versions[j])

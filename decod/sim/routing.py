@@ -190,14 +190,15 @@ def negotiate(
     Args:
         graph: What there is. Each node knows its own links and capacity.
         algorithm: `flow` or `gwtf`.
-        rounds: Exchanges of messages; the last ones settle the draft.
+        rounds: Exchanges of messages; the last ones settle the draft, half of them at most. A draft
+            takes about two for each stage to begin with, and settling one, there and back.
         seed: Of what nodes draw: how long a refused one waits.
         objective: `sum` or `max`.
     """
     society = Society(
         graph, seed=seed, objective=Objective(objective), algorithm=Algorithm(algorithm)
     )
-    settle_at = max(0, rounds - settling_rounds(graph))
+    settle_at = max(rounds // 2, rounds - settling_rounds(graph))
     for number in range(rounds):
         if number == settle_at:
             society.settle()

@@ -17,7 +17,7 @@ from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.links import DraftLink, DraftLinks
 from decod.protocol.routing.messages import ChangeAnswer, ChangeDecision, RequestChange
 from decod.protocol.routing.position import Position
-from decod.protocol.routing.residual import MAX_STEPS, Change, Detour, Place, change_at
+from decod.protocol.routing.residual import MAX_STEPS, Change, Detour, Place, change_at, last_part
 
 _PATIENCE_TICKS = 6
 """How long the asker waits for answers before it drops a change."""
@@ -26,13 +26,14 @@ _REPEAT_TICKS = 4
 """How long a participant waits for the decision before it repeats its answer."""
 
 _REFUSALS_FREE = 4
-_BACKOFF_DOUBLINGS = 5
-"""From the fifth refusal in a row on, the asker pauses for a time drawn from a range that doubles
-with each, up to 32 ticks: where many data nodes want the same few units, one of them gets through.
-"""
+_REFUSALS_FREE_CYCLE = 8
+_PAUSE_MAX_TICKS = 32
+"""From the fifth refusal in a row on, or the ninth if it was of a cycle, the asker pauses for a
+random time of up to 32 ticks: where many want the same, one of them gets through."""
 
-_QUEUE_TICKS = 4
-"""How long a request for more flow waits for cycles under way, which are soon over."""
+_REACH_MIN = 4
+"""A walk that makes the flow larger is asked for in part, if it was refused: half of it, then a
+quarter, and so on down to this many places. The shorter, the fewer others are in its way."""
 
 _SAVES = -1e-9
 """A change must cost less than this: what rounding may bring about is no improvement."""
@@ -60,14 +61,6 @@ class _Reserved:
 
 
 @dataclass(slots=True)
-class _Queued:
-    """A request that waits for others' reservations to end."""
-
-    request: RequestChange
-    age: int = 0
-
-
-@dataclass(slots=True)
 class Changes:
     """One node's changes under way, as asker and as participant."""
 
@@ -77,17 +70,21 @@ class Changes:
     rng: Random
     expected: int = 0
     """Units that the node has asked for otherwise and may get: room for them is kept."""
+    supplied: frozenset[bool] = frozenset()
+    """Places of this node that a near walk leads to, from where a unit could come. A change may
+    leave a unit missing there, and this node then finds one."""
     num_made: int = 0
     """Changes that this node took part in."""
     _asked: _Asked | None = None
     _next_id: int = 1
     _refused: Detour | None = None
     _num_refused: int = 0
-    """In a row, of changes that would make the flow larger."""
+    """In a row."""
+    _reach: int = MAX_STEPS
+    """Longest part of a walk that is asked for at once, to make the flow larger."""
     _pause: int = 0
     _decisions: dict[int, int] = field(default_factory=dict)
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
-    _queued: dict[tuple[NodeId, int], _Queued] = field(default_factory=dict)
     _settled: set[tuple[NodeId, int]] = field(default_factory=set)
 
     @property
@@ -97,9 +94,7 @@ class Changes:
     @property
     def room(self) -> int:
         """Units more that a relay could let through."""
-        reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
-        held = max(self.links.num_in, self.links.num_out + self.expected)
-        return self.position.capacity - held - reserved
+        return min(self.room_as_source, self.room_as_sink)
 
     @property
     def num_stuck(self) -> int:
@@ -121,13 +116,13 @@ class Changes:
 
     @property
     def room_as_source(self) -> int:
-        """Units more that this node could send on, as a data node where they begin."""
+        """Units more that this node could send on, whether or not any come in."""
         reserved = sum(r.answer.units * max(0, r.change.net_out) for r in self._reserved.values())
         return self.position.capacity - self.links.num_out - self.expected - reserved
 
     @property
     def room_as_sink(self) -> int:
-        """Units more that could end at this data node."""
+        """Units more that could come in, whether or not they go on."""
         reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
         return self.position.capacity - self.links.num_in - reserved
 
@@ -143,13 +138,15 @@ class Changes:
             reserved.age += 1
             if reserved.age % _REPEAT_TICKS == 0:
                 effects.append(Send(asker, reserved.answer))
-        return effects + self._retry()
+        return effects
 
     def ask(self, detour: Detour) -> list[Effect]:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
         if self._asked is not None or self._pause:
             return []
         node_id = self.position.node_id
+        if not detour.closed and len(detour.places) <= self.position.near_places:
+            detour = last_part(detour, self._reach)
         units = min(detour.units, self.position.capacity)
         request = RequestChange(
             self.view_version, self._next_id, detour.places, detour.closed, units
@@ -178,31 +175,9 @@ class Changes:
             return []
         if (known := self._reserved.get(key)) is not None:
             return [Send(sender, known.answer)]
-        if key in self._queued:
-            return []
-        if refuse or (self._queued and request.is_closed):
+        if refuse:
             return [Send(sender, ChangeAnswer(self.view_version, request.change_id, 0, 0.0))]
-        answer = self._promise(sender, request)
-        if answer.units == 0 and not request.is_closed and self._only_cycles:
-            self._queued[key] = _Queued(request)
-            return []
-        return [Send(sender, answer)]
-
-    @property
-    def _only_cycles(self) -> bool:
-        """Whether what is reserved here is soon free again: changes of that kind never wait."""
-        return bool(self._reserved) and all(r.is_closed for r in self._reserved.values())
-
-    def _retry(self) -> list[Effect]:
-        """Promise what had to wait, or refuse it."""
-        effects: list[Effect] = []
-        for (asker, change_id), queued in list(self._queued.items()):
-            queued.age += 1
-            answer = self._promise(asker, queued.request)
-            if answer.units or not self._only_cycles or queued.age >= _QUEUE_TICKS:
-                del self._queued[asker, change_id]
-                effects.append(Send(asker, answer))
-        return effects
+        return [Send(sender, self._promise(sender, request))]
 
     def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
         """Count a participant's answer; decide with the last one."""
@@ -225,7 +200,6 @@ class Changes:
         """Carry a change out, or give back what was reserved for it."""
         key = (sender, decision.change_id)
         self._settled.add(key)
-        self._queued.pop(key, None)
         if (reserved := self._reserved.pop(key, None)) is not None:
             self._release(reserved, min(decision.units, reserved.answer.units))
         return []
@@ -263,15 +237,11 @@ class Changes:
                     return 0
                 if sign < 0:
                     most = min(most, link.available // -sign)
-        if self.position.data:
-            rooms = [(change.net_out, self.room_as_source), (change.net_in, self.room_as_sink)]
-        else:
-            stuck = change.net_out - change.net_in
-            rooms = [
-                (change.net_in, self.room if stuck == 0 else self.position.capacity),
-                (stuck, self.num_stuck),
-                (-stuck, self.num_missing),
-            ]
+        rooms = [(change.net_out, self.room_as_source), (change.net_in, self.room_as_sink)]
+        if not self.position.data:
+            rooms.append((change.net_in - change.net_out, self.num_missing))
+            if places[0][1] not in self.supplied:
+                rooms.append((change.net_out - change.net_in, self.num_stuck))
         for net, room in rooms:
             if net > 0:
                 most = min(most, room // net)
@@ -297,12 +267,16 @@ class Changes:
         self._decisions[change_id] = units
         if units == 0:
             self._refused = asked.detour
-            self._num_refused += not asked.detour.closed
-            if self._num_refused > _REFUSALS_FREE:
-                doublings = min(self._num_refused, _BACKOFF_DOUBLINGS)
-                self._pause = self.rng.randint(0, 1 << doublings)
+            self._num_refused += 1
+            free = _REFUSALS_FREE_CYCLE
+            if not asked.detour.closed:
+                free = _REFUSALS_FREE
+                self._reach = max(_REACH_MIN, len(asked.detour.places) // 2)
+            if self._num_refused > free:
+                self._pause = self.rng.randint(0, _PAUSE_MAX_TICKS)
         else:
             self._num_refused = 0
+            self._reach = min(MAX_STEPS, 2 * self._reach)
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
         others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})

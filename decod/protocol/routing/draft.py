@@ -72,6 +72,9 @@ _MISSING_TICKS_REPAIR = 2
 """The same where most of an earlier draft still stands: only few are missing, and their parts of
 paths are soon made anew."""
 
+_MISSING_TICKS_SEEN = 4
+"""The same since this node last knew of a unit that could come."""
+
 _UNITS_MAX = 1 << 16
 
 DraftMessage = (
@@ -95,6 +98,9 @@ class _Heard:
     sequence: int
     walk: Walk | None
     until: int
+    refused: Walk | None = None
+    """What led to a refused change. It is kept while the neighbour tells of others, or of none:
+    what changes that meet have reserved makes walks come and go."""
     banned_until: int = 0
     num_refused: int = 0
 
@@ -136,9 +142,14 @@ class Draft:
     @property
     def steady(self) -> bool:
         """Whether this node's links are agreed on and balanced, and nothing is under way."""
+        return self.passable and (self.position.data or self.links.num_in == self.links.num_out)
+
+    @property
+    def passable(self) -> bool:
+        """Whether every unit that comes in goes on, as agreed on, and nothing is under way."""
         links = self.links
-        balanced = self.position.data or links.num_in == links.num_out
-        return balanced and links.agreed and not self.changes.any_reserved
+        onward = self.position.data or links.num_in <= links.num_out
+        return onward and links.agreed and not self.changes.any_reserved
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -169,8 +180,9 @@ class Draft:
             if known is None or message.sequence > known.sequence:
                 until = self.num_ticks + _EXPIRY_TICKS
                 heard = self._heard[source] = _Heard(message.sequence, walk, until)
-                if known is not None and _same_way(known.walk, walk):
-                    heard.banned_until, heard.num_refused = known.banned_until, known.num_refused
+                if known is not None:
+                    heard.refused, heard.num_refused = known.refused, known.num_refused
+                    heard.banned_until = known.banned_until
 
     # --- once in each round -------------------------------------------------------------------
 
@@ -192,6 +204,11 @@ class Draft:
         if (refused := self.changes.take_refused()) is not None:
             self._ban(refused)
         search = self._relax()
+        near = self.position.near_places
+        supplied = (side for side, walk in search.waiting.items() if len(walk.places) <= near)
+        self.changes.supplied = frozenset(supplied)
+        if ENTRANCE in self.changes.supplied:
+            self._missing_ticks_left = max(self._missing_ticks_left, _MISSING_TICKS_SEEN)
         effects += self._tell(search)
         if search.detour is not None:
             effects += self.changes.ask(search.detour)
@@ -203,15 +220,18 @@ class Draft:
         peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
         heard = self._heard.get((peer, side, not refused.closed))
         if heard is not None:
+            if self.num_ticks > heard.banned_until + _EXPIRY_TICKS:
+                heard.num_refused = 0
             doublings = min(max(0, heard.num_refused - 1), _BAN_DOUBLINGS)
             heard.num_refused += 1
+            heard.refused = heard.walk or heard.refused
             heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS << doublings)
 
     def _balance(self) -> None:
         """Let go of what does not go through, as soon as no promise rests on it."""
         position, links = self.position, self.links
         ahead = min(links.num_out + self.changes.expected, position.capacity)
-        end = self._missing_ticks_left <= 0
+        end = self._missing_ticks_left <= 0 and not self.held
         target = min(ahead, links.num_in) if end else ahead
         uneven = links.num_in > target or links.num_out > target
         if uneven and not self.changes.any_reserved:
@@ -262,7 +282,8 @@ class Draft:
             heard = self._heard.get((peer, side, waiting))
             if heard is None or heard.walk is None:
                 continue
-            if heard.banned_until <= now < heard.until:
+            banned = now < heard.banned_until and _same_way(heard.refused, heard.walk)
+            if now < heard.until and not banned:
                 yield heard.walk
 
     def _tell(self, search: "_Search") -> list[Effect]:

@@ -1,5 +1,6 @@
 """A node's place in the flow graph, as far as the routing needs to know it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from decod.planner.graph import Objective
 
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
+
+_ROUNDABOUT = 2
+"""Places that a near walk may have beyond a straight one."""
 
 LINK_COST_MAX = 1e9
 """A link that costs more, or is broken, counts as one that costs this. Bounds what is told of it,
@@ -43,11 +47,22 @@ class Position:
     fair: bool = False
     """Data nodes get flows in proportion to their capacities, whoever is nearest: each has its own
     share of a batch to train. Else whoever gets them cheapest."""
+    work_max: float = math.inf
+    """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
     objective: Objective = Objective.SUM
     stage_peers: Sequence[NodeId] = ()
     """At a relay: the others of its stage."""
     reward: float = 1e6
     """What one more flow is worth; above the cost of any path, in the same unit."""
+
+    @property
+    def near_places(self) -> int:
+        """Longest walk to where a unit is missing that counts as near: straight, or nearly so.
+
+        Longer ones may well have been made up by nodes that still believe each other when there is
+        nothing to be had any more, as in any path-vector protocol.
+        """
+        return 2 * (self.num_stages + 1) + _ROUNDABOUT
 
     def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
         """Return what the `nth` unit on a link adds to the objective, counted from 1.

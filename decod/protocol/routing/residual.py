@@ -78,6 +78,20 @@ def closed(walk: Walk, place: Place, cost: float, units: int) -> Detour:
     return Detour(walk.places[begin:], total, min(walk.units, units), closed=True)
 
 
+def last_part(detour: Detour, num_places: int) -> Detour:
+    """Return the last part of an open detour, of at most `num_places`, or the least there can be.
+
+    It begins where a unit comes in no more, or where one more goes on: there one is missing then.
+    """
+    places = detour.places
+    shortened = range(len(places) - num_places, len(places) - 1) if len(places) > num_places else ()
+    for begin in shortened:
+        (before, _), (here, side), (behind, _) = places[begin - 1 : begin + 2]
+        if here != behind and (side == ENTRANCE or before == here):
+            return Detour(places[begin:], detour.cost, detour.units, closed=False)
+    return detour
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a detour changes at one node, for each unit."""

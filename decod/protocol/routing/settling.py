@@ -226,7 +226,7 @@ class Settling:
 
     def _go_on(self) -> list[Effect]:
         """Send claims on, as soon as the draft stands still here."""
-        if not self.draft.held or not self.draft.steady:
+        if not self.draft.held or not self.draft.passable:
             return []
         effects: list[Effect] = []
         if self._begun and not self._ways:
@@ -342,7 +342,7 @@ class Settling:
         if self.position.fair:
             capacities = fair_shares(capacities, len(paths))
         decided: dict[NodeId, list[SettledFlow]] = {k: [] for k in gathered}
-        for route in settle(paths, costs, capacities):
+        for route in settle(paths, costs, capacities, work_max=self.position.work_max):
             hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
             decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
         return decided

@@ -6,6 +6,7 @@ from decod.ids import NodeId
 from decod.protocol.effects import Effect, Send
 from decod.protocol.routing.build import Build
 from decod.protocol.routing.changes import Changes
+from decod.protocol.routing.draft import Draft
 from decod.protocol.routing.links import DraftLink, DraftLinks
 from decod.protocol.routing.messages import (
     ChangeAnswer,
@@ -14,6 +15,7 @@ from decod.protocol.routing.messages import (
     DraftUnits,
     RequestChange,
     RequestUnits,
+    ResidualWalk,
     UnitsAnswer,
 )
 from decod.protocol.routing.position import Position
@@ -22,6 +24,7 @@ from decod.protocol.routing.residual import (
     EXIT,
     Detour,
     Place,
+    Walk,
     change_at,
     closed,
     empty_walk,
@@ -210,17 +213,49 @@ def test_a_change_that_saves_nothing_by_what_nodes_measure_is_dropped() -> None:
     assert changes.links.outward[C].units == 1
 
 
-def test_more_flow_waits_for_a_cycle_under_way() -> None:
-    """It is answered when the cycle is dropped; no cycle may come between."""
-    changes = changes_of_b()
-    changes.requested(A, RequestChange(1, 7, EXCHANGE, is_closed=True, units=1))
-    # From F's entrance: what goes on to D is taken back, and goes on to C.
-    opened: tuple[Place, ...] = ((A, EXIT), (D, ENTRANCE), (B, EXIT), (C, ENTRANCE))
-    assert changes.requested(E, RequestChange(1, 1, opened, is_closed=False, units=1)) == []
-    refused = changes.requested(F, RequestChange(1, 1, EXCHANGE, is_closed=True, units=1))
-    assert messages(refused, ChangeAnswer) == [ChangeAnswer(1, 1, 0, 0.0)]
-    changes.decided(A, ChangeDecision(1, 7, 0))
-    assert messages(changes.tick(), ChangeAnswer) == [ChangeAnswer(1, 1, 1, 3.0)]
+def test_a_unit_may_be_left_missing_where_another_could_come() -> None:
+    """From D back to B and forth to C: D gives a unit up, if it knows of one that could come."""
+    links = DraftLinks({E: agreed(1)}, {A: agreed(0), B: agreed(1)})
+    changes = Changes(position(D, previous="ab", following="e"), links, 1, Random(0))
+    part: tuple[Place, ...] = ((D, ENTRANCE), (B, EXIT), (C, ENTRANCE))
+    request = RequestChange(1, 1, part, is_closed=False, units=1)
+    assert messages(changes.requested(C, request), ChangeAnswer) == [ChangeAnswer(1, 1, 0, 0.0)]
+    changes.supplied = frozenset([ENTRANCE])
+    request = RequestChange(1, 2, part, is_closed=False, units=1)
+    assert messages(changes.requested(C, request), ChangeAnswer) == [ChangeAnswer(1, 2, 1, 0.0)]
+    changes.decided(C, ChangeDecision(1, 2, 1))
+    assert changes.num_missing == 1
+
+
+def test_a_walk_that_was_refused_is_asked_for_in_part() -> None:
+    """Half of it, as near as it can be cut; all of it again when that has been granted."""
+    links = DraftLinks({F: agreed(1)}, {E: agreed(0)})
+    changes = Changes(position(C, previous="e", following="f"), links, 1, Random(0))
+    passed = [(node_id, side) for node_id in (B, D, E) for side in (ENTRANCE, EXIT)]
+    walk: tuple[Place, ...] = ((A, EXIT), *passed, (C, ENTRANCE))
+    detour = Detour(walk, -5.0, 1, closed=False)
+    asked = [messages(changes.ask(detour), RequestChange)[0]]
+    changes.answered(B, ChangeAnswer(1, 1, 0, 0.0))
+    asked.append(messages(changes.ask(detour), RequestChange)[0])
+    changes.answered(D, ChangeAnswer(1, 2, 1, 1.0))
+    changes.answered(E, ChangeAnswer(1, 2, 1, 1.0))
+    assert changes.num_missing == 0
+    assert [request.places for request in asked] == [walk, walk[4:]]  # type: ignore[attr-defined]
+
+
+def test_a_refused_walk_is_left_alone_also_when_it_has_been_taken_back_and_told_again() -> None:
+    """Else two that are in each other's way could meet again and again, in step."""
+    draft = Draft(position(B, previous="f", following="cd"), 1, Random(0))
+    walk = Walk(((A, EXIT), (C, ENTRANCE)), (0.0, -3.0), 1)
+    other = Walk(((A, EXIT), (C, ENTRANCE)), (0.0, -4.0), 1)
+    draft.received(C, ResidualWalk(1, 1, ENTRANCE, walk))
+    assert list(draft._walks(C, ENTRANCE)) == [walk]
+    draft._ban(Detour(((A, EXIT), (C, ENTRANCE), (B, EXIT)), -3.0, 1, closed=True))
+    draft.received(C, ResidualWalk(1, 2, ENTRANCE, None))
+    draft.received(C, ResidualWalk(1, 3, ENTRANCE, walk))
+    assert list(draft._walks(C, ENTRANCE)) == []
+    draft.received(C, ResidualWalk(1, 4, ENTRANCE, other))
+    assert list(draft._walks(C, ENTRANCE)) == [other]
 
 
 # --- building ---------------------------------------------------------------------------------

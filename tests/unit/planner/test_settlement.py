@@ -1,0 +1,98 @@
+"""Settling the paths of a draft, against the exact routing over the same relays."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+from statistics import mean
+
+from decod.ids import NodeId
+from decod.planner.graph import FlowGraph, GraphNode, Route, broken_rules
+from decod.planner.optimal import optimal_routes
+from decod.planner.settlement import DraftPath, settle
+
+NUM_STAGES = 5
+NUM_DATA = 4
+
+
+def draw(rng: Random) -> tuple[FlowGraph, list[DraftPath]]:
+    """Return paths whose ends are nobody's in particular, and the graph of what they pass."""
+    homes = [NodeId(f"d{k}") for k in range(NUM_DATA)]
+    paths = [
+        DraftPath(
+            rng.choice(homes),
+            tuple(NodeId(f"{stage}-{rng.randint(0, 5)}") for stage in range(1, NUM_STAGES + 1)),
+        )
+        for _ in range(8)
+    ]
+    loads = Counter(relay for path in paths for relay in path.relays)
+    nodes = {home: GraphNode(home, 0, rng.randint(2, 4)) for home in homes}
+    for relay, load in loads.items():
+        nodes[relay] = GraphNode(relay, int(relay.split("-")[0]), load)
+    layers = [
+        [node.node_id for node in nodes.values() if node.stage_index == stage]
+        for stage in [*range(NUM_STAGES + 1), 0]
+    ]
+    costs = {
+        (begin, end): round(10 ** rng.uniform(0, 2), 3)
+        for here, there in pairwise(layers)
+        for begin in here
+        for end in there
+    }
+    return FlowGraph(NUM_STAGES, nodes, costs), paths
+
+
+def cost_of(graph: FlowGraph, routes: list[Route]) -> float:
+    return sum(graph.path_cost(route.path) for route in routes)
+
+
+def test_all_paths_are_settled_at_little_more_than_the_least_cost() -> None:
+    ratios = []
+    for seed in range(15):
+        graph, paths = draw(Random(seed))
+        capacities = {node.node_id: node.capacity for node in graph.stage(0)}
+        routes = settle(paths, graph.costs, capacities)
+        assert not broken_rules(graph, routes), seed
+        assert len(routes) == len(paths), seed
+        ratios.append(cost_of(graph, routes) / cost_of(graph, optimal_routes(graph)))
+    assert mean(ratios) < 1.01
+    assert max(ratios) < 1.1
+
+
+def test_the_same_paths_are_settled_in_the_same_way() -> None:
+    graph, paths = draw(Random(1))
+    capacities = {node.node_id: node.capacity for node in graph.stage(0)}
+    assert settle(paths, graph.costs, capacities) == settle(paths, graph.costs, capacities)
+
+
+def test_settling_ends_early_where_little_may_be_spent_on_it() -> None:
+    """What it says then is a routing of all paths, and the dearer the less was spent."""
+    found = []
+    for work_max in (0, 200, 1e9):
+        total = 0.0
+        for seed in range(15):
+            graph, paths = draw(Random(seed))
+            capacities = {node.node_id: node.capacity for node in graph.stage(0)}
+            routes = settle(paths, graph.costs, capacities, work_max=work_max)
+            assert not broken_rules(graph, routes), seed
+            assert len(routes) == len(paths), seed
+            total += cost_of(graph, routes)
+        found.append(total)
+    assert found[0] > found[1] > found[2]
+
+
+def test_three_pass_their_middle_parts_round() -> None:
+    """No pair can exchange anything here: the links for it are missing."""
+    letters = "abc"
+    paths = [DraftPath(NodeId(f"d{x}"), (NodeId(f"{x}1"), NodeId(f"{x}2"))) for x in letters]
+    costs = {}
+    for x, other in zip(letters, "bca", strict=True):
+        for begin, end, cost in (
+            (f"d{x}", f"{x}1", 1.0),
+            (f"{x}1", f"{x}2", 5.0),
+            (f"{x}2", f"d{x}", 5.0),
+            (f"{x}1", f"{other}2", 1.0),
+            (f"{other}2", f"d{x}", 1.0),
+        ):
+            costs[NodeId(begin), NodeId(end)] = cost
+    routes = settle(paths, costs, {path.source: 1 for path in paths})
+    assert sum(costs[hop] for route in routes for hop in pairwise(route.path)) == 9.0
