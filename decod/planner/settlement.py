@@ -203,12 +203,12 @@ class _Settlement:
         whole = (begin, end) == (0, len(paths[0]))
         spare = self._spare_owners() if whole else []
         owners = [*self._owners, *spare]
-        befores = [path[begin - 1] for path in paths] if begin else owners
-        behinds = [path[end] for path in paths] if end < len(paths[0]) else owners
+        upstreams = [path[begin - 1] for path in paths] if begin else owners
+        downstreams = [path[end] for path in paths] if end < len(paths[0]) else owners
         parts = [path[begin:end] for path in paths]
         ends = [(part[0], part[-1]) for part in parts]
         weights: list[list[float]] = []
-        for i, (before, behind) in enumerate(zip(befores, behinds, strict=True)):
+        for i, (before, behind) in enumerate(zip(upstreams, downstreams, strict=True)):
             row = [
                 cost((before, head), no_link) + cost((tail, behind), no_link) for head, tail in ends
             ]
