@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from decod.checkpoint.entries import TensorEntry
 from decod.data.params import BatchConfig
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
@@ -24,7 +25,7 @@ from decod.stopwatch import Stopwatch
 from decod.train.adamw import StageState
 from decod.train.layout import Layout
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.snapshot import Snapshot, TensorEntry, read_state, take_snapshot
+from decod.train.snapshot import Snapshot, read_state, take_snapshot
 from decod.train.start import initial_weights
 from decod.train.token_source import TokenSource
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decod.checkpoint.entries import parse_entries
 from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
@@ -21,7 +22,7 @@ from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
-from decod.train.snapshot import parse_entries, read_state
+from decod.train.snapshot import read_state
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor
 
