@@ -286,11 +286,11 @@ class JobRunner:
         return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))
 
     def _initial(self, job: Job) -> Result:
-        """Copy another stage's initial weights: this host has them, that stage's members not."""
+        """Copy another stage's first state: this host has it, that stage's members not."""
         own = self._ready
-        other = StageExecutor(own.config, init_dir=own.init_dir)
+        other = StageExecutor(own.config, init_dir=own.init_dir, checkpoint=own.checkpoint)
         other.build(job.number("stage_index"))
-        return self._copy(other, job, with_optimizer=False)
+        return self._copy(other, job, with_optimizer=own.checkpoint is not None)
 
     def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
         """Describe a state; write it too, where a region for it was given."""

@@ -193,7 +193,8 @@ class Cluster:
     def start(self, name: str, *arguments: str | Path) -> Daemon:
         """Starts `decod ARGUMENTS` as a node with one thread on a free port of the loopback."""
         folder = self.folder / name
-        folder.mkdir()
+        # A test may have put a state folder there.
+        folder.mkdir(exist_ok=True)
         command = [*DECOD, *map(str, arguments), "--name", name, "--threads", "1"]
         command += ["--state-dir", str(folder / "state")]
         if "--listen" not in command:
