@@ -3,6 +3,9 @@
 import json
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
+from tests.support.checkpoints import write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.oracle import assert_agreement
 from tests.support.runs import make_run, reference, weight_error
@@ -27,7 +31,7 @@ def write_run_file(cluster: Cluster, run: RunConfig | None = None, **config: int
     text = render_run_file(
         run or cluster.run,
         DataSource(path=str(cluster.corpus)),
-        CheckpointConfig(**{"every_iterations": EVERY} | config),
+        CheckpointConfig(**({"every_iterations": EVERY} | config)),
     )
     cluster.run_file.write_text(text, encoding="utf-8")
 
@@ -67,6 +71,18 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+def assert_equals_reference(
+    run: RunConfig, corpus: Path, found: dict[int, float], model: Path
+) -> None:
+    """Compares losses after a resume, and the last weights, with one process that never stopped."""
+    losses, weights = reference(run, corpus, NUM_ITERATIONS)
+    worst = max(abs(loss / losses[iteration - 1] - 1) for iteration, loss in found.items())
+    error = weight_error(model, weights)
+    print(f"resumed with iteration {min(found)}: losses {worst:.1e}, weights {error:.1e}")
+    assert worst < 1e-8
+    assert error < 1e-8
+
+
 def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
     """The newest checkpoint is damaged besides, so the run goes on from the one before."""
     run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
@@ -100,10 +116,93 @@ def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus
     twice = losses_before.keys() & losses_after.keys()
     assert twice, "the lost iterations are trained again"
     assert max(abs(losses_before[i] / losses_after[i] - 1) for i in twice) < 1e-12
-    losses, weights = reference(run, corpus, NUM_ITERATIONS)
-    worst = max(abs(loss / losses[i - 1] - 1) for i, loss in losses_after.items())
-    error = weight_error(model, weights)
-    print(f"resumed after {usable['iteration']}: losses {worst:.1e}, weights {error:.1e}")
-    assert worst < 1e-8
-    assert error < 1e-8
+    assert_equals_reference(run, corpus, losses_after, model)
     assert_agreement(model)
+
+
+def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus: Path) -> None:
+    """Ctrl-C keeps the very last iteration; the further data node gets its state like a relay."""
+    run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)
+    with Cluster(tmp_path / "before", run, corpus) as before:
+        write_run_file(before, every_iterations=1000)
+        first = before.start_leader()
+        before.start_data_node("data-1")
+        before.start_relays(1)
+        before.wait_for_iteration(7)
+        first.send(signal.SIGINT)
+        assert first.wait() == 0
+        last = first.iteration
+        assert [row["iteration"] for row in checkpoints(first.state_dir)] == [last]
+
+    with Cluster(tmp_path / "after", run, corpus) as after:
+        write_run_file(after, every_iterations=0)
+        move_checkpoints(first, tmp_path / "after" / "leader" / "state")
+        model = tmp_path / "model"
+        leader = after.start_leader("--resume", str(last), "--export", model)
+        after.start_data_node("data-1")
+        after.start_relays(1)
+        assert leader.status()["iteration"] >= last
+        codes = after.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses = leader.losses()
+        assert checkpoints(leader.state_dir)[0]["iteration"] == last, "none is written with 0"
+    assert sorted(losses) == list(range(last + 1, NUM_ITERATIONS + 1))
+    assert_equals_reference(run, corpus, losses, model)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mounts a file system of 4 MiB, or skips the test where that is not allowed."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
+    """Only the runs' folder lies on it: logs and sockets are another disk's matter."""
+    run = make_run(min_nodes_per_stage=1)
+    runs = tmp_path / "leader" / "state" / "runs"
+    with small_disk(runs), Cluster(tmp_path, run, corpus) as cluster:
+        write_run_file(cluster, keep=1)
+        leader = cluster.start_leader()
+        cluster.start_relays(1)
+        cluster.wait_for(lambda: written(leader), "a checkpoint")
+        fill = runs / "something-else"
+        with fill.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(1 << 12)):
+                pass
+        cluster.wait_for(lambda: leader.events("checkpoint.failed"), "the failure to be told")
+        good = written(leader)[-1]
+        status = leader.status()["checkpoint"]
+        assert "No space left on device" in status["problem"]
+        assert status["iteration"] == good
+        shown = run_decod("status", "--state-dir", leader.state_dir)
+        assert "CHECKPOINT FAILED: E-CKP-012" in shown.stdout
+        verified = run_decod("checkpoint", "verify", "--state-dir", leader.state_dir)
+        assert verified.returncode == 0, verified
+        assert f"{good}" in verified.stdout.split()
+        cluster.wait_for_iteration(leader.iteration + 2)
+        fill.unlink()
+        cluster.wait_for(lambda: written(leader)[-1] > good, "a checkpoint when there is room")
+        assert leader.status()["checkpoint"]["problem"] is None
+        assert all(commit.attempt == 1 for commit in leader.commits()), "nothing was repeated"
+
+
+def test_what_can_not_be_resumed_is_refused_in_one_line(tmp_path: Path, corpus: Path) -> None:
+    """Before anybody is asked to join."""
+    run = make_run()
+    cluster = Cluster(tmp_path, run, corpus)
+    state_dir = tmp_path / "state"
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", state_dir, "--resume")
+    result = run_decod("leader", cluster.run_file, *arguments, "latest")
+    assert_refused(result, exit_code=9, holds=["E-CKP-011", str(state_dir)])
+    write_checkpoint(state_dir, 40, settings={"name": "test", "seed": 3})
+    result = run_decod("leader", cluster.run_file, *arguments, "latest")
+    assert_refused(result, exit_code=9, holds=["E-CKP-013", "batch."])
+    result = run_decod("leader", cluster.run_file, *arguments, "41")
+    assert_refused(result, exit_code=9, holds=["E-CKP-011", "41"])

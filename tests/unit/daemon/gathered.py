@@ -100,7 +100,7 @@ class FakeRun:
         self.lent += 1
         return memoryview(bytearray(size_bytes))
 
-    def _free(self, buffer: memoryview) -> None:  # noqa: ARG002 - counted only.
+    def _free(self, buffer: memoryview) -> None:
         self.lent -= 1
 
     async def _request_state(self, iteration: int, *, with_optimizer: bool) -> ServedState:
@@ -139,10 +139,3 @@ def describe(stage_index: int, iteration: int) -> str:
     """Returns what a member says of its state."""
     entries = random_blob(stage_index, seed=iteration).entries
     return json.dumps({"tensors": [asdict(entry) for entry in entries]})
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets other tasks go on until something is so."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import threading
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,8 @@ from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.gathering import gathered_states
 from decod.errors import ConfigError, NetworkError
 from tests.support.checkpoints import RUN_ID
-from tests.unit.daemon.gathered import FakeRun, describe, until
+from tests.unit.daemon.gathered import FakeRun, describe
+from tests.waiting import wait_until
 
 
 def make_checkpoints(
@@ -54,10 +54,10 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
         relay.may_send.clear()
         gathered = gathered_states(run.node, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await until(lambda: relay.num_asked)
+        await wait_until(lambda: relay.num_asked)
         assert run.is_held
         relay.may_copy.set()
-        await until(lambda: not run.is_held)
+        await wait_until(lambda: not run.is_held)
         assert not entering.done(), "it still travels"
         relay.may_send.set()
         states = await entering
@@ -80,10 +80,10 @@ def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
         relay.may_copy.clear()
         gathered = gathered_states(run.node, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await until(lambda: relay.num_asked and not run.is_held)
+        await wait_until(lambda: relay.num_asked and not run.is_held)
         run.commit(6)
         relay.may_copy.set()
-        with pytest.raises(NetworkError, match="E-NET-022 stage 1 .* moved on"):
+        with pytest.raises(NetworkError, match=r"E-NET-022 stage 1 .* moved on"):
             await entering
         assert relay.num_asked == 1, "it would only hold up the run again"
         assert run.lent == 0
@@ -111,7 +111,7 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
         first.may_send.clear()
         gathered = gathered_states(run.node, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await until(lambda: first.num_asked and not run.is_held)
+        await wait_until(lambda: first.num_asked and not run.is_held)
         run.commit(6)
         first.dies_sending = True
         first.may_send.set()
@@ -132,7 +132,7 @@ def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
         relay.may_send.clear()
         gathered = gathered_states(run.node, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await until(lambda: run.lent == 2)
+        await wait_until(lambda: run.lent == 2)
         entering.cancel()
         await asyncio.gather(entering, return_exceptions=True)
         assert run.lent == 0
@@ -169,7 +169,7 @@ def test_training_does_not_wait_for_one_that_takes_long(tmp_path: Path) -> None:
         relay.may_send.clear()
         checkpoints = make_checkpoints(run, tmp_path)
         run.commit(10)
-        await until(lambda: run.lent == 2)
+        await wait_until(lambda: run.lent == 2)
         for iteration in range(11, 26):
             run.commit(iteration)
         assert relay.num_asked == 1, "one at a time"
@@ -342,7 +342,7 @@ def test_a_node_that_ends_gives_up_its_checkpoint_and_only_then_the_memory(
         run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
         checkpoints = make_checkpoints(run, tmp_path, files=disk)
         run.commit(10)
-        await until(disk.reached.is_set)
+        await wait_until(disk.reached.is_set)
         closing = asyncio.create_task(checkpoints.close())
         for _ in range(10):
             await asyncio.sleep(0)

@@ -135,5 +135,5 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_weights_without_moments_are_not_enough(tmp_path: Path) -> None:
     stages = [build(None, index, config()) for index in range(3)]
     source = write(tmp_path, stages, with_optimizer=False)
-    with pytest.raises(CheckpointError, match="E-CKP-010 .* no moments"):
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .* no moments"):
         build(source, 1, config())
