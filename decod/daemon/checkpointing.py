@@ -58,6 +58,8 @@ class Checkpoints:
         self._folder = run_folder(node.config.state_dir, node.part.run_id)
         self._store = store or CheckpointStore(self._folder)
         self._task: asyncio.Task[None] | None = None
+        self._writing = False
+        """All states are here: what is left to do concerns this host only."""
         self._last: int | None = None
         """Iteration of the newest checkpoint of this run that is whole."""
         self._last_s: int | None = None
@@ -104,9 +106,13 @@ class Checkpoints:
             await self._try()
 
     async def close(self) -> None:
-        """Give up what is being written. Returns when nothing reads the shared memory any more."""
+        """End what is being written, and give up what is still being gathered.
+
+        A run that loses a stage ends here: the checkpoint in hand may be all that is left of it.
+        """
         if self._task is not None:
-            self._task.cancel()
+            if not self._writing:
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _try(self) -> None:
@@ -157,6 +163,7 @@ class Checkpoints:
             with suppress(OSError):  # The checkpoint is there; there is just one too many.
                 self._store.prune(self._config.keep)
 
+        self._writing = True
         written = in_thread(work)
         try:
             await asyncio.shield(written)
@@ -164,6 +171,8 @@ class Checkpoints:
             abandoned.set()
             await asyncio.gather(written, return_exceptions=True)
             raise
+        finally:
+            self._writing = False
 
 
 def _blobs(states: GatheredStates, manifest: Manifest) -> list[StageBlob]:

@@ -270,13 +270,15 @@ class _Leading:
         return stop
 
     async def _keep_result(self) -> None:
-        """Write state and model before the members go: nobody else keeps them."""
+        """Write model and state before the members go: nobody else keeps them."""
         node = self._node
         if node.progress.iteration == node.part.manifest.start_iteration:
             return
-        await self._checkpoints.finish()
-        iteration = await self._write(self._keep_dir)
-        node.say(f"model of iteration {iteration}: {self._keep_dir}")
+        try:
+            iteration = await self._write(self._keep_dir)
+            node.say(f"model of iteration {iteration}: {self._keep_dir}")
+        finally:
+            await self._checkpoints.finish()
 
     def _keep_early(self) -> None:
         """A stage is about to leave with its last member: keep the model while it can be had."""

@@ -333,7 +333,38 @@ class SlowDisk(Files):
         super().write(descriptor, data)
 
 
-def test_a_node_that_ends_gives_up_its_checkpoint_and_only_then_the_memory(
+def test_a_node_that_ends_ends_the_checkpoint_that_it_writes(tmp_path: Path) -> None:
+    """If the run has lost a stage, it may be all that is left of it."""
+
+    async def test() -> None:
+        run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
+        checkpoints = make_checkpoints(run, tmp_path, files=disk)
+        run.commit(10)
+        await wait_until(disk.reached.is_set)
+        closing = asyncio.create_task(checkpoints.close())
+        disk.go_on.set()
+        await closing
+        assert iterations(tmp_path) == [10]
+
+    asyncio.run(test())
+
+
+def test_a_node_that_ends_does_not_wait_for_members(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_send.clear()
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await wait_until(lambda: relay.num_asked)
+        await checkpoints.close()
+        assert run.lent == 0
+        assert iterations(tmp_path) == []
+
+    asyncio.run(test())
+
+
+def test_a_checkpoint_that_is_cancelled_leaves_the_memory_when_nobody_reads_it(
     tmp_path: Path,
 ) -> None:
     """The writing thread must not read what somebody else writes by then."""
@@ -343,12 +374,14 @@ def test_a_node_that_ends_gives_up_its_checkpoint_and_only_then_the_memory(
         checkpoints = make_checkpoints(run, tmp_path, files=disk)
         run.commit(10)
         await wait_until(disk.reached.is_set)
-        closing = asyncio.create_task(checkpoints.close())
+        task = checkpoints._task
+        assert task is not None
+        task.cancel()
         for _ in range(10):
             await asyncio.sleep(0)
         assert run.lent == 2
         disk.go_on.set()
-        await closing
+        await asyncio.gather(task, return_exceptions=True)
         assert run.lent == 0
         assert iterations(tmp_path) == []
         assert list(run_folder(tmp_path, RUN_ID).iterdir()) == []

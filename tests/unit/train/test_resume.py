@@ -1,8 +1,10 @@
 """Stages that are built from a checkpoint go on bit for bit, however the model is cut."""
 
+import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.start import CheckpointSource
+from decod.worker.arena import Arena
+from decod.worker.jobs import JobRunner
 from tests.support.checkpoints import make_manifest
 
 torch.set_num_threads(1)
@@ -137,3 +141,33 @@ def test_weights_without_moments_are_not_enough(tmp_path: Path) -> None:
     source = write(tmp_path, stages, with_optimizer=False)
     with pytest.raises(CheckpointError, match=r"E-CKP-010 .* no moments"):
         build(source, 1, config())
+
+
+def test_the_leaders_device_copies_any_stage_for_a_candidate(tmp_path: Path) -> None:
+    """With its moments, and as the state of the checkpoint's iteration."""
+    before = [build(None, index, config()) for index in range(3)]
+    for relay in before[1:]:
+        train(relay, 1)
+    source = write(tmp_path, before, with_optimizer=True)
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 1 << 20)
+    runner = JobRunner(Arena(descriptor))
+
+    def ask(kind: str, **fields: Any) -> dict[str, Any]:
+        reply = runner.run({"job": 0, "kind": kind, **fields})
+        assert reply["ok"], reply
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    sections = {
+        name: asdict(getattr(config(), name))
+        for name in ("model", "stages", "batch", "optimizer", "reduction")
+    }
+    start = {"checkpoint_dir": str(source.folder), "checkpoint_sha256": source.sha256}
+    ask("configure", **sections, **start, seed=3)
+    described = ask("initial", stage_index=2)
+    assert described["iteration"] == ITERATION
+    assert [e["sha256"] for e in described["tensors"]] == [
+        entry.sha256 for entry in before[2].snapshot(with_optimizer=True).entries
+    ]
+    os.close(descriptor)
