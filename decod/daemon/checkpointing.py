@@ -60,8 +60,8 @@ class Checkpoints:
         self._task: asyncio.Task[None] | None = None
         self._writing = False
         """All states are here: what is left to do concerns this host only."""
-        self._last: int | None = None
-        """Iteration of the newest checkpoint of this run that is whole."""
+        self._last: int | None = node.part.manifest.start_iteration or None
+        """Iteration of the newest checkpoint to go on from; at first the one that was resumed."""
         self._last_s: int | None = None
         self._problem: str | None = None
         self._due = self._next_due(node.progress.iteration)
