@@ -149,7 +149,8 @@ async def full_status(node: Node) -> dict[str, Any]:
         return own
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
-    mine = ("node", "state", "counters", "timing", "join_string")
+    # Flows too: each node knows its own hops from the first flow on, the leader whole flows later.
+    mine = ("node", "state", "flows", "counters", "timing", "join_string")
     return {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
 
 

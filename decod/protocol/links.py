@@ -38,8 +38,14 @@ _UNMEASURED = Link(latency_s=0.05, bandwidth_bytes_per_s=12.5e6)
 _MOVED_RATIO = 0.1
 """A term of equation (1) that is off by more than this share is told anew."""
 
+_OTHERWISE_FACTOR = 2.0
+"""A transfer that takes so many times as long as was told, or as short, is another link's."""
+
 _NEGLIGIBLE_RATIO = 0.01
 """Changes by less than this share of the whole cost are not worth a message."""
+
+_TRANSFER_SHARE_MIN = 0.1
+"""Share of the whole cost below which a transfer's time is nobody's reason to hurry."""
 
 _PASSES = (
     (jobs.Forward, jobs.Backward),
@@ -223,6 +229,16 @@ class LinkTable:
             abs(now - then) > max(_MOVED_RATIO * then, negligible_s)
             for then, now in zip(old, new, strict=True)
         )
+
+    def moved_far(self, peer: NodeId) -> bool:
+        """Whether transfers to the peer take at least twice or at most half as long as was told."""
+        known = self._peers.get(peer)
+        if known is None or known.told is None:
+            return False
+        old, new = self._shares_s(known.told), self._shares_s(self.terms(peer))
+        (*_, then), (*_, now) = old, new
+        counts = max(then, now) > _TRANSFER_SHARE_MIN * min(sum(old), sum(new))
+        return counts and max(then, now) >= _OTHERWISE_FACTOR * min(then, now)
 
     def tell(self, peer: NodeId) -> Terms:
         """Return what to report to a peer, and reckon with that from now on."""

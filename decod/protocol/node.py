@@ -209,8 +209,8 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
-                self._survey.sent(now_s, event)
-                return self.context.tensors.release(event.tensor)
+                reports = self._survey.sent(now_s, event)
+                return reports + self.context.tensors.release(event.tensor)
             case SendFailed():
                 return self._undelivered(now_s, event)
             case LinkMeasured():

@@ -1,10 +1,13 @@
 """Keeps the costs of links true: reports what has changed, and probes what nobody has measured.
 
-By the clock, every `SURVEY_INTERVAL_S`, and never otherwise, so that its messages are bounded by
-neighbours and time whatever happens (I8):
+By the clock, every `SURVEY_INTERVAL_S`, so that its messages are bounded by neighbours and time
+whatever happens (I8):
 
 - Each neighbour, upstream and downstream, is told what this node has measured of its end of their
   link, if it has not been told in this view, or if that has changed by more than a tenth.
+- A neighbour is told at once, and not by the clock, when transfers to it take twice or half as long
+  as it believes: flows should leave a link that has broken down soon. Such reports are at least
+  `URGENT_INTERVAL_S` apart, and come seldom: each needs three transfers that say the same.
 - At most one link is probed at a time, and none for `PROBE_PAUSE_RATIO` times as long as the last
   probe took: one whose bandwidth no transfer has shown, or none lately, and which could matter. It
   could not if even an endless bandwidth left it more expensive than every neighbour of that stage
@@ -32,6 +35,9 @@ from decod.protocol.messages import FlowCost, LinkReport, Message
 
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""
+
+URGENT_INTERVAL_S = 0.5
+"""Least time between two reports to one neighbour of which the later is urgent."""
 
 PROBE_PAUSE_RATIO = 19
 """Probes take at most a twentieth of the time that a node's link has, however slow it is."""
@@ -67,6 +73,8 @@ class Survey:
         """Before this no further link is probed."""
         self._tried_s: dict[NodeId, float] = {}
         """When each link was last probed, with whatever result."""
+        self._told_s: dict[NodeId, float] = {}
+        """When each neighbour was last told something."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -84,6 +92,7 @@ class Survey:
         members = frozenset(context.view.by_id)
         context.links.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}
+        self._told_s.clear()
 
     def heard(self, sender: NodeId, message: Message) -> None:
         """Take in what a member of the view says of its end of a link, with an offer or alone."""
@@ -96,15 +105,21 @@ class Survey:
             case FlowCost():
                 self._context.links.offered(sender, message.compute_s)
 
-    def sent(self, now_s: float, event: TensorSent) -> None:
-        """Take in how long a tensor took."""
-        self._context.links.transferred(
+    def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
+        """Take in how long a tensor took; say so at once if that changes much."""
+        links, node = self._context.links, event.to
+        links.transferred(
             now_s,
-            event.to,
+            node,
             size_bytes=event.size_bytes,
             duration_s=event.duration_s,
             share=event.share,
         )
+        if node not in self._neighbours or not links.moved_far(node):
+            return []
+        if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S:
+            return []
+        return [self._tell(now_s, node)]
 
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """Take in a timed exchange, or the end of a probe."""
@@ -133,29 +148,29 @@ class Survey:
             return []
         # Counted from now: after a long stall one round of reports is owed, not a burst.
         self._tick_s = now_s + SURVEY_INTERVAL_S
-        return [*self._report(), *self._probe(now_s)]
+        return [*self._report(now_s), *self._probe(now_s)]
 
     @property
     def _neighbours(self) -> tuple[NodeId, ...]:
         both = dict.fromkeys((*self._context.previous, *self._context.next))
         return tuple(node for node in both if node != self._context.node_id)
 
-    def _report(self) -> list[Effect]:
-        links, version = self._context.links, self._context.view.version
-        effects: list[Effect] = []
-        for node in self._neighbours:
-            if node not in self._owed and not links.moved(node):
-                continue
-            told = links.tell(node)
-            report = LinkReport(
-                view_version=version,
-                latency_s=told.link.latency_s,
-                bandwidth_bytes_per_s=told.link.bandwidth_bytes_per_s,
-                compute_s=told.compute_s,
-            )
-            effects.append(Send(node, report))
+    def _report(self, now_s: float) -> list[Effect]:
+        moved = self._context.links.moved
+        due = [node for node in self._neighbours if node in self._owed or moved(node)]
         self._owed.clear()
-        return effects
+        return [self._tell(now_s, node) for node in due]
+
+    def _tell(self, now_s: float, node: NodeId) -> Effect:
+        self._told_s[node] = now_s
+        told = self._context.links.tell(node)
+        report = LinkReport(
+            view_version=self._context.view.version,
+            latency_s=told.link.latency_s,
+            bandwidth_bytes_per_s=told.link.bandwidth_bytes_per_s,
+            compute_s=told.compute_s,
+        )
+        return Send(node, report)
 
     def _probe(self, now_s: float) -> list[Effect]:
         if self._probing is not None and now_s >= self._probing[1] + _PROBE_TIMEOUT_S:

@@ -23,6 +23,7 @@ from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.daemon.control import ask
 from decod.errors import DecodError
+from tests.support.network import Network
 from tests.support.polling import wait_for
 
 START_TIMEOUT_S = 60.0
@@ -161,12 +162,16 @@ class Cluster:
         folder: Empty; gets the run file and a folder for each daemon.
         run: What is trained.
         corpus: Folder of prepared data.
+        network: Where each daemon runs on the host that is called as it; the loopback if absent.
     """
 
-    def __init__(self, folder: Path, run: RunConfig, corpus: Path) -> None:
+    def __init__(
+        self, folder: Path, run: RunConfig, corpus: Path, network: Network | None = None
+    ) -> None:
         self.folder = folder
         self.run = run
         self.corpus = corpus
+        self.network = network
         self.daemons: list[Daemon] = []
         self.run_file = folder / "run.toml"
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,14 +196,17 @@ class Cluster:
     # --- starting -----------------------------------------------------------------------------
 
     def start(self, name: str, *arguments: str | Path) -> Daemon:
-        """Starts `decod ARGUMENTS` as a node with one thread on a free port of the loopback."""
+        """Starts `decod ARGUMENTS` as a node with one thread on a free port of its host."""
         folder = self.folder / name
         # A test may have put a state folder there.
         folder.mkdir(exist_ok=True)
-        command = [*DECOD, *map(str, arguments), "--name", name, "--threads", "1"]
+        host, command = "127.0.0.1", []
+        if self.network is not None:
+            host, command = self.network.address(name), [*self.network.command(name)]
+        command += [*DECOD, *map(str, arguments), "--name", name, "--threads", "1"]
         command += ["--state-dir", str(folder / "state")]
         if "--listen" not in command:
-            command += ["--listen", "127.0.0.1:0"]
+            command += ["--listen", f"{host}:0"]
         start_s = time.monotonic()
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(

@@ -19,8 +19,11 @@ from decod.protocol.routing.position import Position
 from decod.protocol.view import flow_quota
 
 _SEARCH_TICKS = 16
-"""Rounds of search before the first settlement of a view, beyond those of building; and between
-one that stands and the next."""
+"""Rounds of search before the first settlement of a view, beyond those of building."""
+
+_PAUSE_TICKS = 8
+"""Rounds of search between a settlement that stands and the next: enough to find a way round a link
+that has become slow."""
 
 _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many rounds for each stage is given up."""
@@ -137,7 +140,7 @@ class LiveRouting:
         settling = negotiation.settling
         if settling.agreed and settling.epoch > self._agreed_epoch:
             self._agreed_epoch = settling.epoch
-            self._wait = _SEARCH_TICKS
+            self._wait = _PAUSE_TICKS
         self._wait -= 1
         if self._wait > 0:
             return []
@@ -165,7 +168,7 @@ class LiveRouting:
             for flow_id, flow in sorted(part.flows.items())
         )
         # Nodes hear of an opening at different times; till then they must not lose what it names.
-        self._wait = max(self._wait, _SEARCH_TICKS)
+        self._wait = max(self._wait, _PAUSE_TICKS)
         return True
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:

@@ -134,6 +134,7 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
         "stages": "not a list",
         "state": "joining",
         "node": {"id": NodeId("x")},
+        "flows": [{"data_node": "x", "slot": 0, "path": ["x", "y"], "costs_s": [0.1]}],
         "made_up": 1,
         "join_string": "theirs",
     }
@@ -151,7 +152,7 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
                 7,
                 1.5,
             )
-            for key in ("node", "state", "join_string", "stages", "counters"):
+            for key in ("node", "state", "flows", "join_string", "stages", "counters"):
                 assert status[key] == own[key], key
             assert "made_up" not in status
 

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import MicrobatchId, NodeId, Round, TensorId
 from decod.planner.cost import Link
 from decod.protocol import events as ev
+from decod.protocol import jobs
 from decod.protocol import messages as m
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, ProbeLink, Send
@@ -18,6 +19,7 @@ from decod.protocol.survey import (
     PROBE_PAUSE_RATIO,
     PROBE_SIZE_MAX_BYTES,
     SURVEY_INTERVAL_S,
+    URGENT_INTERVAL_S,
     Survey,
 )
 from decod.protocol.view import View
@@ -36,6 +38,7 @@ from tests.unit.protocol.cast import (
 from tests.unit.protocol.world import World
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
+MICROBATCH = MicrobatchId(1, 0, 0)
 
 
 class Bench:
@@ -301,3 +304,34 @@ def test_a_probe_that_comes_as_a_message_changes_nothing() -> None:
     assert world.step("r1a", ev.Received(D0, m.LinkProbe())) == []
     assert world.hosts[R1A].machine.context.round == Round(1, 1)
     assert R1B not in world.hosts
+
+
+def transfer(bench: Bench, at_s: float, *, rate: float, num: int = 3) -> list[Effect]:
+    """Let tensors to r2a take as long as they do at `rate` bytes a second."""
+    size_bytes = bench.links.activation_size_bytes
+    sent = ev.TensorSent(R2A, TensorId(0), size_bytes, size_bytes / rate)
+    return [effect for _ in range(num) for effect in bench.survey.sent(at_s, sent)]
+
+
+@pytest.mark.parametrize(("rate", "urgent"), [(1e6, False), (6e5, False), (4e5, True), (3e6, True)])
+def test_a_link_that_has_broken_down_or_come_back_is_told_at_once(
+    rate: float, urgent: bool
+) -> None:
+    bench = Bench()
+    bench.links.computed(jobs.Forward(MICROBATCH), 0.1)
+    bench.links.computed(jobs.Backward(MICROBATCH), 0.1)
+    assert not transfer(bench, 0.1, rate=1e6), "nobody has been told yet: the clock does that"
+    bench.tick()
+    effects = transfer(bench, 2.0, rate=rate)
+    told = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, m.LinkReport)]
+    assert told == [R2A] * urgent
+    assert not transfer(bench, 2.1, rate=rate, num=5), "and that once"
+
+
+def test_urgent_reports_keep_a_distance() -> None:
+    bench = Bench()
+    transfer(bench, 0.1, rate=1e6)
+    bench.tick()
+    assert transfer(bench, 2.0, rate=1e5)
+    assert not transfer(bench, 2.0 + 0.9 * URGENT_INTERVAL_S, rate=1e6, num=5)
+    assert transfer(bench, 2.0 + 1.1 * URGENT_INTERVAL_S, rate=1e6, num=1)

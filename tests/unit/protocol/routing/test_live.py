@@ -27,11 +27,14 @@ def works(simulation: Simulation) -> dict[str, Work]:
     return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
 
 
-@pytest.mark.parametrize("forward_s", [0.1, 20.0])
-def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) -> None:
+@pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (5.0, 3)])
+def test_settlements_are_used_however_long_an_iteration_takes(
+    forward_s: float, num_iterations: int
+) -> None:
     """With long ones, many rounds of the search pass between two openings."""
     profile = replace(ComputeProfile(), forward_s=forward_s)
-    simulation = Simulation(replace(SCENARIO, profile=profile, duration_max_s=1e5))
+    scenario = replace(SCENARIO, profile=profile, num_iterations=num_iterations)
+    simulation = Simulation(replace(scenario, duration_max_s=1e5))
     epochs: set[int] = set()
 
     def look() -> None:
@@ -40,8 +43,24 @@ def test_settlements_are_used_however_long_an_iteration_takes(forward_s: float) 
 
     simulation.kernel.at(5.0, look)
     result = simulation.run()
-    assert result.num_iterations == SCENARIO.num_iterations
+    assert result.num_iterations == num_iterations
     assert max(epochs) >= 1
+
+
+def test_an_iteration_of_two_dozen_rounds_ends_with_a_new_settlement() -> None:
+    """What the search finds, such as a way round a link that has become slow, is soon used."""
+    simulation = Simulation(replace(SCENARIO, num_iterations=1000))
+    simulation.kernel.run(until_s=15.0, done=lambda: False)
+    epoch, iteration = leader_epoch(simulation), simulation.checker.num_iterations
+    assert epoch > 0
+    simulation.kernel.run(until_s=40.0, done=lambda: False)
+    num_iterations = simulation.checker.num_iterations - iteration
+    assert 20 < 25.0 / num_iterations / SCENARIO.protocol.negotiation_interval_s < 30
+    assert leader_epoch(simulation) - epoch >= num_iterations - 1
+
+
+def leader_epoch(simulation: Simulation) -> int:
+    return works(simulation)[simulation.leader.name].routing.epoch
 
 
 def test_a_relay_that_a_settlement_passes_by_carries_nothing_of_the_last() -> None:

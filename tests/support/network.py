@@ -1,0 +1,202 @@
+"""Hosts on this machine that are joined by links of given, unequal rates.
+
+Each host is a network namespace with one interface; all hang on a bridge in a namespace of its own,
+so nothing can leave the network, and no interface or route of the machine is touched. What a host
+sends is sorted by where it goes: every other host has an HTB class with a rate and a short queue.
+So each *direction of each pair* is a link of its own, whose rate can be changed while it is in use.
+
+There is no latency beyond that of the queues: delaying packets takes a qdisc (netem) that not every
+kernel has, or a switch in user space that takes the processors from what is measured. By equation
+(1) a link is as unequal by its rate as it would be by its latency.
+
+Needs root, `ip` and `tc`; `missing()` says what is not there. Namespaces are named after the
+process that made them; what a killed process has left behind is removed by the next network.
+"""
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PREFIX = "decodnet"
+_NAMESPACES = Path("/run/netns")
+_COMMAND_TIMEOUT_S = 20.0
+
+_QUEUE_S = 0.1
+"""What a link's queue takes to drain, within the bounds below: longer ones only delay."""
+_QUEUE_MIN_BYTES = 1 << 16
+_QUEUE_MAX_BYTES = 1 << 18
+
+_FRAME_BYTES = 1 << 14
+"""Most that a host hands to its link at once. Larger frames cost less time, and come in bursts."""
+
+HOSTS_MAX = 100
+
+Pair = tuple[str, str]
+"""Sender and receiver."""
+
+
+class NetworkError(Exception):
+    """The machine refused a part of the network."""
+
+
+class Network:
+    """Hosts with a link for every ordered pair. Leaving the `with` block removes all of it.
+
+    Processes must be started with `command` and must have ended before the block is left: a
+    namespace lives on, unnamed, for as long as a process is in it.
+
+    Args:
+        hosts: Their names.
+        rates: Mbit/s from one host to another, for each ordered pair that talks.
+    """
+
+    def __init__(self, hosts: Sequence[str], rates: Mapping[Pair, float]) -> None:
+        assert len(set(hosts)) == len(hosts) <= HOSTS_MAX, hosts
+        self.hosts = tuple(hosts)
+        self.rates = dict(rates)
+        """Mbit/s of each link, as they are now."""
+        self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+
+    def __enter__(self) -> Self:
+        remove_leftovers()
+        try:
+            self._lay_out()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def address(self, host: str) -> str:
+        """Return the IP address of a host, which only the other hosts can reach."""
+        return f"10.99.0.{self._number(host)}"
+
+    def command(self, host: str) -> tuple[str, ...]:
+        """Return what to put before a command, so that it runs on a host, as the same process."""
+        return ("ip", "netns", "exec", self._namespace(host))
+
+    def set_rate(self, begin: str, end: str, mbit_per_s: float) -> None:
+        """Change the rate of one direction of a link, at once and for what is queued too."""
+        self.rates[begin, end] = mbit_per_s
+        _run(("tc", "-n", self._namespace(begin), *self._class("change", begin, end)))
+
+    def remove(self) -> None:
+        """Remove all that is there of the network."""
+        for namespace in (*map(self._namespace, self.hosts), self._switch):
+            _delete(namespace)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._name}-switch"
+
+    def _number(self, host: str) -> int:
+        return self.hosts.index(host) + 1
+
+    def _namespace(self, host: str) -> str:
+        return f"{self._name}-{self._number(host)}"
+
+    def _lay_out(self) -> None:
+        _run(("ip", "netns", "add", self._switch))
+        _batch("ip", self._switch, ["link add name bridge type bridge", "link set bridge up"])
+        for host in self.hosts:
+            self._add_host(host)
+
+    def _add_host(self, host: str) -> None:
+        namespace, port = self._namespace(host), f"port{self._number(host)}"
+        _run(("ip", "netns", "add", namespace))
+        pair = f"link add name {port} type veth peer name eth0 netns {namespace}"
+        _batch("ip", self._switch, [pair, f"link set {port} master bridge up"])
+        setup = [
+            "link set lo up",
+            f"link set eth0 gso_max_size {_FRAME_BYTES} up",
+            f"address add {self.address(host)}/24 dev eth0",
+        ]
+        _batch("ip", namespace, setup)
+        # What has no class (ARP, hosts without a rate) is not held back.
+        commands = ["qdisc add dev eth0 root handle 1: htb default 0"]
+        for begin, end in self.rates:
+            if begin == host:
+                commands += self._link(begin, end)
+        _batch("tc", namespace, commands)
+
+    def _link(self, begin: str, end: str) -> Iterable[str]:
+        number, address = self._number(end), self.address(end)
+        queue_bytes = round(_QUEUE_S * self.rates[begin, end] * 1e6 / 8)
+        queue_bytes = min(max(queue_bytes, _QUEUE_MIN_BYTES), _QUEUE_MAX_BYTES)
+        yield " ".join(self._class("add", begin, end))
+        yield f"qdisc add dev eth0 parent 1:{number:x} bfifo limit {queue_bytes}"
+        match = f"u32 match ip dst {address}/32"
+        yield f"filter add dev eth0 parent 1: protocol ip prio 1 {match} flowid 1:{number:x}"
+
+    def _class(self, verb: str, begin: str, end: str) -> tuple[str, ...]:
+        rate = f"{round(self.rates[begin, end] * 1e3)}kbit"
+        words = f"class {verb} dev eth0 parent 1: classid 1:{self._number(end):x} htb"
+        # A burst of one frame: the rate holds over any time that matters.
+        return *words.split(), "rate", rate, "burst", str(_FRAME_BYTES), "quantum", "20000"
+
+
+_numbers = itertools.count(1)
+
+
+def missing() -> str | None:
+    """Return why there can be no network here, or None if there can be one."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"`{program}` is not installed (package iproute2)"
+    try:
+        with Network(("a", "b"), {("a", "b"): 1.0}):
+            return None
+    except NetworkError as error:
+        return f"this machine lays out no network: {error}"
+
+
+def remove_leftovers() -> None:
+    """Remove the networks of processes that are gone."""
+    with suppress(OSError):
+        for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
+            pid = path.name.split("-")[1]
+            if not Path("/proc", pid).exists():
+                _delete(path.name)
+
+
+def _delete(namespace: str) -> None:
+    if (_NAMESPACES / namespace).exists():
+        with suppress(NetworkError):
+            _run(("ip", "netns", "delete", namespace))
+
+
+def _batch(program: str, namespace: str, commands: Sequence[str]) -> None:
+    _run((program, "-n", namespace, "-batch", "-"), text="\n".join(commands) + "\n")
+
+
+def _run(command: Sequence[str], *, text: str = "") -> None:
+    try:
+        result = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            timeout=_COMMAND_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NetworkError(str(error)) from error
+    if result.returncode:
+        raise NetworkError(f"`{' '.join(command)}`: {result.stderr.strip()}")

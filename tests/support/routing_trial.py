@@ -1,0 +1,334 @@
+"""One run on hosts with unequal links: which links its flows use, and how long iterations take.
+
+Links are so slow beside the model's compute time that they decide how long an iteration takes: an
+activation of 512 KiB takes 0.05 s over the fastest link and 0.8 s over the slowest. Two relays of
+each stage begin; the third of each joins when links have been measured. With it comes a new view,
+in which every way of routing builds its flows anew, from costs that it has measured.
+"""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from decod.config.schema import RunConfig
+from decod.data.params import BatchConfig
+from decod.ids import NodeId
+from decod.model.config import ModelConfig, StagesConfig
+from decod.planner.cost import Link, link_cost_s
+from decod.planner.graph import FlowGraph, GraphNode, Route
+from decod.planner.greedy import greedy_routes
+from decod.planner.optimal import optimal_routes
+from decod.protocol.params import ProtocolConfig, Routing
+from decod.train.params import OptimizerConfig
+from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
+from tests.support.network import Network, Pair
+
+NUM_STAGES = 2
+RELAYS_PER_STAGE = 3
+RELAY_CAPACITY = 4
+NUM_MICROBATCHES = 8
+"""Of an iteration; the data node has as many slots. Stages have half as much room again."""
+
+RATE_MIN_MBIT_PER_S = 5.0
+RATE_MAX_MBIT_PER_S = 80.0
+
+LEADER = "leader"
+STAGES = [
+    [f"relay-{stage}-{index}" for index in range(RELAYS_PER_STAGE)]
+    for stage in range(1, NUM_STAGES + 1)
+]
+HOSTS = [LEADER, *itertools.chain(*STAGES)]
+
+ITERATION_TIMEOUT_S = 60.0
+"""Ten times what an iteration over the slowest links takes."""
+
+MODEL = ModelConfig(
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=NUM_STAGES,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+BATCH = BatchConfig(sequence_length=256, microbatch_size=8, num_microbatches=NUM_MICROBATCHES)
+ACTIVATION_BYTES = BATCH.tokens_per_microbatch * MODEL.hidden_size * MODEL.dtype.num_bytes
+
+STAYING_RATIO_MIN = 1.25
+"""What staying on a link must cost beside leaving it, for a fair demand to leave."""
+
+SLOWING = 10.0
+"""What a link's rate is divided by."""
+
+_NUM_MEASURING = 2
+"""Iterations of the first relays before the others come."""
+
+_NUM_REBUILT = 3
+"""Iterations of the last view before anything is looked at."""
+
+_NUM_SETTLED = 2
+"""Settlements of the last view: the first may fall in the middle of the search."""
+
+_NUM_SETTLED_ITERATIONS_MAX = 25
+
+_NUM_TIMED = 5
+"""Iterations whose median counts."""
+
+Hop = tuple[str, str]
+"""A link in the direction of the forward pass, by its hosts' names."""
+
+
+def make_run(routing: Routing) -> RunConfig:
+    """Returns the run, the same but for how flows are found; it has no end."""
+    return RunConfig(
+        name="routing",
+        seed=7,
+        model=MODEL,
+        stages=StagesConfig(num_relay_stages=NUM_STAGES),
+        batch=BATCH,
+        optimizer=OptimizerConfig(lr=1e-3, warmup_iterations=3),
+        # Seven nodes share the processors: what is late need not be dead.
+        protocol=ProtocolConfig(
+            routing=routing,
+            heartbeat_timeout_s=15.0,
+            probe_timeout_s=10.0,
+            min_nodes_per_stage=RELAYS_PER_STAGE - 1,
+        ),
+    )
+
+
+def hops() -> list[Hop]:
+    """Returns all links that a flow can take."""
+    stages = [[LEADER], *STAGES, [LEADER]]
+    return [
+        hop for here, there in itertools.pairwise(stages) for hop in itertools.product(here, there)
+    ]
+
+
+def draw_rates(seed: int) -> dict[Pair, float]:
+    """Returns the rate of every link in Mbit/s; those between stages are drawn, both ways alike."""
+    rng = random.Random(seed)
+    low, high = math.log(RATE_MIN_MBIT_PER_S), math.log(RATE_MAX_MBIT_PER_S)
+    rates = dict.fromkeys(itertools.permutations(HOSTS, 2), RATE_MAX_MBIT_PER_S)
+    for begin, end in hops():
+        rates[begin, end] = rates[end, begin] = math.exp(rng.uniform(low, high))
+    return rates
+
+
+def transfer_s(rates: Mapping[Pair, float], hop: Hop) -> float:
+    """Returns d(i, j) of a link by equation (1) as it is laid out, without the compute times.
+
+    These are the same on every path: all hosts are this machine.
+    """
+    forth, back = (Link(0.0, rates[pair] * 1e6 / 8) for pair in (hop, hop[::-1]))
+    return link_cost_s(
+        compute_here_s=0.0,
+        compute_there_s=0.0,
+        forth=forth,
+        back=back,
+        size_bytes=ACTIVATION_BYTES,
+    )
+
+
+def flow_graph(rates: Mapping[Pair, float]) -> FlowGraph:
+    """Returns the routing problem as it is laid out."""
+    nodes = {NodeId(LEADER): GraphNode(NodeId(LEADER), 0, NUM_MICROBATCHES)}
+    for index, names in enumerate(STAGES):
+        for name in map(NodeId, names):
+            nodes[name] = GraphNode(name, index + 1, RELAY_CAPACITY)
+    costs = {(NodeId(a), NodeId(b)): transfer_s(rates, (a, b)) for a, b in hops()}
+    return FlowGraph(NUM_STAGES, nodes, costs)
+
+
+def mean_cost_s(graph: FlowGraph, routes: list[Route]) -> float:
+    """Returns what a flow costs on average."""
+    return sum(graph.path_cost(route.path) for route in routes) / len(routes)
+
+
+def optimum_s(rates: Mapping[Pair, float]) -> float:
+    """Returns the least mean cost that any routing has."""
+    graph = flow_graph(rates)
+    return mean_cost_s(graph, optimal_routes(graph))
+
+
+def greedy_s(rates: Mapping[Pair, float]) -> float:
+    """Returns the mean cost of a greedy routing which knows all costs."""
+    graph = flow_graph(rates)
+    return mean_cost_s(graph, greedy_routes(graph, random.Random(0), closest_only=True))
+
+
+def slowed(rates: Mapping[Pair, float], hop: Hop, factor: float) -> dict[Pair, float]:
+    """Returns the rates with those of one link, both ways, divided."""
+    return {**rates, **{pair: rates[pair] / factor for pair in (hop, hop[::-1])}}
+
+
+def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
+    """Returns the fastest link in use that flows should leave when its rate is divided.
+
+    Should: the optimum then does without it, and staying would cost at least a quarter more.
+    Fastest: iterations go on at a pace at which five of them are soon over.
+    """
+    found: list[tuple[float, Hop]] = []
+    for hop in used:
+        cut = slowed(rates, hop, factor)
+        graph = flow_graph(cut)
+        routes = optimal_routes(graph)
+        total_s = len(routes) * mean_cost_s(graph, routes)
+        staying_s = sum(num * transfer_s(cut, other) for other, num in used.items())
+        kept = {link for route in routes for link in itertools.pairwise(route.path)}
+        left = (NodeId(hop[0]), NodeId(hop[1])) not in kept
+        if left and staying_s >= STAYING_RATIO_MIN * total_s:
+            found.append((rates[hop], hop))
+    assert found, f"every link of {used} is worth keeping at a part of its rate"
+    return max(found)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How good the flows in use are."""
+
+    cost_s: float
+    """What a flow costs on average, by the links as they are laid out."""
+    iteration_s: float
+    """Median over the last iterations."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A run that trains on a network, and what can be seen of it."""
+
+    cluster: Cluster
+    network: Network
+
+    def start(self) -> None:
+        """Start all; returns when the last relays have joined, and their flows have been built."""
+        cluster = self.cluster
+        cluster.start_leader("--capacity", str(NUM_MICROBATCHES), name=LEADER)
+        self._start_relays(slice(None, -1))
+        timeout_s = START_TIMEOUT_S + ITERATION_TIMEOUT_S * _NUM_MEASURING
+        cluster.wait_for_iteration(_NUM_MEASURING, timeout_s=timeout_s)
+        self._start_relays(slice(-1, None))
+        for names in STAGES:
+            newcomer = self._daemon(names[-1])
+            cluster.wait_for(newcomer.is_ready, f"{newcomer.name} to train")
+        self.next_iterations(_NUM_REBUILT)
+
+    def settle(self) -> None:
+        """Wait until the search has come to something."""
+        wanted = len(self.settled()) + _NUM_SETTLED
+        for _ in range(_NUM_SETTLED_ITERATIONS_MAX):
+            if len(self.settled()) >= wanted:
+                return
+            self.next_iterations(1)
+        raise AssertionError(f"settlements in use: {self.settled()}\n{self.cluster.tails()}")
+
+    def measure(self) -> "Measured":
+        """Train some iterations more; returns what they took and what flows cost at their end."""
+        self.next_iterations(_NUM_TIMED)
+        durations_s = list(self.iteration_durations_s().values())[-_NUM_TIMED:]
+        return Measured(self.mean_cost_s(), median(durations_s))
+
+    def _start_relays(self, which: slice) -> None:
+        for index, names in enumerate(STAGES):
+            for name in names[which]:
+                options = ("--stage", str(index + 1), "--capacity", str(RELAY_CAPACITY))
+                self.cluster.start_relay(name, *options)
+
+    def _daemon(self, name: str) -> Daemon:
+        return next(daemon for daemon in self.cluster.daemons if daemon.name == name)
+
+    @property
+    def leader(self) -> Daemon:
+        return self.cluster.leader
+
+    def next_iterations(self, num: int) -> None:
+        """Wait for some iterations more."""
+        last = self.leader.iteration + num
+        self.cluster.wait_for_iteration(last, timeout_s=ITERATION_TIMEOUT_S * num)
+
+    def iteration_durations_s(self) -> dict[int, float]:
+        """Returns how long each committed iteration took."""
+        records = self.leader.events("iteration.committed")
+        return {int(r["round"].partition(".")[0]): r["duration_s"] for r in records}
+
+    def hops_in_use(self) -> Counter[Hop]:
+        """Returns how many flows each link carries, as the relays say."""
+        names = {node["id"]: node["name"] for node in stage_nodes(self.leader.status())}
+        used = {
+            (flow["slot"], hop)
+            for daemon in self.cluster.daemons[1:]
+            for flow in daemon.status()["flows"]
+            for hop in itertools.pairwise(names[node] for node in flow["path"])
+        }
+        return Counter(hop for _, hop in used)
+
+    def mean_cost_s(self) -> float:
+        """Returns what a flow in use costs on average, by the links as they are now."""
+        used = self.hops_in_use()
+        num_flows = sum(num for (begin, _), num in used.items() if begin == LEADER)
+        total_s = sum(num * transfer_s(self.network.rates, hop) for hop, num in used.items())
+        return total_s / num_flows
+
+    def settled(self) -> list[int]:
+        """Returns the epochs of the settlements that were taken up."""
+        return [record["epoch"] for record in self.leader.events("flows.settled")]
+
+    def set_rates(self, rates: Mapping[Pair, float]) -> None:
+        """Give links the rates that they should have from now on."""
+        for pair, rate in rates.items():
+            if rate != self.network.rates[pair]:
+                self.network.set_rate(*pair, rate)
+
+    def iterations_until_left(self, hop: Hop, *, num_max: int) -> int | None:
+        """Returns how many iterations end until no flow uses a link; None: more than `num_max`."""
+        for num in range(1, num_max + 1):
+            self.next_iterations(1)
+            if not self.hops_in_use()[hop]:
+                return num
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What both ways of routing came to on the same network."""
+
+    greedy: Measured
+    flow: Measured
+    slowed: Hop
+    """The link that was slowed under the flows of `flow`."""
+    left_after: int | None
+    """Iterations until none used it, the one in which it became slow included; None: never."""
+
+
+def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max: int) -> Comparison:
+    """Run both ways of routing, one after the other, and slow a link down.
+
+    Args:
+        folder: For the daemons' folders; exists, and its path is short.
+        corpus: Folder of prepared data.
+        rates: The network.
+        num_max: Iterations after which a link is taken to be never left.
+    """
+    found: dict[Routing, Measured] = {}
+    hop: Hop | None = None
+    left_after: int | None = None
+    for routing in (Routing.GREEDY, Routing.FLOW):
+        with (
+            Network(HOSTS, rates) as network,
+            Cluster(folder / routing, make_run(routing), corpus, network) as cluster,
+        ):
+            trial = Trial(cluster, network)
+            trial.start()
+            if routing is Routing.FLOW:
+                trial.settle()
+            found[routing] = trial.measure()
+            if routing is Routing.FLOW:
+                hop = link_to_slow(rates, trial.hops_in_use(), SLOWING)
+                trial.set_rates(slowed(rates, hop, SLOWING))
+                left_after = trial.iterations_until_left(hop, num_max=num_max)
+    assert hop is not None
+    return Comparison(found[Routing.GREEDY], found[Routing.FLOW], hop, left_after)
