@@ -60,7 +60,7 @@ class Checkpoints:
         self._task: asyncio.Task[None] | None = None
         self._writing = False
         """All states are here: what is left to do concerns this host only."""
-        self._last: int | None = node.part.manifest.start_iteration or None
+        self.last: int | None = node.part.manifest.start_iteration or None
         """Iteration of the newest checkpoint to go on from; at first the one that was resumed."""
         self._last_s: int | None = None
         self._problem: str | None = None
@@ -72,7 +72,7 @@ class Checkpoints:
         """Return what `decod status` shows."""
         return {
             "every_iterations": self._config.every_iterations,
-            "iteration": self._last,
+            "iteration": self.last,
             "written_s": self._last_s,
             "folder": str(self._folder),
             "problem": self._problem,
@@ -102,7 +102,7 @@ class Checkpoints:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         begun = iteration > self._node.part.manifest.start_iteration
-        if self._config.every_iterations and begun and self._last != iteration:
+        if self._config.every_iterations and begun and self.last != iteration:
             await self._try()
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class Checkpoints:
             self._problem = str(error)
             node.note("checkpoint.failed", iteration=iteration, reason=self._problem)
             return
-        self._last, self._last_s, self._problem = iteration, manifest.created_s, None
+        self.last, self._last_s, self._problem = iteration, manifest.created_s, None
         node.note(
             "checkpoint.written",
             iteration=iteration,

@@ -229,6 +229,7 @@ class _Leading:
         self._keep_dir = options.export_dir or (
             options.node.state_dir / "runs" / node.part.run_id / "model"
         )
+        self._run_file = options.run_file.path
         self._exporting = asyncio.Lock()
         self._complete = asyncio.Event()
         self._shown = ShownProgress(node)
@@ -245,9 +246,14 @@ class _Leading:
     async def run(self) -> Stop:
         """Wait for the end of the run, whatever it is, and keep what there is to keep."""
         try:
-            return await self._run()
+            stop = await self._run()
         finally:
             await self._checkpoints.close()
+        last = self._checkpoints.last
+        if last is not None and not self._complete.is_set():
+            path = self._run_file
+            self._node.say(f"go on from iteration {last} with: decod leader {path} --resume latest")
+        return stop
 
     async def _run(self) -> Stop:
         node = self._node

@@ -38,7 +38,7 @@ MODEL = ModelConfig()
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
-    run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig()))
+    run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
     return LeaderOptions(run_file=run_file, node=NodeConfig(state_dir=folder), **changes)
 
 
