@@ -3,6 +3,7 @@
 Imports no torch: the node process writes checkpoints, and `decod checkpoint` reads them.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +88,15 @@ def state_tensors(
         for prefix, dtype in sections.items()
         for name, shape in stage_shapes(model, stages, stage_index).items()
     }
+
+
+def state_size_bytes(model: ModelConfig, stages: StagesConfig) -> int:
+    """Return how much the states of all stages take, with their optimizers."""
+    return sum(
+        math.prod(shape) * DTYPE_BYTES[dtype]
+        for index in range(stages.num_relay_stages + 1)
+        for dtype, shape in state_tensors(model, stages, index).values()
+    )
 
 
 def check_tensors(

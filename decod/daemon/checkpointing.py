@@ -9,21 +9,32 @@ told, in the log and in `decod status`, and tried again the next time; training 
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from decod.checkpoint.entries import check_tensors, parse_entries, state_tensors
+import psutil
+
+from decod.checkpoint.entries import (
+    check_tensors,
+    parse_entries,
+    state_size_bytes,
+    state_tensors,
+)
 from decod.checkpoint.manifest import CheckpointManifest, Settings
 from decod.checkpoint.params import CheckpointConfig
 from decod.checkpoint.store import CheckpointStore, StageBlob, run_folder
 from decod.config.schema import Manifest
 from decod.daemon.gathering import GatheredStates, gathered_states
 from decod.daemon.threads import in_thread
-from decod.errors import DecodError
+from decod.errors import CheckpointError, DecodError
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node
+
+
+_MEMORY_SHARE = 0.8
+"""Part of the free memory that a checkpoint may take for a while."""
 
 
 def settings_of(manifest: Manifest) -> Settings:
@@ -43,6 +54,7 @@ class Checkpoints:
         config: How often, and how many stay.
         gathering: Held while states are gathered: exports do that too.
         store: Where they go.
+        free_memory_bytes: Tells how much there is on this host.
     """
 
     def __init__(
@@ -51,12 +63,14 @@ class Checkpoints:
         config: CheckpointConfig,
         gathering: asyncio.Lock,
         store: CheckpointStore | None = None,
+        free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
         self._node = node
         self._config = config
         self._gathering = gathering
         self._folder = run_folder(node.config.state_dir, node.part.run_id)
         self._store = store or CheckpointStore(self._folder)
+        self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
         self._writing = False
         """All states are here: what is left to do concerns this host only."""
@@ -120,6 +134,7 @@ class Checkpoints:
         # The run's state is that of this iteration or, if another export came between, a later one.
         iteration = node.progress.iteration
         try:
+            self._require_memory()
             async with (
                 self._gathering,
                 gathered_states(node, with_optimizer=True) as states,
@@ -141,6 +156,24 @@ class Checkpoints:
             gathered_s=round(gathered_s, 3),
             duration_s=round(time.monotonic() - start_s, 3),
         )
+
+    def _require_memory(self) -> None:
+        """Refuse what this host can't hold: without memory not a file but the leader is lost.
+
+        Raises:
+            CheckpointError: There is too little.
+        """
+        run = self._node.part.manifest.run
+        needed_bytes = state_size_bytes(run.model, run.stages)
+        free_bytes = self._free_memory_bytes()
+        if needed_bytes > _MEMORY_SHARE * free_bytes:
+            raise CheckpointError(
+                f"a checkpoint takes {needed_bytes / 2**30:.1f} GiB of memory while it is written, "
+                f"and {free_bytes / 2**30:.1f} GiB are free",
+                why="the states of all stages are gathered in the leader's memory first",
+                fix="free memory, lead from a larger host, or set checkpoint.every_iterations = 0",
+                code="E-CKP-014",
+            )
 
     def _manifest(self, states: GatheredStates) -> CheckpointManifest:
         assert states.loss is not None, "nothing is kept before the first commit"

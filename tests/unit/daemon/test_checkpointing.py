@@ -287,6 +287,28 @@ def test_a_full_disk_is_told_and_the_last_good_one_stays(tmp_path: Path) -> None
     asyncio.run(test())
 
 
+def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
+    """The system would end the leader, and with it the run."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        free = [1000]
+        config = CheckpointConfig(every_iterations=10)
+        checkpoints = Checkpoints(
+            run.node, config, asyncio.Lock(), free_memory_bytes=lambda: free[0]
+        )
+        run.commit(10)
+        await written(checkpoints)
+        assert "E-CKP-014" in run.failures()[0]
+        assert run.held == [], "nobody was asked for anything"
+        free[0] = 1 << 30
+        run.commit(20)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [20]
+
+    asyncio.run(test())
+
+
 def test_a_member_that_vanishes_is_told_and_training_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=0)
