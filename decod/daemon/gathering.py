@@ -141,8 +141,8 @@ class _Gathering:
             self._release()
 
     def _release(self) -> None:
-        """Let commits go on, if they do not yet."""
-        self._driver.post(CommitsHeld(held=False))
+        """Let commits go on, if they do not yet, unless none is wanted any more."""
+        self._driver.post(CommitsHeld(held=self._node.ending))
 
     async def _own_stage(self) -> GatheredStage:
         served = await self._driver.request_state(

@@ -201,6 +201,8 @@ class Node:
         self.arena: Arena | None = None
         self.dht: Dht | None = None
         self.join_string: str | None = None
+        self.ending = False
+        """At the leader: nothing is committed any more, so what is kept is the last there is."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
         self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
         """At the leader: what `decod status` shows of the checkpoints."""

@@ -34,7 +34,7 @@ from decod.model.hf import config_from_hf
 from decod.net.identity import Identity
 from decod.net.join_string import JoinString
 from decod.protocol.effects import Stop, StopReason
-from decod.protocol.events import DrainRequested
+from decod.protocol.events import CommitsHeld, DrainRequested
 from decod.protocol.view import Role
 
 
@@ -267,6 +267,9 @@ class _Leading:
         self._shown.show_last()
         if node.driver.stopped.done():
             return await node.wait_stopped()
+        # What is learnt while the result is being kept would be lost.
+        node.ending = True
+        node.driver.post(CommitsHeld(held=True))
         try:
             await self._keep_result()
         finally:

@@ -65,6 +65,7 @@ class FakeRun:
                 driver=self.driver,
                 gateway=SimpleNamespace(fetch_state=self._fetch_state),
                 progress=self.progress,
+                ending=False,
                 part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest),
                 config=SimpleNamespace(state_dir=state_dir),
                 note=lambda event, **fields: self.notes.append((event, fields)),

@@ -125,6 +125,19 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
     asyncio.run(test())
 
 
+def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> None:
+    """Model and checkpoint are of one iteration, and it is the run's last."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        run.node.ending = True
+        async with gathered_states(run.node, with_optimizer=True):
+            assert run.is_held
+        assert run.is_held
+
+    asyncio.run(test())
+
+
 def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
