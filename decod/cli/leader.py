@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from decod.cli.node_options import node_config, node_options, say
+from decod.cli.options import LatestOrIteration
 
 
 @click.command()
@@ -16,6 +17,12 @@ from decod.cli.node_options import node_config, node_options, say
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Start from this model: config.json and safetensors, as `decod export` writes them.",
+)
+@click.option(
+    "--resume",
+    type=LatestOrIteration(),
+    metavar="latest|ITERATION",
+    help="Go on from a checkpoint of this run file's run in the state folder.",
 )
 @click.option(
     "--data",
@@ -38,17 +45,23 @@ def leader(run_file: Path, **options: Any) -> int:
       decod leader run.toml
       decod leader run.toml --listen 127.0.0.1:0 --state-dir /tmp/leader
       decod leader run.toml --init ./my-model --advertise example.org:7700
+      decod leader run.toml --resume latest
 
     The leader is the run's first data node: it reads the data, runs embedding, head and loss, and
-    decides who takes part. Ctrl-C ends the run.
+    decides who takes part. Ctrl-C ends the run, after a last checkpoint; --resume goes on from it,
+    with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
     from decod.daemon.leader import LeaderOptions, run_leader
 
+    for other in ("init", "join"):
+        if options["resume"] is not None and options[other] is not None:
+            raise click.UsageError(f"--resume and --{other} exclude each other")
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),
         node=node_config(options),
         init_dir=_absolute(options["init"]),
+        resume=options["resume"],
         join=options["join"],
         export_dir=_absolute(options["export"]),
         data_dir=_absolute(options["data"]),

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "join": "Give this machine to a run.",
     "status": "Show who is there, what flows where, how fast, how good.",
     "export": "Write the model in Hugging Face's format.",
+    "checkpoint": "List or verify the checkpoints of this host's runs.",
     "data": "Turn text into token shards, or look at them.",
     "run": "Write or check a run file.",
     "simulate": "Repeat experiments of the paper, or train in virtual time.",

@@ -46,4 +46,19 @@ class AutoOrCount(click.ParamType[int | None]):
         return int(text)
 
 
+class LatestOrIteration(click.ParamType[int]):
+    """`latest`, which gives 0, or an iteration, from 1."""
+
+    name = "latest|iteration"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if text == "latest":
+            return 0
+        if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) < 1:
+            self.fail(f"{text!r} is neither latest nor an iteration from 1", param, ctx)
+        return int(text)
+
+
 ADDRESS = AddressType()

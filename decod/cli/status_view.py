@@ -54,10 +54,22 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         waiting = ", ".join(_who(candidate) for candidate in candidates[:8])
         more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
+    parts += _checkpoint_lines(_mapping(status, "checkpoint"))
     if status.get("join_string"):
         join_string = clean_text(status["join_string"], limit=10_000)
         parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
     return Group(*parts)
+
+
+def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:
+    """Returns what to go on from after a stop, and in red why there is nothing newer."""
+    lines: list[RenderableType] = []
+    if checkpoint.get("iteration") is not None:
+        lines.append(Text(f"last checkpoint: iteration {_text(checkpoint, 'iteration')}"))
+    if checkpoint.get("problem"):
+        problem = clean_text(checkpoint["problem"], limit=500)
+        lines.append(Text(f"CHECKPOINT FAILED: {problem}", style="red"))
+    return lines
 
 
 def _run_line(status: Mapping[str, Any]) -> Text:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from decod.checkpoint.params import CheckpointConfig
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.data.corpus import DEFAULT_PATH
@@ -30,6 +31,8 @@ class _Sections(RunConfig):
 
     data: DataSource = field(default_factory=DataSource)
     """Where the data nodes find their tokens. Not part of what the members compare."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the leader keeps the run's state. Not part of what the members compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class RunFile:
     data: DataSource
     path: Path
     """Where it was read from."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -64,7 +68,12 @@ def load_run_file(path: Path) -> RunFile:
         raise ConfigError(
             f"{place}: {error.what}", why=error.why, fix=error.fix, code="E-CFG-006"
         ) from None
-    return RunFile(run=run, data=_located(sections.data, path), path=path)
+    return RunFile(
+        run=run,
+        data=_located(sections.data, path),
+        path=path,
+        checkpoint=sections.checkpoint,
+    )
 
 
 def _located(data: DataSource, path: Path) -> DataSource:

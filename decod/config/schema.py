@@ -180,7 +180,10 @@ class Manifest:
     data_vocab_size: int
     """Tokens that the data's tokenizer can give; at most `run.model.vocab_size`."""
     initial_weights: str = "seed"
-    """`seed`, or the SHA-256 of the folder of weights that the run starts from."""
+    """`seed`, or the SHA-256 of the folder of weights, or of the checkpoint, to start from."""
+    start_iteration: int = 0
+    """The iteration that the checkpoint is of; 0 for a run that begins anew. The first iteration
+    of the run is the next one, so that it reads the tokens that would have come next."""
     protocol_version: int = PROTOCOL_VERSION
     """Of the release that made it."""
 
@@ -197,6 +200,14 @@ class Manifest:
                 f"initial_weights is {ascii(self.initial_weights)[:80]}",
                 why="weights come from the seed or are known by their SHA-256",
                 fix='give "seed" or 64 hexadecimal digits',
+            )
+        if not 0 <= self.start_iteration <= 1 << 40 or (
+            self.start_iteration > 0 and self.initial_weights == "seed"
+        ):
+            raise ConfigError(
+                f"start_iteration is {self.start_iteration}",
+                why="only a checkpoint is of an iteration, and none reaches 2^40",
+                fix="resume from a checkpoint, or start a new run",
             )
         if self.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
@@ -253,9 +264,13 @@ class Manifest:
             raise _malformed("the text is not canonical", "its hash stands for the run")
         return manifest
 
+    def flat(self) -> dict[str, Any]:
+        """Returns every value by its dotted key, such as `run.model.hidden_size`."""
+        return _flatten(dataclasses.asdict(self))
+
     def first_difference(self, other: "Manifest") -> str | None:
         """Returns where `other` first differs, such as `run.seed is 1 here and 2 there`."""
-        mine, theirs = _flatten(dataclasses.asdict(self)), _flatten(dataclasses.asdict(other))
+        mine, theirs = self.flat(), other.flat()
         for key, value in mine.items():
             if value != theirs[key]:
                 return f"{key} is {value} here and {theirs[key]} there"
@@ -289,8 +304,8 @@ def _parse_json(text: str | bytes) -> dict[str, Any]:
     return values
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{key}.")

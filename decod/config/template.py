@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
+from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 
@@ -69,12 +70,17 @@ def _key_lines(cls: type, values: Any) -> list[str]:
     return lines
 
 
-def render_run_file(run: RunConfig | None = None, data: DataSource | None = None) -> str:
+def render_run_file(
+    run: RunConfig | None = None,
+    data: DataSource | None = None,
+    checkpoint: CheckpointConfig | None = None,
+) -> str:
     """Returns the text of a run file; reading it back gives the same values.
 
     Args:
         run: Values to write; the defaults if absent.
         data: Where the data is; the default corpus if absent.
+        checkpoint: When the run's state is kept; the defaults if absent.
     """
     run = run or RunConfig()
     hints = get_type_hints(RunConfig)
@@ -88,9 +94,17 @@ def render_run_file(run: RunConfig | None = None, data: DataSource | None = None
     sections.append(
         (
             "data",
-            "Where this host's data is; the only part that may differ from host to host.",
+            "Where this host's data is. This part and the next may differ from host to host.",
             DataSource,
             data or DataSource(),
+        )
+    )
+    sections.append(
+        (
+            "checkpoint",
+            "When the leader keeps the run's state on its disk, to go on from after a stop.",
+            CheckpointConfig,
+            checkpoint or CheckpointConfig(),
         )
     )
     for name, comment, cls, values in sections:

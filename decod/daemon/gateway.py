@@ -82,7 +82,9 @@ class Gateway:
         """What this node spends on messages and tensors, in and out."""
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)
         self.initial_state: Callable[[NodeId], Awaitable[ServedState | str]] | None = None
-        """At the leader of a run with given weights: the stage that a candidate prepares."""
+        """At the leader of a run with a given state: the stage that a candidate prepares."""
+        self.start_iteration = 0
+        """The iteration of that state."""
         self._run_id = run_id
         self._node_id = node_id
         self._activation_bytes = activation_bytes
@@ -201,10 +203,10 @@ class Gateway:
         return self._status()
 
     async def state(self, request: StateRequest) -> StateBlob | str:
-        """Give a copy of this node's stage, or of the initial weights of the asker's."""
+        """Give a copy of this node's stage, or of the first state of the asker's."""
         if self._driver is None:
             return "this node is starting"
-        if request.iteration == 0 and self.initial_state is not None:
+        if request.iteration == self.start_iteration and self.initial_state is not None:
             served = await self.initial_state(request.sender)
         else:
             served = await self._driver.request_state(

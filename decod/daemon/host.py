@@ -81,6 +81,8 @@ class Part:
     stage_index: int | None = None
     data_dir: Path | None = None
     init_dir: Path | None = None
+    checkpoint_dir: Path | None = None
+    """What the run goes on from; its hash is the manifest's `initial_weights`."""
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
@@ -92,6 +94,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
             num_data_nodes=run.batch.num_data_nodes,
             num_iterations=run.num_iterations,
             manifest_sha256=manifest.sha256,
+            start_iteration=manifest.start_iteration,
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
@@ -192,13 +195,17 @@ class Node:
         self.say = say
         self.identity: KeyIdentity = host.identity
         self.address = ""
-        self.progress = Progress()
+        self.progress = Progress(iteration=part.manifest.start_iteration)
         self.driver: NodeDriver | None = None
         self.compute: ComputeProcess | None = None
         self.arena: Arena | None = None
         self.dht: Dht | None = None
         self.join_string: str | None = None
+        self.ending = False
+        """At the leader: nothing is committed any more, so what is kept is the last there is."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
+        self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
+        """At the leader: what `decod status` shows of the checkpoints."""
         self.commands: dict[str, Command] = {"status": self._status, "drain": self._drain}
         """What the local socket answers to."""
         run = part.manifest.run
@@ -329,6 +336,8 @@ class Node:
                 "num_threads": self.config.num_threads,
                 "data_dir": str(part.data_dir) if part.data_dir else None,
                 "init_dir": str(part.init_dir) if part.init_dir else None,
+                "checkpoint_dir": str(part.checkpoint_dir) if part.checkpoint_dir else None,
+                "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
         self.note("worker.started", device=facts["device"])

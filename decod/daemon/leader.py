@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import json
 import secrets
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,15 @@ from typing import Any
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
+from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.resume import find_resumed
 from decod.daemon.shown import ShownProgress
+from decod.daemon.threads import in_thread
 from decod.daemon.volunteer import announce, full_status, same_identity, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
@@ -33,7 +34,7 @@ from decod.model.hf import config_from_hf
 from decod.net.identity import Identity
 from decod.net.join_string import JoinString
 from decod.protocol.effects import Stop, StopReason
-from decod.protocol.events import DrainRequested
+from decod.protocol.events import CommitsHeld, DrainRequested
 from decod.protocol.view import Role
 
 
@@ -45,6 +46,8 @@ class LeaderOptions:
     node: NodeConfig
     init_dir: Path | None = None
     """Folder of a model to start from."""
+    resume: int | None = None
+    """Iteration of the checkpoint to go on from, or `resume.LATEST`; None begins anew."""
     join: str | None = None
     """Join string of a run that this host becomes a further data node of."""
     export_dir: Path | None = None
@@ -73,7 +76,11 @@ async def _run(options: LeaderOptions, say: Say) -> int:
                 data_vocab_size=dataset.vocab_size,
                 initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
             )
+            checkpoint_dir = None
+            if options.resume is not None:
+                checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
             part, contacts = await _part(options, host.identity, manifest, data_dir)
+            part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
             async with Node(options.node, part, host, say) as node:
                 verified = in_thread(dataset.verify)
                 if part.leader == host.identity.node_id:
@@ -84,34 +91,20 @@ async def _run(options: LeaderOptions, say: Say) -> int:
                 return exit_code_of(await take_part(node, contacts))
 
 
+def _resumed(
+    options: LeaderOptions, manifest: Manifest, wanted: int, say: Say
+) -> tuple[Path, Manifest]:
+    """Return the checkpoint to go on from, and the manifest of the run that does."""
+    folder, checkpoint = find_resumed(options.node.state_dir, manifest, wanted, say)
+    say(f"resuming after iteration {checkpoint.iteration}, loss {checkpoint.loss:.4f}: {folder}")
+    resumed = dataclasses.replace(
+        manifest, initial_weights=checkpoint.sha256, start_iteration=checkpoint.iteration
+    )
+    return folder, resumed
+
+
 async def _wait(future: "asyncio.Future[None]") -> None:
     await future
-
-
-def in_thread(work: Callable[[], None]) -> "asyncio.Future[None]":
-    """Run `work` in a thread that does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        error: Exception | None = None
-        try:
-            work()
-        except Exception as caught:  # noqa: BLE001 - raised again where the result is awaited.
-            error = caught
-        with suppress(RuntimeError):  # The loop has ended meanwhile.
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 async def _part(
@@ -133,9 +126,13 @@ async def _part(
     if identity.node_id == contact.leader:
         raise same_identity(options.node)
     if options.init_dir is None:
-        # Its part of the weights comes from the leader.
-        given = contact.manifest.initial_weights
-        manifest = dataclasses.replace(manifest, initial_weights=given)
+        # Its part of the state comes from the leader.
+        given = contact.manifest
+        manifest = dataclasses.replace(
+            manifest,
+            initial_weights=given.initial_weights,
+            start_iteration=given.start_iteration,
+        )
     if (difference := manifest.first_difference(contact.manifest)) is not None:
         raise RejectedError(
             f"this run file describes another run: {difference}",
@@ -225,24 +222,40 @@ async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[No
 
 
 class _Leading:
-    """What the leader's daemon does beside its core: shows progress, exports, keeps the result."""
+    """What the leader's daemon does beside its core: shows progress, keeps and exports states."""
 
     def __init__(self, node: Node, options: LeaderOptions) -> None:
         self._node = node
         self._keep_dir = options.export_dir or (
             options.node.state_dir / "runs" / node.part.run_id / "model"
         )
+        self._run_file = options.run_file.path
         self._exporting = asyncio.Lock()
         self._complete = asyncio.Event()
         self._shown = ShownProgress(node)
+        self._checkpoints = Checkpoints(node, options.run_file.checkpoint, self._exporting)
         self._keeping: asyncio.Task[None] | None = None
-        if node.part.manifest.initial_weights != "seed":
+        manifest = node.part.manifest
+        if manifest.initial_weights != "seed":
             node.gateway.initial_state = self._initial_state
+            node.gateway.start_iteration = manifest.start_iteration
         node.commands["export"] = self._export
         node.on_run_complete = lambda _: self._complete.set()
         node.progress.on_stage_ending = self._keep_early
 
     async def run(self) -> Stop:
+        """Wait for the end of the run, whatever it is, and keep what there is to keep."""
+        try:
+            stop = await self._run()
+        finally:
+            await self._checkpoints.close()
+        last = self._checkpoints.last
+        if last is not None and not self._complete.is_set():
+            path = self._run_file
+            self._node.say(f"go on from iteration {last} with: decod leader {path} --resume latest")
+        return stop
+
+    async def _run(self) -> Stop:
         node = self._node
         assert node.driver is not None
         complete = asyncio.create_task(self._complete.wait())
@@ -254,6 +267,9 @@ class _Leading:
         self._shown.show_last()
         if node.driver.stopped.done():
             return await node.wait_stopped()
+        # What is learnt while the result is being kept would be lost.
+        node.ending = True
+        node.driver.post(CommitsHeld(held=True))
         try:
             await self._keep_result()
         finally:
@@ -263,12 +279,15 @@ class _Leading:
         return stop
 
     async def _keep_result(self) -> None:
-        """Write the model before the members go: nobody else keeps it."""
+        """Write model and state before the members go: nobody else keeps them."""
         node = self._node
-        if node.progress.iteration == 0:
+        if node.progress.iteration == node.part.manifest.start_iteration:
             return
-        iteration = await self._write(self._keep_dir)
-        node.say(f"model of iteration {iteration}: {self._keep_dir}")
+        try:
+            iteration = await self._write(self._keep_dir)
+            node.say(f"model of iteration {iteration}: {self._keep_dir}")
+        finally:
+            await self._checkpoints.finish()
 
     def _keep_early(self) -> None:
         """A stage is about to leave with its last member: keep the model while it can be had."""
@@ -297,7 +316,7 @@ class _Leading:
         return {"iteration": await self._write(folder), "path": str(folder)}
 
     async def _initial_state(self, sender: NodeId) -> ServedState | str:
-        """Return the given weights of the stage that a candidate prepares."""
+        """Return the state, from which the run started, of the stage that a candidate prepares."""
         node = self._node
         assert node.driver is not None
         leader = node.driver.machine.leader

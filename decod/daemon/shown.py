@@ -15,8 +15,8 @@ class ShownProgress:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._shown_s = 0.0
-        self._iteration = 0
-        node.progress.on_commit = self._show
+        self._iteration = node.progress.iteration
+        node.progress.on_commit.append(self._show)
 
     def _show(self) -> None:
         now_s = time.monotonic()

@@ -25,7 +25,9 @@ class Progress:
     tokens_per_s: float | None = None
     message: str = ""
     """The last thing since then that was not routine."""
-    on_commit: Callable[[], None] = lambda: None
+    num_deferred: int = 0
+    """At the leader: microbatches that were put off to the next iteration."""
+    on_commit: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     """Called after each commit."""
     on_stage_ending: Callable[[], None] = lambda: None
     """Called at the leader when the last member of a stage wants to leave."""
@@ -40,7 +42,10 @@ class Progress:
             self.loss = fields["loss"]
             self.iteration = int(str(fields["round"]).partition(".")[0])
             self.message = ""
-            self.on_commit()
+            for call in self.on_commit:
+                call()
+        elif event == "iteration.committed":
+            self.num_deferred = int(fields["num_deferred"])
         elif event in ("round.aborted", "member.lost", "peer.suspected", "state.failed"):
             self.message = str(fields.get("reason", ""))
         elif event == "member.leaving":
@@ -90,6 +95,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "stages": _stages(machine, part.manifest.run.stages.num_relay_stages + 1),
         "flows": _flows(machine),
         "candidates": _candidates(machine.leader if machine is not None else None),
+        "checkpoint": node.describe_checkpoint(),
         "join_string": node.join_string,
         "counters": node.server.counters.totals(),
         "timing": node.timing(),

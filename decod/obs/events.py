@@ -45,6 +45,8 @@ _SPECS = (
     EventSpec("worker.died", "compute process ended: {reason}", _E),
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
+    EventSpec("checkpoint.written", "checkpoint of iteration {iteration} written to {path}"),
+    EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}"),

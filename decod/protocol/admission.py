@@ -27,6 +27,8 @@ class RunShape:
     num_iterations: int
     """0: until stopped."""
     manifest_sha256: str
+    start_iteration: int = 0
+    """The committed iteration whose state the run starts from; 0 for one that begins anew."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ class Context:
     links: LinkTable
     view: View
     round: Round
+    start_iteration: int = 0
+    """Every member is built with the state of this iteration: nobody needs to hand it over."""
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)
     previous: tuple[NodeId, ...] = ()

@@ -47,4 +47,4 @@ class RunFacts:
     """Per data node and iteration."""
     activation_size_bytes: int
     initial_from_leader: bool = False
-    """The run starts from given weights: the leader has them, and candidates fetch their part."""
+    """The run starts from a given state: the leader has it, and candidates fetch their part."""

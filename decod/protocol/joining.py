@@ -3,7 +3,7 @@
     OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
-alike. A run that starts from given weights adds a step: the stage's part comes from the leader.
+alike. A run that starts from a given state adds a step: the stage's part comes from the leader.
 """
 
 from decod.ids import NodeId
@@ -27,6 +27,8 @@ class Joining:
         self._identity = identity
         self._offer = offer
         self._fetches_initial = fetches_initial
+        self._initial_due = fetches_initial
+        """What was built is not the state yet that the run starts from."""
         self._fetching = False
         self._assigned: Assign | None = None
         self._built: Built | None = None
@@ -57,7 +59,7 @@ class Joining:
             return [Send(leader, self._offer)]
         if self._built is None:
             return []
-        if self._fetches_initial:
+        if self._initial_due:
             return self._fetch_initial()
         return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
 
@@ -69,22 +71,25 @@ class Joining:
         if message == self._assigned or self._identity.node_id in self._context.view:
             return []
         self._assigned, self._built = message, None
+        self._initial_due = self._fetches_initial
         note = Note("stage.assigned", (("stage", message.stage_index),))
         return [note, *self._context.compute.submit(Build(message.stage_index))]
 
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
-        """The stage stands: with weights from the seed or, `initial`, with its given ones."""
+        """The stage stands: with weights from the seed or, `initial`, with its given state."""
         self._built = result
         if initial:
-            self._fetches_initial = False
+            self._initial_due = self._fetching = False
         return self.knock(now_s)
 
     def fetch_failed(self) -> None:
-        """The leader could not give them; the next knock asks again."""
+        """The leader could not give it; the next knock asks again."""
         self._fetching = False
 
     def _fetch_initial(self) -> list[Effect]:
         if self._fetching or self._assigned is None:
             return []
         self._fetching = True
-        return [FetchState(self._context.view.leader, self._assigned.stage_index, 0)]
+        context = self._context
+        stage_index = self._assigned.stage_index
+        return [FetchState(context.view.leader, stage_index, context.start_iteration)]

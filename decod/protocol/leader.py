@@ -85,8 +85,8 @@ class Leader:
         self.state = LeaderState.GATHERING
         num_stages = shape.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
-        self.round = Round(1, 0)
-        self.committed = Round(0, 0)
+        self.round = Round(shape.start_iteration + 1, 0)
+        self.committed = Round(shape.start_iteration, 0)
         self.admission = Admission(config, shape)
         self.leaving: dict[NodeId, str] = {}
         self.loads: dict[NodeId, NodeLoad] = {}
@@ -111,6 +111,11 @@ class Leader:
     def deadline_s(self) -> float | None:
         probes = (probe.deadline_s for probe in self._probes.values())
         return earliest(self._round_by_s, self._query_s, *probes)
+
+    @property
+    def _started(self) -> bool:
+        """Whether the members hold what nobody could build again."""
+        return self.committed.iteration > self.shape.start_iteration
 
     def start(self, now_s: float) -> list[Effect]:
         self._query_s = now_s + self.config.admission_interval_s
@@ -142,8 +147,7 @@ class Leader:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
         effects = self.admission.prepared(self.view, sender, message)
         gathering = self.state is LeaderState.GATHERING
-        started = self.committed.iteration > 0
-        if gathering and self.admission.enough(self.view, started=started):
+        if gathering and self.admission.enough(self.view, started=self._started):
             view = self._next_view()
             effects += self._open(now_s, view, reason="every stage has its members")
         return effects
@@ -217,7 +221,7 @@ class Leader:
         view = self._next_view(without=gone, admit=False)
         names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
         reason = f"lost {names} ({nodes[gone[0]]})"
-        if view.empty_stages and self.committed.iteration > 0:
+        if view.empty_stages and self._started:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)

@@ -471,7 +471,7 @@ class DataMicrobatches:
             round=self._context.round,
             num_committed=len(done),
             digest=digest_of(done),
-            num_deferred=len(self._put_off),
+            num_deferred=len(self._put_off | self._deferred.keys() - set(done)),
             loss_sum=math.fsum(loss.loss for loss in losses),
             num_tokens=sum(loss.num_tokens for loss in losses),
         )

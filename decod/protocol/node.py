@@ -104,6 +104,7 @@ class NodeMachine:
             links=LinkTable(activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s),
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
             round=Round(0, 0),
+            start_iteration=facts.shape.start_iteration,
         )
         self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng

@@ -1,8 +1,9 @@
 """A stage's parameters as a node holds them: built, loaded from a member, handed to others.
 
-A candidate builds its stage from the run's seed before it enters the view. One that enters after
-iteration t > 0 then fetches the state of t from an older member: that state stands still, because
-no round can be committed before the newcomer has voted. Another donor is tried when one fails.
+A candidate builds its stage from the run's seed, or from what the leader has of it, before it
+enters the view. One that enters after an iteration t of this run then fetches the state of t from
+an older member: that state stands still, because no round can be committed before the newcomer has
+voted. Another donor is tried when one fails.
 """
 
 from collections import deque
@@ -32,7 +33,7 @@ class StageState:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.iteration = 0
+        self.iteration = context.start_iteration
         """The committed iteration whose state this node holds, or is loading."""
         self.loaded = False
         self._donors: deque[NodeId] = deque()
@@ -43,7 +44,7 @@ class StageState:
     def enter(self, iteration: int) -> list[Effect]:
         """The node takes part from now on; the run has committed `iteration`."""
         self.iteration = iteration
-        if iteration == 0:
+        if iteration == self._context.start_iteration:
             self.loaded = True
             return []
         context = self._context

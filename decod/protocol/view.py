@@ -40,8 +40,8 @@ class Member:
     data_node_index: int = -1
     """Ordinal of a data node, which decides its share of the data; -1 for relays."""
     since_iteration: int = 0
-    """Last committed iteration when it was admitted. A member admitted at t > 0 first loads the
-    stage's state of iteration t from an older member."""
+    """Last committed iteration when it was admitted. A member admitted after an iteration t of
+    this run first loads the stage's state of t from an older member."""
     name: str = ""
     """For people. Never used to find or trust a node."""
 
@@ -105,7 +105,8 @@ class Opening:
 
     round: Round
     committed: Round
-    """The last round whose step is final; (0, 0) before the first."""
+    """The last round whose step is final; before the first the iteration that the run starts from,
+    0 if it begins anew, with attempt 0."""
     view: View
     paused: bool = False
     """Nothing is injected: all iterations are done, and members keep their state until released."""

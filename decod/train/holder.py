@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from decod.checkpoint.entries import TensorEntry
 from decod.data.params import BatchConfig
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
@@ -24,8 +25,8 @@ from decod.stopwatch import Stopwatch
 from decod.train.adamw import StageState
 from decod.train.layout import Layout
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.snapshot import Snapshot, TensorEntry, read_state, take_snapshot
-from decod.train.start import initial_weights
+from decod.train.snapshot import Snapshot, read_state, take_snapshot
+from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
 
 
@@ -73,6 +74,7 @@ class StageHolder:
         config: The run, and the device.
         tokens: Needed on stage 0 only.
         init_dir: Folder of a model to start from; None builds weights from the seed.
+        checkpoint: What the run goes on from, weights and moments; None if it begins anew.
         watch: Measures copies of tensors to the device.
     """
 
@@ -82,12 +84,14 @@ class StageHolder:
         *,
         tokens: TokenSource | None = None,
         init_dir: Path | None = None,
+        checkpoint: CheckpointSource | None = None,
         watch: Stopwatch | None = None,
     ) -> None:
         self.config = config
         self.watch = watch or Stopwatch()
         self.tokens = tokens
         self.init_dir = init_dir
+        self.checkpoint = checkpoint
         self.dtype = TORCH_DTYPES[config.model.dtype]
         self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         """Of sums, moments and master weights."""
@@ -109,11 +113,11 @@ class StageHolder:
     # Building
 
     def build(self, stage_index: int) -> StageReport:
-        """Build a stage in its initial state; what was built before is forgotten.
+        """Build a stage in the run's first state; what was built before is forgotten.
 
         Raises:
             ConfigError: The model cannot be cut like this.
-            DataError: The folder to start from cannot be read or holds another model.
+            DataError: The folder or checkpoint to start from can't be read or holds another model.
             TrainingError: There is no such stage, or it needs tokens and has no source.
         """
         config = self.config
@@ -125,17 +129,31 @@ class StageHolder:
             )
         stage = empty_stage(config.model, config.stages, stage_index)
         layout = Layout(stage_shapes(config.model, config.stages, stage_index))
+        state, iteration = self._first_state(layout)
+        self._install(stage, layout, state)
+        self.iteration = iteration
+        return StageReport(
+            num_parameters=layout.num_elements,
+            parameter_bytes=layout.num_elements * state.weights.element_size(),
+            hash=layout.hash(state.weights),
+            activation_bytes=torch.Size(self.activation_shape).numel() * self.dtype.itemsize,
+        )
+
+    def _first_state(self, layout: Layout) -> tuple[StageState, int]:
+        """Return the state that the run starts from, on the device, and its iteration."""
+        if self.checkpoint is not None:
+            state, iteration = checkpoint_state(self.checkpoint, layout, self.dtype)
+            return self._on_device(state), iteration
+        config = self.config
         weights_P = initial_weights(
             config.model, layout, seed=config.seed, dtype=self.wide, folder=self.init_dir
         ).to(config.device)
         zeros_P = torch.zeros_like(weights_P)
-        self._install(stage, layout, StageState(weights_P, zeros_P, zeros_P.clone()))
-        return StageReport(
-            num_parameters=layout.num_elements,
-            parameter_bytes=layout.num_elements * weights_P.element_size(),
-            hash=layout.hash(weights_P),
-            activation_bytes=torch.Size(self.activation_shape).numel() * self.dtype.itemsize,
-        )
+        return StageState(weights_P, zeros_P, zeros_P.clone()), 0
+
+    def _on_device(self, state: StageState) -> StageState:
+        device = self.config.device
+        return StageState(state.weights.to(device), state.mean.to(device), state.square.to(device))
 
     def _install(self, stage: Stage, layout: Layout, state: StageState) -> None:
         self._layout = layout
@@ -231,10 +249,7 @@ class StageHolder:
         """
         stage = self._built()
         state = read_state(blob, entries, self._layout, self.dtype)
-        device = self.config.device
-        self._committed = StageState(
-            state.weights.to(device), state.mean.to(device), state.square.to(device)
-        )
+        self._committed = self._on_device(state)
         assert self._stage is stage
         self.iteration = iteration
         self.reset()

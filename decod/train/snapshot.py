@@ -7,7 +7,6 @@ changes anything.
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,25 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.errors import CheckpointError
+from decod.checkpoint.entries import (
+    MASTER_PREFIX,
+    MEAN_PREFIX,
+    SQUARE_PREFIX,
+    TensorEntry,
+    refused_state,
+)
 from decod.train.adamw import StageState
 from decod.train.layout import Layout, byte_view
 from decod.train.reduction import is_finite
 
 _ALIGNMENT_BYTES = 64
 """Every tensor starts at a multiple, so that it can be read in place in any dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """One tensor in a blob."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +54,10 @@ def _sections(
     """Yield name prefix and flat buffer of each section, in the order of the blob."""
     yield "", state.weights.to(dtype)
     if with_optimizer:
-        yield "optimizer.exp_avg.", state.mean
-        yield "optimizer.exp_avg_sq.", state.square
+        yield MEAN_PREFIX, state.mean
+        yield SQUARE_PREFIX, state.square
         if dtype != state.weights.dtype:
-            yield "optimizer.master.", state.weights
+            yield MASTER_PREFIX, state.weights
 
 
 def take_snapshot(
@@ -89,47 +82,6 @@ def take_snapshot(
             tensors.append(tensor)
             offset += -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return Snapshot(tuple(entries), tuple(tensors), offset)
-
-
-def parse_entries(values: object) -> list[TensorEntry]:
-    """Return the entries of a description that came from outside.
-
-    Raises:
-        CheckpointError: A field is missing or of a wrong type or range, or a name comes twice.
-    """
-    if not isinstance(values, list):
-        raise _refuse(["the description is no list"])
-    entries = [entry for value in values if (entry := _parse_entry(value)) is not None]
-    if len(entries) != len(values):
-        raise _refuse([f"{len(values) - len(entries)} descriptions are malformed"])
-    if len({entry.name for entry in entries}) != len(entries):
-        raise _refuse(["a name comes twice"])
-    return entries
-
-
-def _parse_entry(value: object) -> TensorEntry | None:
-    if not isinstance(value, dict) or set(value) != set(TensorEntry.__slots__):
-        return None
-    texts = [value["name"], value["dtype"], value["sha256"]]
-    shape = value["shape"]
-    if not isinstance(shape, list) or not all(isinstance(text, str) for text in texts):
-        return None
-    numbers = [*shape, value["offset"], value["num_bytes"]]
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
-        return None
-    if not re.fullmatch("[0-9a-f]{64}", value["sha256"]):
-        return None
-    return TensorEntry(**{**value, "shape": tuple(shape)})
-
-
-def _refuse(problems: Sequence[str]) -> CheckpointError:
-    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return CheckpointError(
-        f"state refused: {', '.join(problems[:3])}{more}",
-        why="a stage must hold exactly the bits that its peers hold",
-        fix="fetch the state again, from another member if it fails twice",
-        code="E-CKP-002",
-    )
 
 
 def read_state(
@@ -171,15 +123,15 @@ def read_state(
     if not problems:
         bad = [prefix for prefix, flat_P in flats.items() if not is_finite(flat_P)]
         problems = [f"{prefix or 'weights'} not finite" for prefix in bad]
-    weights_P = flats.get("optimizer.master.", flats[""])
+    weights_P = flats.get(MASTER_PREFIX, flats[""])
     if not problems and not torch.equal(weights_P.to(dtype), flats[""]):
         problems.append("parameters are not the rounded master weights")
     if problems:
-        raise _refuse(problems)
+        raise refused_state(problems)
     return StageState(
         weights_P.to(wide),
-        flats.get("optimizer.exp_avg.", expected.mean),
-        flats.get("optimizer.exp_avg_sq.", expected.square),
+        flats.get(MEAN_PREFIX, expected.mean),
+        flats.get(SQUARE_PREFIX, expected.square),
     )
 
 

@@ -1,16 +1,30 @@
-"""The state in which a stage begins: from the seed, or from a model folder."""
+"""The state in which a stage begins: from the seed, a model folder, or a checkpoint."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from decod.errors import DataError
+from decod.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
+from decod.checkpoint.store import read_checkpoint, read_tensors
+from decod.errors import CheckpointError, DataError
 from decod.model.config import ModelConfig
 from decod.model.folder import read_config, read_weights
 from decod.model.initial import initial_weight
+from decod.train.adamw import StageState
 from decod.train.layout import Layout
 from decod.train.reduction import require_finite
+from decod.train.snapshot import read_state
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """A checkpoint that a run goes on from."""
+
+    folder: Path
+    sha256: str
+    """Of its manifest, as the run's members have agreed on it."""
 
 
 def initial_weights(
@@ -46,3 +60,42 @@ def initial_weights(
         targets[name].copy_(tensor)
     require_finite(weights_P, f"the model in {folder}")
     return weights_P
+
+
+def checkpoint_state(
+    source: CheckpointSource, layout: Layout, dtype: torch.dtype
+) -> tuple[StageState, int]:
+    """Return a stage's state from a checkpoint, on CPU, and the iteration that it is of.
+
+    The tensors may come from several stages' files: the run that wrote them may have cut the model
+    in another way.
+
+    Args:
+        source: The checkpoint.
+        layout: The stage's parameters.
+        dtype: The model's.
+
+    Raises:
+        CheckpointError: It is not the one that was agreed on, was altered, or lacks a tensor.
+    """
+    checkpoint = read_checkpoint(source.folder)
+    manifest = checkpoint.manifest
+    if manifest is None or manifest.sha256 != source.sha256:
+        raise CheckpointError(
+            f"{source.folder} is not the checkpoint that this run started from",
+            why=checkpoint.problem or "its manifest has another hash",
+            fix="put it back, or start the run again with --resume",
+            code="E-CKP-010",
+        )
+    prefixes = ("", MEAN_PREFIX, SQUARE_PREFIX, MASTER_PREFIX)
+    names = {prefix + name for prefix in prefixes for name in layout.shapes}
+    blob, entries = read_tensors(checkpoint, names.__contains__)
+    if not any(entry.name.startswith(MEAN_PREFIX) for entry in entries):
+        raise CheckpointError(
+            f"{source.folder} holds no moments of the optimizer for this stage",
+            why="with others in their place training would take another way",
+            fix="use another checkpoint, or export the model and start from it with --init",
+            code="E-CKP-010",
+        )
+    state = read_state(torch.frombuffer(blob, dtype=torch.uint8), entries, layout, dtype)
+    return state, manifest.iteration

@@ -14,6 +14,7 @@ from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
 
 _C = TypeVar("_C")
@@ -84,7 +85,23 @@ def make_executor(message: Mapping[str, Any], watch: Stopwatch) -> StageExecutor
     )
     data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))
     tokens = None if data_dir is None else _open_tokens(data_dir)
-    return StageExecutor(config, tokens=tokens, init_dir=init_dir, watch=watch)
+    return StageExecutor(
+        config,
+        tokens=tokens,
+        init_dir=init_dir,
+        checkpoint=_parse_checkpoint(message),
+        watch=watch,
+    )
+
+
+def _parse_checkpoint(message: Mapping[str, Any]) -> CheckpointSource | None:
+    folder = _parse_path(message, "checkpoint_dir")
+    if folder is None:
+        return None
+    sha256 = message.get("checkpoint_sha256")
+    if not isinstance(sha256, str):
+        raise _refuse("checkpoint_sha256", sha256, "a checkpoint is known by its hash")
+    return CheckpointSource(folder, sha256)
 
 
 def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:

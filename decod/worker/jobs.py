@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decod.checkpoint.entries import parse_entries
 from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
@@ -21,7 +22,7 @@ from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
-from decod.train.snapshot import parse_entries, read_state
+from decod.train.snapshot import read_state
 from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor
 
@@ -285,11 +286,11 @@ class JobRunner:
         return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))
 
     def _initial(self, job: Job) -> Result:
-        """Copy another stage's initial weights: this host has them, that stage's members not."""
+        """Copy another stage's first state: this host has it, that stage's members not."""
         own = self._ready
-        other = StageExecutor(own.config, init_dir=own.init_dir)
+        other = StageExecutor(own.config, init_dir=own.init_dir, checkpoint=own.checkpoint)
         other.build(job.number("stage_index"))
-        return self._copy(other, job, with_optimizer=False)
+        return self._copy(other, job, with_optimizer=own.checkpoint is not None)
 
     def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
         """Describe a state; write it too, where a region for it was given."""

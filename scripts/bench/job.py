@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource, load_run_file
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
@@ -87,7 +88,10 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         optimizer=OptimizerConfig(lr=1e-3),
     )
     run_file = folder / f"run-{num_iterations}.toml"
-    run_file.write_text(render_run_file(run, DataSource(path=str(corpus))), encoding="utf-8")
+    # What is measured is training: nothing else may want the disk or the links.
+    none = CheckpointConfig(every_iterations=0)
+    text = render_run_file(run, DataSource(path=str(corpus)), none)
+    run_file.write_text(text, encoding="utf-8")
     return read_job(run_file)
 
 

@@ -198,7 +198,8 @@ class Cluster:
     def start(self, name: str, *arguments: str | Path) -> Daemon:
         """Starts `decod ARGUMENTS` as a node with one thread on a free port of its host."""
         folder = self.folder / name
-        folder.mkdir()
+        # A test may have put a state folder there.
+        folder.mkdir(exist_ok=True)
         host, command = "127.0.0.1", []
         if self.network is not None:
             host, command = self.network.address(name), [*self.network.command(name)]

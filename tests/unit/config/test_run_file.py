@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource, load_run_file, locate_keys
 from decod.config.schema import RunConfig
 from decod.config.template import field_comments, render_run_file
@@ -31,6 +32,7 @@ def _error(folder: Path, text: str | bytes) -> str:
 def test_the_template_reads_back_as_the_defaults(tmp_path: Path) -> None:
     read = load_run_file(_write(tmp_path, render_run_file()))
     assert (read.run, read.data) == (RunConfig(), DataSource())
+    assert read.checkpoint == CheckpointConfig()
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
@@ -43,8 +45,14 @@ def test_values_other_than_the_defaults_survive_writing_and_reading(tmp_path: Pa
         model=ModelConfig(hidden_size=64, norm_eps=1e-6, tie_word_embeddings=True),
     )
     data = DataSource(path='/data/with "quotes" and é')
-    read = load_run_file(_write(tmp_path, render_run_file(run, data)))
-    assert (read.run, read.data) == (run, data)
+    checkpoint = CheckpointConfig(every_iterations=7, keep=1)
+    read = load_run_file(_write(tmp_path, render_run_file(run, data, checkpoint)))
+    assert (read.run, read.data, read.checkpoint) == (run, data, checkpoint)
+
+
+def test_an_impossible_wish_for_checkpoints_is_placed_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"E-CFG-006 .*:2: checkpoint\.keep is 0"):
+        load_run_file(_write(tmp_path, "[checkpoint]\nkeep = 0\n"))
 
 
 def test_every_key_of_the_template_has_a_comment() -> None:

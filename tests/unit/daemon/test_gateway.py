@@ -255,6 +255,29 @@ def test_who_left_can_be_reached_a_little_longer_then_is_forgotten(
     run(test)
 
 
+@pytest.mark.parametrize("start_iteration", [0, 40])
+def test_who_asks_for_the_runs_first_state_gets_its_own_stages(start_iteration: int) -> None:
+    """Any later iteration is that of the node's own stage."""
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        driver.state = "own stage"
+
+        async def initial(sender: NodeId) -> str:
+            return f"first state for {sender[0]}"
+
+        gateway.initial_state, gateway.start_iteration = initial, start_iteration
+        for iteration, answer in ((0, "first state for b"), (1, "own stage")):
+            request = StateRequest(
+                run_id=RUN,
+                sender=PEER,
+                iteration=start_iteration + iteration,
+                with_optimizer=True,
+            )
+            assert await gateway.state(request) == answer
+
+    run(test)
+
+
 def test_a_state_is_given_with_what_releases_it_or_refused() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         request = StateRequest(run_id=RUN, sender=PEER, iteration=3, with_optimizer=True)

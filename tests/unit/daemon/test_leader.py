@@ -10,13 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from decod.checkpoint.params import CheckpointConfig
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.daemon import leader as module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, in_thread
+from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash
+from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
@@ -36,7 +38,7 @@ MODEL = ModelConfig()
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
-    run_file = cast("RunFile", SimpleNamespace())
+    run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
     return LeaderOptions(run_file=run_file, node=NodeConfig(state_dir=folder), **changes)
 
 

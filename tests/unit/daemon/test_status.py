@@ -93,7 +93,7 @@ def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
 
 def test_progress_follows_the_commits() -> None:
     progress, shown = Progress(), []
-    progress.on_commit = lambda: shown.append(progress.iteration)
+    progress.on_commit.append(lambda: shown.append(progress.iteration))
     progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
     assert progress.message == "silent"
     progress.take("round.committed", {"round": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0)

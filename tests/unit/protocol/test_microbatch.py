@@ -401,6 +401,20 @@ def test_a_microbatch_is_put_off_three_times_and_then_lost_and_noted() -> None:
     assert notes_of(data.open(5)) == [], "it is lost once"
 
 
+def test_what_was_put_off_by_a_failed_round_is_reported_too() -> None:
+    """A checkpoint is not taken while anything is put off, so all of it must be told."""
+    data = Data(num_microbatches=2)
+    data.embed(data.begin(), M)
+    data.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0)
+    data.machine._defer(M)
+    data.context.round = Round(1, 2)
+    data.machine.open(0.0)
+    data.embed(data.machine.can_take(R1A), mb(1))
+    (report,) = [m for _, m in sent(data.finish(mb(1)))]
+    assert isinstance(report, Report)
+    assert (report.num_committed, report.num_deferred) == (1, 1)
+
+
 def test_what_was_put_off_is_only_remembered_by_a_commit() -> None:
     """An abort repeats the round: nothing of it has happened."""
     data = Data(num_microbatches=1)

@@ -44,6 +44,15 @@ def test_at_the_start_of_the_run_everybody_holds_the_state_already() -> None:
     assert state.loaded
 
 
+def test_at_the_start_of_a_resumed_run_everybody_holds_the_state_already() -> None:
+    context = context_of(R1A, VIEW)
+    context.start_iteration = 40
+    state = StageState(context)
+    assert state.iteration == 40
+    assert state.enter(40) == []
+    assert state.loaded
+
+
 def test_newcomers_spread_over_the_older_members() -> None:
     asked = [fetch_of(StageState(context_of(node, VIEW)).enter(4)) for node in (X, Y, Z)]
     assert asked == [[R1A], [R1B], [R1A]]

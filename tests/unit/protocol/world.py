@@ -58,6 +58,8 @@ class Host:
         match job:
             case jobs.Build(stage):
                 self.stage_index = stage
+                # The leader's host builds from the checkpoint itself.
+                self.iteration = self.machine.context.start_iteration
                 return jobs.Built(f"initial{stage}"), 0
             case jobs.Load(iteration):
                 self.iteration = iteration
@@ -93,6 +95,7 @@ class World:
         num_microbatches: int = 1,
         num_iterations: int = 0,
         initial_from_leader: bool = False,
+        start_iteration: int = 0,
     ) -> None:
         self.config = config
         shape = RunShape(
@@ -100,6 +103,7 @@ class World:
             num_data_nodes=2,
             num_iterations=num_iterations,
             manifest_sha256=MANIFEST,
+            start_iteration=start_iteration,
         )
         self.facts = RunFacts(
             shape=shape,
@@ -274,10 +278,10 @@ class World:
 
     def _perform_state(self, node: NodeId, effect: fx.Effect) -> None:
         match effect:
-            case fx.FetchState(_, _, 0):
-                # Initial weights: the leader's host has them, and does not ask its machine.
+            case fx.FetchState(_, _, start) if start == self.facts.shape.start_iteration:
+                # Initial state: the leader's host has it, and does not ask its machine.
                 initial = self._new_tensor(self.hosts[node])
-                self.step(node, ev.StateFetched(0, "manifest", initial))
+                self.step(node, ev.StateFetched(start, "manifest", initial))
             case fx.FetchState(donor, _, iteration):
                 request_id = next(self._request_ids)
                 self._requests[request_id] = (node, donor)

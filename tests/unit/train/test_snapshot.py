@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from decod.checkpoint.entries import TensorEntry, parse_entries
 from decod.data.params import BatchConfig
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
@@ -13,7 +14,6 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.snapshot import TensorEntry, parse_entries
 
 torch.set_num_threads(1)
 

@@ -1,0 +1,119 @@
+"""What a stage's state consists of, tensor by tensor: on the wire, in shared memory, on disk.
+
+Imports no torch: the node process writes checkpoints, and `decod checkpoint` reads them.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decod.errors import CheckpointError
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.model.shape import stage_shapes
+
+MEAN_PREFIX = "optimizer.exp_avg."
+SQUARE_PREFIX = "optimizer.exp_avg_sq."
+MASTER_PREFIX = "optimizer.master."
+"""The optimizer's tensors carry their parameter's name behind one of these."""
+
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+"""Every dtype that a state can hold, and the bytes of one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor in a blob."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    sha256: str
+
+
+def parse_entries(values: object) -> list[TensorEntry]:
+    """Return the entries of a description that came from outside.
+
+    Raises:
+        CheckpointError: A field is missing or of a wrong type or range, or a name comes twice.
+    """
+    if not isinstance(values, list):
+        raise refused_state(["the description is no list"])
+    entries = [entry for value in values if (entry := _parse_entry(value)) is not None]
+    if len(entries) != len(values):
+        raise refused_state([f"{len(values) - len(entries)} descriptions are malformed"])
+    if len({entry.name for entry in entries}) != len(entries):
+        raise refused_state(["a name comes twice"])
+    return entries
+
+
+def _parse_entry(value: object) -> TensorEntry | None:
+    if not isinstance(value, dict) or set(value) != set(TensorEntry.__slots__):
+        return None
+    texts = [value["name"], value["dtype"], value["sha256"]]
+    shape = value["shape"]
+    if not isinstance(shape, list) or not all(isinstance(text, str) for text in texts):
+        return None
+    numbers = [*shape, value["offset"], value["num_bytes"]]
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        return None
+    if not re.fullmatch("[0-9a-f]{64}", value["sha256"]):
+        return None
+    return TensorEntry(**{**value, "shape": tuple(shape)})
+
+
+def refused_state(problems: Sequence[str]) -> CheckpointError:
+    """Return the error for a state that is not what it should be; names three problems at most."""
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return CheckpointError(
+        f"state refused: {', '.join(problems[:3])}{more}",
+        why="a stage must hold exactly the bits that its peers hold",
+        fix="fetch the state again, from another member if it fails twice",
+        code="E-CKP-002",
+    )
+
+
+def state_tensors(
+    model: ModelConfig, stages: StagesConfig, stage_index: int
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return name, and dtype and shape, of every tensor of a stage's state with its optimizer."""
+    wide = "float64" if model.dtype is ModelDtype.FLOAT64 else "float32"
+    sections = {"": model.dtype.value, MEAN_PREFIX: wide, SQUARE_PREFIX: wide}
+    if model.dtype.value != wide:
+        sections[MASTER_PREFIX] = wide
+    return {
+        prefix + name: (dtype, shape)
+        for prefix, dtype in sections.items()
+        for name, shape in stage_shapes(model, stages, stage_index).items()
+    }
+
+
+def state_size_bytes(model: ModelConfig, stages: StagesConfig) -> int:
+    """Return how much the states of all stages take, with their optimizers."""
+    return sum(
+        math.prod(shape) * DTYPE_BYTES[dtype]
+        for index in range(stages.num_relay_stages + 1)
+        for dtype, shape in state_tensors(model, stages, index).values()
+    )
+
+
+def check_tensors(
+    entries: Sequence[TensorEntry], expected: dict[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    """Compare a description with what a stage's state must hold.
+
+    Raises:
+        CheckpointError: A tensor is missing or unknown, or of another dtype or shape.
+    """
+    found = {entry.name: (entry.dtype, entry.shape) for entry in entries}
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name[:100]} is unknown" for name in found if name not in expected]
+    problems += [
+        f"{name} is {found[name]}, not {kind}"
+        for name, kind in expected.items()
+        if name in found and found[name] != kind
+    ]
+    if problems:
+        raise refused_state(problems)

@@ -1,0 +1,100 @@
+"""The few operations on files that checkpoints are made of, one method each.
+
+They are apart from the store so that a test can end the world between any two of them.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PIECE_BYTES = 4 << 20
+"""Written, read and hashed at a time."""
+
+
+class NotOrdinaryError(OSError):
+    """A symlink, pipe or other thing stands where a file or folder of ours should be."""
+
+
+class Files:
+    """Operations of the operating system. Every one may raise OSError."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and those above it, as far as they are missing."""
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def create(self, path: Path) -> int:
+        """Return the descriptor of a new file; an existing one is never opened."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+
+    def write(self, descriptor: int, data: memoryview | bytes) -> None:
+        """Write all of `data`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+    def sync(self, path: Path) -> None:
+        """Return when a file's content, or a folder's list of names, has reached the disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, path: Path, target: Path) -> None:
+        """Give a folder another name, which nothing else may have."""
+        path.rename(target)
+
+    def remove_file(self, path: Path) -> None:
+        """Remove a file, or a symlink itself."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+
+def pieces(data: memoryview) -> Iterator[memoryview]:
+    """Yield a buffer piece by piece."""
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[int]:
+    """Open a file for reading that is a file, and no symlink to one or pipe.
+
+    Raises:
+        OSError: It can't be opened or read.
+    """
+    # Without O_NONBLOCK a pipe would wait for a writer for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotOrdinaryError(f"{path.name} is no ordinary file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
+    """Yield the next bytes of a file piece by piece.
+
+    Raises:
+        EOFError: There are fewer.
+    """
+    while size_bytes:
+        piece = os.read(descriptor, min(size_bytes, _PIECE_BYTES))
+        if not piece:
+            raise EOFError
+        size_bytes -= len(piece)
+        yield piece
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Return whether a path is a folder itself, and no symlink to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,340 @@
+"""The checkpoints of a host: written atomically, several kept, found and verified.
+
+    STATE_DIR/runs/RUN_ID/checkpoints/ITERATION/manifest.json
+                                               /stage-0.safetensors ...
+
+A checkpoint is written into a folder `.writing-ITERATION` beside its place. When every file has
+reached the disk the folder gets its name, by one rename: whoever looks sees all of a checkpoint or
+nothing of it, whenever the machine stops. One that is too many is renamed away before it is
+removed, for the same reason. Names never come from a file: a stage's follows from its index.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from decod.checkpoint.entries import TensorEntry
+from decod.checkpoint.files import Files, is_plain_folder, open_plain, pieces, read_exactly
+from decod.checkpoint.manifest import (
+    MANIFEST_SIZE_MAX_BYTES,
+    CheckpointManifest,
+    file_header,
+    file_size_bytes,
+    packed,
+    parse_manifest,
+)
+from decod.errors import CheckpointError
+
+_ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
+_UNFINISHED = (".writing-", ".removing-")
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StageBlob:
+    """A stage's state in memory, as its member handed it over."""
+
+    entries: tuple[TensorEntry, ...]
+    data: memoryview
+    """Holds each tensor at its entry's offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One folder that has the name of a checkpoint. Whether it is one, its manifest tells."""
+
+    folder: Path
+    iteration: int
+    """By the folder's name."""
+    manifest: CheckpointManifest | None
+    problem: str = ""
+    """Why there is no manifest."""
+
+    @property
+    def age_key(self) -> tuple[float, int]:
+        """Sorts by when it was written, the newest last."""
+        if self.manifest is not None:
+            return self.manifest.created_s, self.iteration
+        try:
+            return self.folder.lstat().st_mtime, self.iteration
+        except OSError:
+            return 0.0, self.iteration
+
+
+def _stage_file(stage_index: int) -> str:
+    return f"stage-{stage_index}.safetensors"
+
+
+class CheckpointStore:
+    """The checkpoints of one run; the only writer of its folder.
+
+    Args:
+        folder: `checkpoints` of the run. Created with the first checkpoint.
+        files: Operations on files.
+    """
+
+    def __init__(self, folder: Path, files: Files | None = None) -> None:
+        self._folder = folder
+        self._files = files or Files()
+
+    def write(
+        self,
+        manifest: CheckpointManifest,
+        blobs: Sequence[StageBlob],
+        *,
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> Path:
+        """Write a checkpoint and return its folder.
+
+        Args:
+            manifest: What it is of. Its `stages` are made here, from the blobs.
+            blobs: Every stage's state, index 0 first.
+            abandoned: Asked between pieces; once it is true, nothing more is written.
+
+        Raises:
+            CheckpointError: The disk refuses, a blob is not what its entries say, or it was
+                abandoned. What was there before is as it was.
+        """
+        stages = tuple(packed(blob.entries) for blob in blobs)
+        manifest = replace(manifest, stages=stages)
+        scratch = self._folder / f".writing-{manifest.iteration}"
+        place = self._folder / str(manifest.iteration)
+        try:
+            self._files.make_folder(self._folder)
+            self.remove_unfinished()
+            self._files.make_folder(scratch)
+            for index, blob in enumerate(blobs):
+                self._write_stage(scratch / _stage_file(index), stages[index], blob, abandoned)
+            self._write_file(scratch / _MANIFEST, [manifest.to_json()])
+            self._files.sync(scratch)
+            _refuse_if(abandoned(), manifest.iteration)
+            self._files.rename(scratch, place)
+            self._files.sync(self._folder)
+        except (OSError, CheckpointError) as error:
+            with suppress(OSError):
+                self.remove_unfinished()
+            if isinstance(error, CheckpointError):
+                raise
+            raise self._unwritable(manifest, error) from error
+        return place
+
+    def _write_stage(
+        self,
+        path: Path,
+        entries: tuple[TensorEntry, ...],
+        blob: StageBlob,
+        abandoned: Callable[[], bool],
+    ) -> None:
+        def content() -> Iterable[memoryview | bytes]:
+            yield file_header(entries)
+            for source, entry in zip(blob.entries, entries, strict=True):
+                data = blob.data[source.offset : source.offset + source.num_bytes]
+                digest = hashlib.sha256()
+                for piece in pieces(data):
+                    _refuse_if(abandoned(), None)
+                    digest.update(piece)
+                    yield piece
+                if len(data) != entry.num_bytes or digest.hexdigest() != entry.sha256:
+                    raise CheckpointError(
+                        f"{path.stem}: {entry.name[:100]} is not what its member said of it",
+                        why="a checkpoint must hold exactly the bits that the run trains with",
+                        fix="nothing: it is tried again",
+                        code="E-CKP-012",
+                    )
+
+        self._write_file(path, content())
+
+    def _write_file(self, path: Path, content: Iterable[memoryview | bytes]) -> None:
+        descriptor = self._files.create(path)
+        try:
+            for piece in content:
+                self._files.write(descriptor, piece)
+        finally:
+            os.close(descriptor)
+        self._files.sync(path)
+
+    def _unwritable(self, manifest: CheckpointManifest, error: OSError) -> CheckpointError:
+        needed = f"it needs {manifest.size_bytes / 2**20:.1f} MiB"
+        with suppress(OSError):
+            free = os.statvfs(self._folder)
+            needed += f", free are {free.f_bavail * free.f_frsize / 2**20:.1f} MiB"
+        return CheckpointError(
+            f"the checkpoint of iteration {manifest.iteration} could not be written to "
+            f"{self._folder}",
+            why=f"{error.strerror or error}; {needed}",
+            fix="make room or mend the disk; training goes on, and it is tried again",
+            code="E-CKP-012",
+        )
+
+    def prune(self, keep: int) -> None:
+        """Remove the oldest checkpoints of the run beyond `keep`, and what was left unfinished.
+
+        Raises:
+            OSError: Something can't be removed.
+        """
+        iterations = sorted(int(path.name) for path in _numbered(self._folder))
+        for iteration in iterations[: max(0, len(iterations) - keep)]:
+            doomed = self._folder / f".removing-{iteration}"
+            self._files.rename(self._folder / str(iteration), doomed)
+        self.remove_unfinished()
+
+    def remove_unfinished(self) -> None:
+        """Remove what a write or removal that was cut short has left.
+
+        Raises:
+            OSError: Something can't be removed.
+        """
+        for path in sorted(self._folder.iterdir()):
+            if path.name.startswith(_UNFINISHED) and is_plain_folder(path):
+                for inner in sorted(path.iterdir()):
+                    self._files.remove_file(inner)
+                self._files.remove_folder(path)
+
+
+def _refuse_if(abandoned: bool, iteration: int | None) -> None:  # noqa: FBT001 - a guard's own.
+    if abandoned:
+        which = "the checkpoint" if iteration is None else f"the checkpoint of {iteration}"
+        raise CheckpointError(
+            f"{which} was given up", why="the node ends", fix="nothing", code="E-CKP-012"
+        )
+
+
+def _numbered(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if _ITERATION.match(path.name)]
+    except OSError:
+        return []
+
+
+def run_folder(state_dir: Path, run_id: str) -> Path:
+    """Return where the checkpoints of a run are kept."""
+    return state_dir / "runs" / run_id / "checkpoints"
+
+
+def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
+    """Return all checkpoints of all runs of a state folder, the newest first.
+
+    Their manifests are read and checked; their tensors are not.
+    """
+    runs = state_dir / "runs"
+    try:
+        folders = [path / "checkpoints" for path in runs.iterdir() if is_plain_folder(path)]
+    except OSError:
+        folders = []
+    found = [
+        read_checkpoint(path)
+        for folder in folders
+        if is_plain_folder(folder)
+        for path in _numbered(folder)
+    ]
+    return sorted(found, key=lambda checkpoint: checkpoint.age_key, reverse=True)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return a checkpoint with its manifest, or with what is wrong with that. Never raises."""
+    iteration = int(folder.name)
+    try:
+        if not is_plain_folder(folder):
+            return Checkpoint(folder, iteration, None, "it is no folder, or a symlink to one")
+        with open_plain(folder / _MANIFEST) as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            if size_bytes > MANIFEST_SIZE_MAX_BYTES:
+                return Checkpoint(folder, iteration, None, f"manifest.json has {size_bytes} bytes")
+            manifest = parse_manifest(b"".join(read_exactly(descriptor, size_bytes)))
+    except (OSError, EOFError) as error:
+        return Checkpoint(folder, iteration, None, f"manifest.json can't be read: {_text(error)}")
+    except CheckpointError as error:
+        return Checkpoint(folder, iteration, None, error.what)
+    if manifest.iteration != iteration:
+        problem = f"it is of iteration {manifest.iteration}, in another one's place"
+        return Checkpoint(folder, iteration, None, problem)
+    return Checkpoint(folder, iteration, manifest)
+
+
+def find_problems(checkpoint: Checkpoint) -> list[str]:
+    """Read every byte of a checkpoint; return what is wrong, or nothing. Never raises."""
+    manifest = checkpoint.manifest
+    if manifest is None:
+        return [checkpoint.problem]
+    expected = {_MANIFEST, *(_stage_file(index) for index in range(len(manifest.stages)))}
+    try:
+        names = {path.name for path in checkpoint.folder.iterdir()}
+    except OSError as error:
+        return [_text(error)]
+    problems = [f"{ascii(name)[1:-1]} does not belong there" for name in sorted(names - expected)]
+    for index, entries in enumerate(manifest.stages):
+        name = _stage_file(index)
+        try:
+            problems += [f"{name}: {p}" for p in _stage_problems(checkpoint.folder / name, entries)]
+        except (OSError, EOFError) as error:
+            problems.append(f"{name}: {_text(error)}")
+    return problems
+
+
+def _stage_problems(path: Path, entries: tuple[TensorEntry, ...]) -> list[str]:
+    header = file_header(entries)
+    with open_plain(path) as descriptor:
+        found_bytes, expected_bytes = os.fstat(descriptor).st_size, file_size_bytes(entries)
+        if found_bytes != expected_bytes:
+            return [f"it has {found_bytes} bytes, not {expected_bytes}"]
+        if b"".join(read_exactly(descriptor, len(header))) != header:
+            return ["its header was altered"]
+        altered = []
+        for entry in entries:
+            digest = hashlib.sha256()
+            for piece in read_exactly(descriptor, entry.num_bytes):
+                digest.update(piece)
+            if digest.hexdigest() != entry.sha256:
+                altered.append(f"{entry.name[:100]} was altered")
+    more = [f"and {len(altered) - 3} more"] if len(altered) > 3 else []
+    return altered[:3] + more
+
+
+def _text(error: OSError | EOFError) -> str:
+    if isinstance(error, EOFError):
+        return "it is shorter than it was"
+    return error.strerror or str(error)
+
+
+def read_tensors(
+    checkpoint: Checkpoint, wanted: Callable[[str], bool]
+) -> tuple[bytearray, list[TensorEntry]]:
+    """Return some tensors in one blob, from whichever stages' files hold them. Not verified.
+
+    Args:
+        checkpoint: With a manifest.
+        wanted: Whether a tensor is, by its name.
+
+    Returns:
+        The blob, and its entries with their hashes and with offsets in it, 64 bytes aligned.
+
+    Raises:
+        CheckpointError: A file can't be read or is too short.
+    """
+    assert checkpoint.manifest is not None
+    blob, found = bytearray(), []
+    for index, entries in enumerate(checkpoint.manifest.stages):
+        chosen = [entry for entry in entries if wanted(entry.name)]
+        if not chosen:
+            continue
+        path, start = checkpoint.folder / _stage_file(index), len(file_header(entries))
+        try:
+            with open_plain(path) as descriptor:
+                for entry in chosen:
+                    os.lseek(descriptor, start + entry.offset, os.SEEK_SET)
+                    found.append(replace(entry, offset=len(blob)))
+                    for piece in read_exactly(descriptor, entry.num_bytes):
+                        blob += piece
+                    blob += bytes(-len(blob) % 64)
+        except (OSError, EOFError) as error:
+            raise CheckpointError(
+                f"can't read {path}",
+                why=_text(error),
+                fix="`decod checkpoint verify` shows which checkpoints are whole",
+                code="E-CKP-010",
+            ) from error
+    return blob, found

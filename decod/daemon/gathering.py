@@ -1,0 +1,211 @@
+"""Every stage's state at one commit, gathered at the leader while training goes on.
+
+Commits are held until each stage has taken a copy of its state in its own memory, so that all
+copies are of one iteration; microbatches go on meanwhile. How long the copies then travel holds up
+nobody.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from decod.daemon.errors import no_member
+from decod.driver.driver import NodeDriver, ServedState
+from decod.errors import CheckpointError, DecodError, NetworkError
+from decod.protocol.events import CommitsHeld
+from decod.protocol.view import View
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+HOLD_MAX_S = 60.0
+"""How long commits may be held. Copies take two jobs of a device; a member that takes longer than
+this must not hold up the others for ever."""
+
+_NUM_ATTEMPTS = 3
+"""A member may be lost while its copy travels; by then commits go on, and its stage's other members
+have left the iteration behind, so another iteration is gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStage:
+    """One stage's state."""
+
+    tensors: list[Any]
+    """What its member says of it. A list; nothing else has been checked."""
+    data: memoryview
+    """Shared memory; valid until the context ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStates:
+    """All stages' states at one commit."""
+
+    iteration: int
+    loss: float | None
+    """Of that iteration; None before the run's first."""
+    num_deferred: int
+    """Microbatches that it put off to the next."""
+    stages: tuple[GatheredStage, ...]
+    """Index 0 first."""
+
+
+@asynccontextmanager
+async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterator[GatheredStates]:
+    """Gather the states of the last commit for as long as the context lasts.
+
+    Args:
+        node: The leader's.
+        with_optimizer: Whether moments, and master weights if any, belong to them.
+
+    Raises:
+        NetworkError: The run has not begun, or a stage has no member, or none that answers.
+    """
+    for attempts_left in reversed(range(_NUM_ATTEMPTS)):
+        gathering = _Gathering(node, with_optimizer=with_optimizer)
+        try:
+            try:
+                states = await gathering.run()
+            except NetworkError:
+                if attempts_left and gathering.let_go:
+                    continue
+                raise
+            yield states
+            return
+        finally:
+            gathering.close()
+
+
+class _Gathering:
+    """One attempt."""
+
+    def __init__(self, node: "Node", *, with_optimizer: bool) -> None:
+        driver = node.driver
+        leader = driver.machine.leader if driver is not None else None
+        if driver is None or leader is None or not leader.view.members:
+            raise NetworkError(
+                "the run has not begun",
+                why="there is no model yet",
+                fix="wait for the first iteration",
+                code="E-NET-021",
+            )
+        self.let_go = False
+        """Every stage had taken its copy, and commits went on."""
+        self._node = node
+        self._driver: NodeDriver = driver
+        self._view: View = leader.view
+        self._iteration, self._loss = leader.committed.iteration, leader.loss
+        self._num_deferred = node.progress.num_deferred
+        self._with_optimizer = with_optimizer
+        self._uncopied = set(range(leader.view.num_stages))
+        self._buffers: list[memoryview] = []
+        self._own: ServedState | None = None
+
+    async def run(self) -> GatheredStates:
+        if self._view.empty_stages:
+            raise no_member(self._view.empty_stages[0])
+        self._driver.post(CommitsHeld(held=True))
+        patience = asyncio.get_running_loop().call_later(HOLD_MAX_S, self._release)
+        tasks = [asyncio.create_task(self._own_stage())]
+        tasks += [
+            asyncio.create_task(self._fetch_stage(stage))
+            for stage in range(1, self._view.num_stages)
+        ]
+        try:
+            stages = await asyncio.gather(*tasks)
+        finally:
+            patience.cancel()
+            self._release()
+            for task in tasks:
+                task.cancel()
+            # Buffers are given back only when nobody writes into them any more.
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return GatheredStates(self._iteration, self._loss, self._num_deferred, tuple(stages))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for buffer in self._buffers:
+            self._driver.tensor_failed(buffer)
+        self._buffers.clear()
+        if self._own is not None:
+            self._own.release()
+            self._own = None
+
+    def _copied(self, stage: int) -> None:
+        self._uncopied.discard(stage)
+        if not self._uncopied:
+            self.let_go = True
+            self._release()
+
+    def _release(self) -> None:
+        """Let commits go on, if they do not yet, unless none is wanted any more."""
+        self._driver.post(CommitsHeld(held=self._node.ending))
+
+    async def _own_stage(self) -> GatheredStage:
+        served = await self._driver.request_state(
+            self._iteration, with_optimizer=self._with_optimizer
+        )
+        if isinstance(served, str):
+            raise _not_there(0, served)
+        self._own = served
+        self._copied(0)
+        return GatheredStage(_tensors(served.manifest), served.data)
+
+    async def _fetch_stage(self, stage: int) -> GatheredStage:
+        """Return a stage's state from the first member that gives it."""
+        reason = "no member"
+        for member in self._view.roster(stage):
+            taken: list[memoryview] = []
+
+            def allocate(size_bytes: int, taken: list[memoryview] = taken) -> memoryview | None:
+                # The member tells the size when it has made its copy.
+                self._copied(stage)
+                buffer = self._driver.allocate(size_bytes)
+                if buffer is not None:
+                    taken.append(buffer)
+                return buffer
+
+            try:
+                manifest, buffer = await self._node.gateway.fetch_state(
+                    member.node_id, self._iteration, allocate, with_optimizer=self._with_optimizer
+                )
+                tensors = _tensors(manifest)
+            except DecodError as error:
+                for left in taken:
+                    self._driver.tensor_failed(left)
+                reason = str(error)
+                continue
+            except BaseException:
+                for left in taken:
+                    self._driver.tensor_failed(left)
+                raise
+            self._buffers.append(buffer)
+            return GatheredStage(tensors, buffer)
+        raise _not_there(stage, reason)
+
+
+def _tensors(text: str) -> list[Any]:
+    try:
+        manifest: Any = json.loads(text)
+        tensors = manifest["tensors"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        tensors = None
+    if not isinstance(tensors, list):
+        raise CheckpointError(
+            "a member's description of its state is unreadable",
+            why="its tensors can't be told apart",
+            fix="nothing: another member is asked",
+        )
+    return tensors
+
+
+def _not_there(stage: int, reason: str) -> NetworkError:
+    return NetworkError(
+        f"stage {stage} did not give its state",
+        why=reason[:200],
+        fix="try again",
+        code="E-NET-022",
+    )

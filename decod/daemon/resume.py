@@ -1,0 +1,114 @@
+"""`decod leader --resume`: finds the checkpoint that a run goes on from.
+
+A checkpoint fits a run file if model, data, batch and seed are the same: then the tokens of the
+next iteration are those that would have come next, and the tensors are this model's. How the model
+is cut, the optimizer and the timeouts may change; what did is said.
+"""
+
+from pathlib import Path
+
+from decod.checkpoint.manifest import CheckpointManifest, Settings
+from decod.checkpoint.store import Checkpoint, find_checkpoints, find_problems
+from decod.config.schema import Manifest
+from decod.daemon.checkpointing import differences, settings_of
+from decod.daemon.host import Say
+from decod.errors import CheckpointError, ConfigError
+
+LATEST = 0
+"""In place of an iteration: the newest checkpoint that is whole."""
+
+_MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
+
+
+def find_resumed(
+    state_dir: Path, manifest: Manifest, wanted: int, say: Say
+) -> tuple[Path, CheckpointManifest]:
+    """Return the checkpoint to go on from, all of whose hashes hold, and its manifest.
+
+    Args:
+        state_dir: The leader's.
+        manifest: Of the run as its file describes it, without a start.
+        wanted: An iteration, or `LATEST`.
+        say: Is told of what is bad, and of what has changed.
+
+    Raises:
+        CheckpointError: There is none (E-CKP-011), the wanted one is bad (E-CKP-010), or the
+            newest is of another training job (E-CKP-013).
+        ConfigError: The run has no iterations left.
+    """
+    settings = settings_of(manifest)
+    found = [each for each in find_checkpoints(state_dir) if _is_of(each, settings)]
+    if wanted != LATEST:
+        found = [each for each in found if each.iteration == wanted]
+    for checkpoint in found:
+        if checkpoint.manifest is not None:
+            _require_same_job(checkpoint, checkpoint.manifest, settings)
+        problems = find_problems(checkpoint)
+        if not problems and checkpoint.manifest is not None:
+            _require_iterations_left(manifest, checkpoint.iteration)
+            _say_changes(checkpoint.manifest, settings, say)
+            return checkpoint.folder, checkpoint.manifest
+        if wanted != LATEST:
+            raise CheckpointError(
+                f"{checkpoint.folder} is bad: {'; '.join(problems)[:500]}",
+                why="going on from it would train another model",
+                fix="give another iteration, see `decod checkpoint list`, or --resume latest",
+                code="E-CKP-010",
+            )
+        say(f"checkpoint {checkpoint.folder} is bad, the one before is used: {problems[0]}")
+    raise _none_found(state_dir, settings, wanted)
+
+
+def _is_of(checkpoint: Checkpoint, settings: Settings) -> bool:
+    """Whether a checkpoint is of the run of this name. Nobody knows of one without a manifest."""
+    manifest = checkpoint.manifest
+    return manifest is None or manifest.settings.get("name") == settings["name"]
+
+
+def _require_same_job(
+    checkpoint: Checkpoint, manifest: CheckpointManifest, settings: Settings
+) -> None:
+    then, now = (
+        {key: value for key, value in each.items() if key.startswith(_MUST_MATCH)}
+        for each in (manifest.settings, settings)
+    )
+    if found := differences(then, now):
+        raise CheckpointError(
+            f"{found[0]} {checkpoint.folder}",
+            why="model, data, batch and seed must be the same to go on from there",
+            fix="use the run file that the checkpoint was made with, or another name for this run",
+            code="E-CKP-013",
+        )
+
+
+def _require_iterations_left(manifest: Manifest, iteration: int) -> None:
+    total = manifest.run.num_iterations
+    if 0 < total <= iteration:
+        raise ConfigError(
+            f"num_iterations is {total}, and the checkpoint is of iteration {iteration}",
+            why="the run has nothing left to do",
+            fix="raise num_iterations in the run file, or set it to 0 to go on until stopped",
+            code="E-CFG-054",
+        )
+
+
+def _say_changes(checkpoint: CheckpointManifest, settings: Settings, say: Say) -> None:
+    for text in differences(checkpoint.settings, settings):
+        if not text.startswith("protocol."):
+            say(f"changed since the checkpoint: {text}")
+    if checkpoint.num_deferred:
+        say(
+            f"{checkpoint.num_deferred} microbatches had been put off when the checkpoint was "
+            "written; they are left out"
+        )
+
+
+def _none_found(state_dir: Path, settings: Settings, wanted: int) -> CheckpointError:
+    which = "whole checkpoint" if wanted == LATEST else f"checkpoint of iteration {wanted}"
+    return CheckpointError(
+        f"no {which} of run {settings['name']} in {state_dir / 'runs'}",
+        why="there is nothing to go on from",
+        fix="see `decod checkpoint list`, give the --state-dir of the leader that wrote it, "
+        "or leave --resume out to begin anew",
+        code="E-CKP-011",
+    )

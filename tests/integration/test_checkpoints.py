@@ -1,0 +1,210 @@
+"""Everything is killed and started again: the run learns what it would have learnt anyway."""
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.checkpoint.params import CheckpointConfig
+from decod.config.run_file import DataSource
+from decod.config.schema import RunConfig
+from decod.config.template import render_run_file
+from tests.support.checkpoints import write_checkpoint
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from tests.support.oracle import assert_agreement
+from tests.support.runs import make_run, reference, weight_error
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+NUM_ITERATIONS = 30
+EVERY = 5
+
+
+def write_run_file(cluster: Cluster, run: RunConfig | None = None, **config: int) -> None:
+    """Replaces the cluster's run file by one that says how often checkpoints are written."""
+    text = render_run_file(
+        run or cluster.run,
+        DataSource(path=str(cluster.corpus)),
+        CheckpointConfig(**({"every_iterations": EVERY} | config)),
+    )
+    cluster.run_file.write_text(text, encoding="utf-8")
+
+
+def written(leader: Daemon) -> list[int]:
+    """Returns the iterations of the checkpoints that a leader has written."""
+    return [record["iteration"] for record in leader.events("checkpoint.written")]
+
+
+def kill_all(cluster: Cluster) -> None:
+    """Ends all processes as a power cut would: nodes and their compute processes, at once."""
+    workers = [pid for daemon in cluster.daemons if (pid := daemon.compute_pid()) is not None]
+    for daemon in cluster.daemons:
+        daemon.send(signal.SIGKILL)
+    for daemon in cluster.daemons:
+        daemon.wait()
+    # They end with their node by themselves; nothing of them writes anything.
+    assert len(workers) == len(cluster.daemons)
+
+
+def move_checkpoints(source: Daemon, target: Path) -> None:
+    """Puts what a leader has written into another state folder, as after a move to a new host."""
+    target.mkdir(parents=True)
+    shutil.copytree(source.state_dir / "runs", target / "runs")
+
+
+def checkpoints(state_dir: Path) -> list[dict[str, Any]]:
+    result = run_decod("checkpoint", "list", "--json", "--state-dir", state_dir)
+    assert result.returncode == 0, result
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
+    return rows
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def assert_equals_reference(
+    run: RunConfig, corpus: Path, found: dict[int, float], model: Path
+) -> None:
+    """Compares losses after a resume, and the last weights, with one process that never stopped."""
+    losses, weights = reference(run, corpus, NUM_ITERATIONS)
+    worst = max(abs(loss / losses[iteration - 1] - 1) for iteration, loss in found.items())
+    error = weight_error(model, weights)
+    print(f"resumed with iteration {min(found)}: losses {worst:.1e}, weights {error:.1e}")
+    assert worst < 1e-8
+    assert error < 1e-8
+
+
+def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
+    """The newest checkpoint is damaged besides, so the run goes on from the one before."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    with Cluster(tmp_path / "before", run, corpus) as before:
+        write_run_file(before)
+        first = before.start_leader()
+        before.start_relays(1)
+        before.wait_for(lambda: len(written(first)) >= 3, "three checkpoints")
+        kill_all(before)
+        losses_before = first.losses()
+    rows = checkpoints(first.state_dir)
+    newest, usable = rows[0], rows[1]
+    assert newest["iteration"] > usable["iteration"] >= EVERY
+    flip_a_byte(Path(newest["folder"]) / "stage-1.safetensors")
+    result = run_decod("checkpoint", "verify", "--state-dir", first.state_dir)
+    assert_refused(result, exit_code=9, holds=["E-CKP-010", newest["folder"]])
+
+    with Cluster(tmp_path / "after", run, corpus) as after:
+        write_run_file(after)
+        move_checkpoints(first, tmp_path / "after" / "leader" / "state")
+        model = tmp_path / "model"
+        leader = after.start_leader("--resume", "latest", "--export", model)
+        assert f"checkpoints/{newest['iteration']} is bad" in leader.stdout
+        assert f"resuming after iteration {usable['iteration']}," in leader.stdout
+        after.start_relays(1)
+        codes = after.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses_after = leader.losses()
+        assert all(daemon.losses() == losses_after for daemon in after.daemons)
+    assert sorted(losses_after) == list(range(usable["iteration"] + 1, NUM_ITERATIONS + 1))
+    twice = losses_before.keys() & losses_after.keys()
+    assert twice, "the lost iterations are trained again"
+    assert max(abs(losses_before[i] / losses_after[i] - 1) for i in twice) < 1e-12
+    assert_equals_reference(run, corpus, losses_after, model)
+    assert_agreement(model)
+
+
+def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus: Path) -> None:
+    """Ctrl-C keeps the very last iteration; the further data node gets its state like a relay."""
+    run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)
+    with Cluster(tmp_path / "before", run, corpus) as before:
+        write_run_file(before, every_iterations=1000)
+        first = before.start_leader()
+        before.start_data_node("data-1")
+        before.start_relays(1)
+        before.wait_for_iteration(7)
+        first.send(signal.SIGINT)
+        assert first.wait() == 0
+        last = first.iteration
+        command = f"decod leader {before.run_file} --resume latest"
+        assert f"go on from iteration {last} with: {command}" in first.stdout
+        assert [row["iteration"] for row in checkpoints(first.state_dir)] == [last]
+
+    with Cluster(tmp_path / "after", run, corpus) as after:
+        write_run_file(after, every_iterations=0)
+        move_checkpoints(first, tmp_path / "after" / "leader" / "state")
+        model = tmp_path / "model"
+        leader = after.start_leader("--resume", str(last), "--export", model)
+        after.start_data_node("data-1")
+        after.start_relays(1)
+        assert leader.status()["iteration"] >= last
+        codes = after.wait_for_end()
+        assert set(codes.values()) == {0}, codes
+        losses = leader.losses()
+        assert checkpoints(leader.state_dir)[0]["iteration"] == last, "none is written with 0"
+    assert sorted(losses) == list(range(last + 1, NUM_ITERATIONS + 1))
+    assert_equals_reference(run, corpus, losses, model)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mounts a file system of 4 MiB, or skips the test where that is not allowed."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
+    """Only the runs' folder lies on it: logs and sockets are another disk's matter."""
+    run = make_run(min_nodes_per_stage=1)
+    runs = tmp_path / "leader" / "state" / "runs"
+    with small_disk(runs), Cluster(tmp_path, run, corpus) as cluster:
+        write_run_file(cluster, keep=1)
+        leader = cluster.start_leader()
+        cluster.start_relays(1)
+        cluster.wait_for(lambda: written(leader), "a checkpoint")
+        fill = runs / "something-else"
+        with fill.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(1 << 12)):
+                pass
+        cluster.wait_for(lambda: leader.events("checkpoint.failed"), "the failure to be told")
+        good = written(leader)[-1]
+        status = leader.status()["checkpoint"]
+        assert "No space left on device" in status["problem"]
+        assert status["iteration"] == good
+        shown = run_decod("status", "--state-dir", leader.state_dir)
+        assert "CHECKPOINT FAILED: E-CKP-012" in shown.stdout
+        verified = run_decod("checkpoint", "verify", "--state-dir", leader.state_dir)
+        assert verified.returncode == 0, verified
+        assert f"{good}" in verified.stdout.split()
+        cluster.wait_for_iteration(leader.iteration + 2)
+        fill.unlink()
+        cluster.wait_for(lambda: written(leader)[-1] > good, "a checkpoint when there is room")
+        assert leader.status()["checkpoint"]["problem"] is None
+        assert all(commit.attempt == 1 for commit in leader.commits()), "nothing was repeated"
+
+
+def test_what_can_not_be_resumed_is_refused_in_one_line(tmp_path: Path, corpus: Path) -> None:
+    """Before anybody is asked to join."""
+    run = make_run()
+    cluster = Cluster(tmp_path, run, corpus)
+    state_dir = tmp_path / "state"
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", state_dir, "--resume")
+    result = run_decod("leader", cluster.run_file, *arguments, "latest")
+    assert_refused(result, exit_code=9, holds=["E-CKP-011", str(state_dir)])
+    write_checkpoint(state_dir, 40, settings={"name": "test", "seed": 3})
+    result = run_decod("leader", cluster.run_file, *arguments, "latest")
+    assert_refused(result, exit_code=9, holds=["E-CKP-013", "batch."])
+    result = run_decod("leader", cluster.run_file, *arguments, "41")
+    assert_refused(result, exit_code=9, holds=["E-CKP-011", "41"])

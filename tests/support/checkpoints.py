@@ -1,0 +1,54 @@
+"""Small checkpoints for tests, made of random bytes that look like a state."""
+
+import hashlib
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from decod.checkpoint.entries import DTYPE_BYTES, TensorEntry, state_tensors
+from decod.checkpoint.manifest import CheckpointManifest, Settings
+from decod.checkpoint.store import CheckpointStore, StageBlob, run_folder
+from decod.model.config import ModelConfig, StagesConfig
+
+MODEL = ModelConfig(vocab_size=19, hidden_size=8, intermediate_size=12, num_hidden_layers=2)
+STAGES = StagesConfig(num_relay_stages=1)
+RUN_ID = "r" * 26
+
+
+def random_blob(stage_index: int, *, seed: int = 0) -> StageBlob:
+    """Returns what a member of a stage could hand over: tensors with gaps between them."""
+    generator = random.Random(f"{seed} {stage_index}")
+    data, entries = bytearray(), []
+    for name, (dtype, shape) in state_tensors(MODEL, STAGES, stage_index).items():
+        content = generator.randbytes(math.prod(shape) * DTYPE_BYTES[dtype])
+        digest = hashlib.sha256(content).hexdigest()
+        entries.append(TensorEntry(name, dtype, shape, len(data), len(content), digest))
+        data += content + bytes(-len(content) % 64)
+    return StageBlob(tuple(entries), memoryview(data))
+
+
+def random_blobs(seed: int = 0) -> list[StageBlob]:
+    return [random_blob(stage, seed=seed) for stage in range(STAGES.num_relay_stages + 1)]
+
+
+def make_manifest(iteration: int, **changes: Any) -> CheckpointManifest:
+    """Returns a manifest without stages, as a store takes it."""
+    settings: Settings = {"name": "test", "seed": 7}
+    values: dict[str, Any] = {
+        "iteration": iteration,
+        "run_id": RUN_ID,
+        "created_s": 1_700_000_000 + iteration,
+        "loss": 2.5,
+        "num_deferred": 0,
+        "settings": settings,
+        "stages": (),
+    }
+    return CheckpointManifest(**values | changes)
+
+
+def write_checkpoint(state_dir: Path, iteration: int, **changes: Any) -> Path:
+    """Writes a checkpoint of random tensors; returns its folder."""
+    manifest = make_manifest(iteration, **changes)
+    store = CheckpointStore(run_folder(state_dir, manifest.run_id))
+    return store.write(manifest, random_blobs(seed=iteration))

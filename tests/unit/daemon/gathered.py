@@ -1,0 +1,142 @@
+"""A leader whose members hand their states over as a test says, without sockets or devices."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from decod.config.schema import Manifest, RunConfig
+from decod.daemon.host import Node
+from decod.daemon.status import Progress
+from decod.data.params import BatchConfig
+from decod.driver.driver import ServedState
+from decod.errors import NetworkError
+from decod.ids import NodeId, Round
+from decod.protocol.events import CommitsHeld, Event
+from decod.protocol.view import View
+from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
+from tests.unit.protocol.cast import view_of
+
+
+class Member:
+    """A relay: takes its copy, and lets it travel, when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.may_copy, self.may_send = asyncio.Event(), asyncio.Event()
+        self.may_copy.set()
+        self.may_send.set()
+        self.dies_sending = False
+        self.manifest: str | None = None
+        self.num_asked = 0
+
+
+class FakeRun:
+    """What `gathered_states` and `Checkpoints` use of a node, its driver and its gateway."""
+
+    def __init__(self, state_dir: Path, *members: str, iteration: int = 5) -> None:
+        self.held: list[bool] = []
+        self.lent = 0
+        """Buffers that have not been given back."""
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.members = {NodeId(name): Member() for name in members}
+        self.leader = SimpleNamespace(
+            view=view_of("d0", *members, num_stages=2),
+            committed=Round(iteration, 1),
+            loss=2.5,
+        )
+        run = RunConfig(
+            name="test", model=MODEL, stages=STAGES, batch=BatchConfig(sequence_length=8)
+        )
+        self.manifest = Manifest(run=run, data_index_sha256="0" * 64, data_vocab_size=19)
+        self.progress = Progress(iteration=iteration)
+        self.driver = SimpleNamespace(
+            machine=SimpleNamespace(leader=self.leader),
+            post=self._post,
+            request_state=self._request_state,
+            allocate=self._allocate,
+            tensor_failed=self._free,
+        )
+        self.node = cast(
+            "Node",
+            SimpleNamespace(
+                driver=self.driver,
+                gateway=SimpleNamespace(fetch_state=self._fetch_state),
+                progress=self.progress,
+                ending=False,
+                part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest),
+                config=SimpleNamespace(state_dir=state_dir),
+                note=lambda event, **fields: self.notes.append((event, fields)),
+                describe_checkpoint=lambda: None,
+            ),
+        )
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.held) and self.held[-1]
+
+    @property
+    def view(self) -> View:
+        view: View = self.leader.view
+        return view
+
+    def commit(self, iteration: int, *, num_deferred: int = 0) -> None:
+        """Commit an iteration, as the leader's core tells it."""
+        self.leader.committed = Round(iteration, 1)
+        now_s = float(iteration)
+        self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
+        fields = {"round": f"{iteration}.1", "loss": 2.5, "num_tokens": 8}
+        self.progress.take("round.committed", fields, now_s=now_s)
+
+    def failures(self) -> list[str]:
+        return [fields["reason"] for event, fields in self.notes if event == "checkpoint.failed"]
+
+    def _post(self, event: Event) -> None:
+        assert isinstance(event, CommitsHeld)
+        self.held.append(event.held)
+
+    def _allocate(self, size_bytes: int) -> memoryview:
+        self.lent += 1
+        return memoryview(bytearray(size_bytes))
+
+    def _free(self, buffer: memoryview) -> None:
+        self.lent -= 1
+
+    async def _request_state(self, iteration: int, *, with_optimizer: bool) -> ServedState:
+        assert with_optimizer
+        blob = random_blob(0, seed=iteration)
+        self.lent += 1
+        return ServedState(
+            iteration, describe(0, iteration), blob.data, lambda: self._free(blob.data)
+        )
+
+    async def _fetch_state(
+        self,
+        donor: NodeId,
+        iteration: int,
+        allocate: Callable[[int], memoryview | None],
+        *,
+        with_optimizer: bool,
+    ) -> tuple[str, memoryview]:
+        assert with_optimizer
+        member = self.members[donor]
+        member.num_asked += 1
+        await member.may_copy.wait()
+        if iteration != self.leader.committed.iteration:
+            raise NetworkError("refused", why="the state has moved on", fix="ask for another")
+        blob = random_blob(1, seed=iteration)
+        buffer = allocate(len(blob.data))
+        assert buffer is not None
+        await member.may_send.wait()
+        if member.dies_sending:
+            raise NetworkError("reset by peer", why="it has gone", fix="ask another")
+        buffer[:] = blob.data
+        return member.manifest or describe(1, iteration), buffer
+
+
+def describe(stage_index: int, iteration: int) -> str:
+    """Returns what a member says of its state."""
+    entries = random_blob(stage_index, seed=iteration).entries
+    return json.dumps({"tensors": [asdict(entry) for entry in entries]})

@@ -1,0 +1,424 @@
+"""When the leader writes checkpoints, and that nothing which goes wrong with them disturbs it."""
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from decod.checkpoint.files import Files
+from decod.checkpoint.params import CheckpointConfig
+from decod.checkpoint.store import CheckpointStore, find_checkpoints, find_problems, run_folder
+from decod.daemon import gathering
+from decod.daemon.checkpointing import Checkpoints
+from decod.daemon.gathering import gathered_states
+from decod.errors import ConfigError, NetworkError
+from tests.support.checkpoints import RUN_ID
+from tests.unit.daemon.gathered import FakeRun, describe
+from tests.waiting import wait_until
+
+
+def make_checkpoints(
+    run: FakeRun, state_dir: Path, *, every: int = 10, keep: int = 2, files: Files | None = None
+) -> Checkpoints:
+    store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
+    config = CheckpointConfig(every_iterations=every, keep=keep)
+    return Checkpoints(run.node, config, asyncio.Lock(), store)
+
+
+async def written(checkpoints: Checkpoints) -> None:
+    """Waits for the one that is being written."""
+    assert checkpoints._task is not None
+    await checkpoints._task
+
+
+def iterations(state_dir: Path) -> list[int]:
+    found = find_checkpoints(state_dir)
+    assert not any(find_problems(each) for each in found)
+    return [each.iteration for each in found]
+
+
+# --- gathering ------------------------------------------------------------------------------------
+
+
+def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: Path) -> None:
+    """How long a copy takes over a slow link must not stop the run."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_copy.clear()
+        relay.may_send.clear()
+        gathered = gathered_states(run.node, with_optimizer=True)
+        entering = asyncio.create_task(gathered.__aenter__())
+        await wait_until(lambda: relay.num_asked)
+        assert run.is_held
+        relay.may_copy.set()
+        await wait_until(lambda: not run.is_held)
+        assert not entering.done(), "it still travels"
+        relay.may_send.set()
+        states = await entering
+        assert (states.iteration, states.loss, len(states.stages)) == (5, 2.5, 2)
+        assert run.lent == 2
+        await gathered.__aexit__(None, None, None)
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "HOLD_MAX_S", 0.0)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_copy.clear()
+        gathered = gathered_states(run.node, with_optimizer=True)
+        entering = asyncio.create_task(gathered.__aenter__())
+        await wait_until(lambda: relay.num_asked and not run.is_held)
+        run.commit(6)
+        relay.may_copy.set()
+        with pytest.raises(NetworkError, match=r"E-NET-022 stage 1 .* moved on"):
+            await entering
+        assert relay.num_asked == 1, "it would only hold up the run again"
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_another_member_is_asked_while_commits_are_held(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", "r1b")
+        first, second = (run.members[m.node_id] for m in run.view.roster(1))
+        first.manifest = '{"tensors": 5}'
+        async with gathered_states(run.node, with_optimizer=True) as states:
+            assert states.iteration == 5
+        assert (first.num_asked, second.num_asked) == (1, 1)
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", "r1b")
+        first, second = (run.members[m.node_id] for m in run.view.roster(1))
+        first.may_send.clear()
+        gathered = gathered_states(run.node, with_optimizer=True)
+        entering = asyncio.create_task(gathered.__aenter__())
+        await wait_until(lambda: first.num_asked and not run.is_held)
+        run.commit(6)
+        first.dies_sending = True
+        first.may_send.set()
+        states = await entering
+        assert states.iteration == 6
+        assert second.num_asked == 2, "it was asked for the lost one, and had left that behind"
+        await gathered.__aexit__(None, None, None)
+        assert run.lent == 0
+        assert not run.is_held
+
+    asyncio.run(test())
+
+
+def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> None:
+    """Model and checkpoint are of one iteration, and it is the run's last."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        run.node.ending = True
+        async with gathered_states(run.node, with_optimizer=True):
+            assert run.is_held
+        assert run.is_held
+
+    asyncio.run(test())
+
+
+def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_send.clear()
+        gathered = gathered_states(run.node, with_optimizer=True)
+        entering = asyncio.create_task(gathered.__aenter__())
+        await wait_until(lambda: run.lent == 2)
+        entering.cancel()
+        await asyncio.gather(entering, return_exceptions=True)
+        assert run.lent == 0
+        assert not run.is_held
+
+    asyncio.run(test())
+
+
+# --- when -----------------------------------------------------------------------------------------
+
+
+def test_one_is_written_every_so_many_iterations_and_so_many_are_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        assert checkpoints.describe()["iteration"] is None
+        for iteration in range(1, 41):
+            run.commit(iteration)
+            if iteration % 10 == 0:
+                await written(checkpoints)
+        assert iterations(tmp_path) == [40, 30]
+        described = checkpoints.describe()
+        assert (described["iteration"], described["problem"]) == (40, None)
+        assert run.node.describe_checkpoint() == described
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_training_does_not_wait_for_one_that_takes_long(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_send.clear()
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await wait_until(lambda: run.lent == 2)
+        for iteration in range(11, 26):
+            run.commit(iteration)
+        assert relay.num_asked == 1, "one at a time"
+        relay.may_send.set()
+        await written(checkpoints)
+        assert iterations(tmp_path) == [10]
+        run.commit(26)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [26, 10], "the one that was due meanwhile"
+
+    asyncio.run(test())
+
+
+def test_an_iteration_that_puts_something_off_is_not_kept_if_another_soon_does_not(
+    tmp_path: Path,
+) -> None:
+    """Who resumes reads the next iteration's tokens; what was put off would be missing."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10, num_deferred=2)
+        run.commit(11, num_deferred=1)
+        assert checkpoints._task is None
+        run.commit(12)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [12]
+        for iteration in range(20, 30):
+            run.commit(iteration, num_deferred=4)
+        assert checkpoints._task.done()
+        run.commit(30, num_deferred=4)
+        await written(checkpoints)
+        found = find_checkpoints(tmp_path)[0]
+        assert found.manifest is not None
+        assert (found.iteration, found.manifest.num_deferred) == (30, 4)
+
+    asyncio.run(test())
+
+
+def test_the_last_iteration_is_kept_when_the_run_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [], "nothing has been learnt"
+        run.commit(10)
+        await checkpoints.finish()
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [10]
+        run.commit(13)
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [13, 10]
+
+    asyncio.run(test())
+
+
+def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path, every=0)
+        run.commit(100)
+        await checkpoints.finish()
+        await checkpoints.close()
+        assert iterations(tmp_path) == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("values", [{"every_iterations": -1}, {"keep": 0}, {"keep": 1001}])
+def test_impossible_wishes_are_refused(values: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="checkpoint"):
+        CheckpointConfig(**values)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+class FillingDisk(Files):
+    """A disk that is full while a test says so."""
+
+    full = False
+
+    @override
+    def write(self, descriptor: int, data: memoryview | bytes) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(descriptor, data)
+
+
+def test_a_full_disk_is_told_and_the_last_good_one_stays(tmp_path: Path) -> None:
+    async def test() -> None:
+        run, disk = FakeRun(tmp_path, "r1a", iteration=0), FillingDisk()
+        checkpoints = make_checkpoints(run, tmp_path, files=disk)
+        run.commit(10)
+        await written(checkpoints)
+        disk.full = True
+        run.commit(20)
+        await written(checkpoints)
+        (reason,) = run.failures()
+        assert "E-CKP-012" in reason
+        assert "No space left" in reason
+        described = checkpoints.describe()
+        assert (described["iteration"], described["problem"]) == (10, reason)
+        assert iterations(tmp_path) == [10]
+        run.commit(21)
+        assert checkpoints._task is not None
+        assert checkpoints._task.done(), "not before the next is due"
+        disk.full = False
+        run.commit(30)
+        await written(checkpoints)
+        described = checkpoints.describe()
+        assert (described["iteration"], described["problem"]) == (30, None)
+        assert iterations(tmp_path) == [30, 10]
+
+    asyncio.run(test())
+
+
+def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
+    """The system would end the leader, and with it the run."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        free = [1000]
+        config = CheckpointConfig(every_iterations=10)
+        checkpoints = Checkpoints(
+            run.node, config, asyncio.Lock(), free_memory_bytes=lambda: free[0]
+        )
+        run.commit(10)
+        await written(checkpoints)
+        assert "E-CKP-014" in run.failures()[0]
+        assert run.held == [], "nobody was asked for anything"
+        free[0] = 1 << 30
+        run.commit(20)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [20]
+
+    asyncio.run(test())
+
+
+def test_a_member_that_vanishes_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        run.members[run.view.roster(1)[0].node_id].dies_sending = True
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await written(checkpoints)
+        (reason,) = run.failures()
+        assert "stage 1 did not give its state" in reason
+        assert iterations(tmp_path) == []
+        assert not run.is_held
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("manifest", ['{"tensors": [5]}', describe(0, 10), '{"tensors": []}'])
+def test_a_member_that_describes_another_stage_spoils_nothing(
+    tmp_path: Path, manifest: str
+) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        run.members[run.view.roster(1)[0].node_id].manifest = manifest
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await written(checkpoints)
+        assert "E-CKP-002" in run.failures()[0]
+        assert iterations(tmp_path) == []
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+class SlowDisk(Files):
+    """Stops at its first write until a test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    @override
+    def write(self, descriptor: int, data: memoryview | bytes) -> None:
+        self.reached.set()
+        self.go_on.wait(20)
+        super().write(descriptor, data)
+
+
+def test_a_node_that_ends_ends_the_checkpoint_that_it_writes(tmp_path: Path) -> None:
+    """If the run has lost a stage, it may be all that is left of it."""
+
+    async def test() -> None:
+        run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
+        checkpoints = make_checkpoints(run, tmp_path, files=disk)
+        run.commit(10)
+        await wait_until(disk.reached.is_set)
+        closing = asyncio.create_task(checkpoints.close())
+        disk.go_on.set()
+        await closing
+        assert iterations(tmp_path) == [10]
+
+    asyncio.run(test())
+
+
+def test_a_node_that_ends_does_not_wait_for_members(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        relay = run.members[run.view.roster(1)[0].node_id]
+        relay.may_send.clear()
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await wait_until(lambda: relay.num_asked)
+        await checkpoints.close()
+        assert run.lent == 0
+        assert iterations(tmp_path) == []
+
+    asyncio.run(test())
+
+
+def test_a_checkpoint_that_is_cancelled_leaves_the_memory_when_nobody_reads_it(
+    tmp_path: Path,
+) -> None:
+    """The writing thread must not read what somebody else writes by then."""
+
+    async def test() -> None:
+        run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
+        checkpoints = make_checkpoints(run, tmp_path, files=disk)
+        run.commit(10)
+        await wait_until(disk.reached.is_set)
+        task = checkpoints._task
+        assert task is not None
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert run.lent == 2
+        disk.go_on.set()
+        await asyncio.gather(task, return_exceptions=True)
+        assert run.lent == 0
+        assert iterations(tmp_path) == []
+        assert list(run_folder(tmp_path, RUN_ID).iterdir()) == []
+
+    asyncio.run(test())

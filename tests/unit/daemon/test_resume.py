@@ -1,0 +1,138 @@
+"""Which checkpoint a run goes on from, and which it refuses."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.checkpoint.manifest import CheckpointManifest
+from decod.config.schema import Manifest
+from decod.daemon.checkpointing import settings_of
+from decod.daemon.resume import LATEST, find_resumed
+from decod.errors import CheckpointError, ConfigError
+from decod.train.params import OptimizerConfig
+from tests.support.checkpoints import write_checkpoint
+from tests.unit.daemon.nodes import make_manifest
+
+
+def write(state_dir: Path, iteration: int, **changes: Any) -> Path:
+    given = {"settings": settings_of(make_manifest())} | changes
+    return write_checkpoint(state_dir, iteration, **given)
+
+
+class Found:
+    """A choice, and what was said about it."""
+
+    def __init__(
+        self, state_dir: Path, wanted: int = LATEST, manifest: Manifest | None = None
+    ) -> None:
+        self.said: list[str] = []
+        found = find_resumed(state_dir, manifest or make_manifest(), wanted, self.said.append)
+        self.folder, self.manifest = found
+
+    @property
+    def iteration(self) -> int:
+        assert isinstance(self.manifest, CheckpointManifest)
+        return self.manifest.iteration
+
+
+def spoil(folder: Path) -> None:
+    path = folder / "stage-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def test_settings_are_those_of_the_manifest_without_what_changes_by_itself() -> None:
+    settings = settings_of(make_manifest())
+    assert settings["name"] == "tiny"
+    assert settings["model.hidden_size"] == 16
+    assert settings["data_index_sha256"] == "0" * 64
+    assert not {"initial_weights", "start_iteration", "protocol_version"} & settings.keys()
+    assert {type(value) for value in settings.values()} <= {str, int, float, bool}
+
+
+def test_the_newest_is_used_or_the_one_that_is_named(tmp_path: Path) -> None:
+    for iteration in (10, 20, 30):
+        write(tmp_path, iteration)
+    assert Found(tmp_path).iteration == 30
+    assert Found(tmp_path, 20).iteration == 20
+    assert Found(tmp_path).said == []
+
+
+def test_bad_ones_are_passed_over_and_named(tmp_path: Path) -> None:
+    for iteration in (10, 20, 30):
+        write(tmp_path, iteration)
+    spoil(tmp_path / "runs" / ("r" * 26) / "checkpoints" / "30")
+    (tmp_path / "runs" / ("r" * 26) / "checkpoints" / "20" / "manifest.json").write_text("{")
+    found = Found(tmp_path)
+    assert found.iteration == 10
+    assert {text.split()[1].rpartition("/")[2] for text in found.said} == {"20", "30"}
+    assert all("is bad, the one before is used" in text for text in found.said)
+
+
+def test_a_bad_one_that_is_named_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    spoil(write(tmp_path, 20))
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .*/20 is bad: stage-1.* was altered"):
+        Found(tmp_path, 20)
+
+
+@pytest.mark.parametrize("wanted", [LATEST, 20])
+def test_where_there_is_none_it_is_said_where_was_looked(tmp_path: Path, wanted: int) -> None:
+    spoil(write(tmp_path, 10))
+    with pytest.raises(CheckpointError, match=rf"E-CKP-011 .* run tiny in {tmp_path}/runs"):
+        Found(tmp_path, wanted)
+
+
+def test_other_runs_of_the_same_folder_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    other = settings_of(make_manifest()) | {"name": "other", "seed": 5}
+    write(tmp_path, 20, settings=other, run_id="s" * 26)
+    assert Found(tmp_path).iteration == 10
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("seed", 5, "seed is 0 in the run file and was 5 in the checkpoint"),
+        ("model.hidden_size", 32, "model.hidden_size is 16 .* was 32"),
+        ("batch.num_microbatches", 9, "batch.num_microbatches is 2 .* was 9"),
+        ("data_index_sha256", "f" * 64, "data_index_sha256 is 0+ .* was f+"),
+    ],
+)
+@pytest.mark.parametrize("wanted", [LATEST, 20])
+def test_another_training_job_is_refused_by_its_first_difference(
+    tmp_path: Path, key: str, value: Any, text: str, wanted: int
+) -> None:
+    write(tmp_path, 20, settings=settings_of(make_manifest()) | {key: value})
+    with pytest.raises(CheckpointError, match=f"E-CKP-013 {text}"):
+        Found(tmp_path, wanted)
+
+
+def test_what_may_change_is_said(tmp_path: Path) -> None:
+    write(tmp_path, 20, num_deferred=3)
+    found = Found(tmp_path, manifest=make_manifest(optimizer=OptimizerConfig(lr=0.5)))
+    changed, deferred = found.said
+    assert changed.endswith("optimizer.lr is 0.5 in the run file and was 0.001 in the checkpoint")
+    assert deferred.startswith("3 microbatches had been put off")
+
+
+def test_a_run_without_iterations_left_is_not_begun(tmp_path: Path) -> None:
+    write(tmp_path, 20)
+    with pytest.raises(ConfigError, match="E-CFG-054 num_iterations is 20"):
+        Found(tmp_path, manifest=make_manifest(num_iterations=20))
+    assert Found(tmp_path, manifest=make_manifest(num_iterations=21)).iteration == 20
+
+
+def test_the_resumed_runs_manifest_names_its_start() -> None:
+    start = {"initial_weights": "a" * 64, "start_iteration": 20}
+    manifest = dataclasses.replace(make_manifest(), **start)  # type: ignore[arg-type]
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.first_difference(make_manifest()) == (
+        f"initial_weights is {'a' * 64} here and seed there"
+    )
+    for bad in (-1, 1 << 41):
+        with pytest.raises(ConfigError, match="start_iteration"):
+            dataclasses.replace(manifest, start_iteration=bad)
+    with pytest.raises(ConfigError, match="start_iteration is 20"):
+        dataclasses.replace(manifest, initial_weights="seed")

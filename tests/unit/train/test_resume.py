@@ -1,0 +1,173 @@
+"""Stages that are built from a checkpoint go on bit for bit, however the model is cut."""
+
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decod.checkpoint.store import CheckpointStore, StageBlob, read_checkpoint
+from decod.data.params import BatchConfig
+from decod.errors import CheckpointError
+from decod.ids import MicrobatchId
+from decod.model.config import ModelConfig, ModelDtype, StagesConfig
+from decod.train.executor import StageExecutor
+from decod.train.holder import ExecutorConfig
+from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.start import CheckpointSource
+from decod.worker.arena import Arena
+from decod.worker.jobs import JobRunner
+from tests.support.checkpoints import make_manifest
+
+torch.set_num_threads(1)
+
+ITERATION = 2
+
+
+def config(dtype: ModelDtype = ModelDtype.FLOAT32, num_relay_stages: int = 2) -> ExecutorConfig:
+    return ExecutorConfig(
+        model=ModelConfig(
+            dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=2
+        ),
+        stages=StagesConfig(num_relay_stages=num_relay_stages),
+        batch=BatchConfig(sequence_length=8, microbatch_size=2),
+        optimizer=OptimizerConfig(lr=1e-2, warmup_iterations=5),
+        reduction=ReductionConfig(),
+        seed=3,
+    )
+
+
+def train(relay: StageExecutor, iteration: int) -> str:
+    generator = torch.Generator().manual_seed(iteration)
+    mb = MicrobatchId(iteration, 0, 0)
+    relay.forward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    relay.backward(mb, torch.randn(2, 8, 16, generator=generator).to(relay.dtype))
+    digest, _ = relay.propose(iteration, [], weights_total=1)
+    relay.commit(iteration)
+    return digest
+
+
+def build(
+    source: CheckpointSource | None, stage_index: int, config: ExecutorConfig
+) -> StageExecutor:
+    stage = StageExecutor(config, checkpoint=source)
+    stage.build(stage_index)
+    return stage
+
+
+def write(folder: Path, stages: list[StageExecutor], *, with_optimizer: bool) -> CheckpointSource:
+    blobs = []
+    for stage in stages:
+        snapshot = stage.snapshot(with_optimizer=with_optimizer)
+        blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+        snapshot.write(blob)
+        blobs.append(StageBlob(snapshot.entries, memoryview(blob.numpy())))
+    place = CheckpointStore(folder).write(make_manifest(ITERATION), blobs)
+    manifest = read_checkpoint(place).manifest
+    assert manifest is not None
+    return CheckpointSource(place, manifest.sha256)
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_training_goes_on_bit_for_bit(tmp_path: Path, dtype: ModelDtype) -> None:
+    """Weights, moments, masters and the iteration, on which the learning rate depends."""
+    before = [build(None, index, config(dtype)) for index in range(3)]
+    for iteration in range(1, ITERATION + 1):
+        for relay in before[1:]:
+            train(relay, iteration)
+    source = write(tmp_path, before, with_optimizer=True)
+    for index in (1, 2):
+        after = build(source, index, config(dtype))
+        assert after.iteration == ITERATION
+        for iteration in range(ITERATION + 1, ITERATION + 4):
+            assert train(after, iteration) == train(before[index], iteration)
+
+
+def test_the_model_may_be_cut_in_another_way(tmp_path: Path) -> None:
+    before = [build(None, index, config()) for index in range(3)]
+    for relay in before[1:]:
+        train(relay, 1)
+    after = build(write(tmp_path, before, with_optimizer=True), 1, config(num_relay_stages=1))
+    expected = before[1].weights() | before[2].weights()
+    assert after.weights().keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in after.weights().items())
+
+
+def altered(source: CheckpointSource) -> CheckpointSource:
+    path = source.folder / "stage-1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return source
+
+
+def truncated(source: CheckpointSource) -> CheckpointSource:
+    path = source.folder / "stage-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    return source
+
+
+def gone(source: CheckpointSource) -> CheckpointSource:
+    shutil.rmtree(source.folder)
+    return source
+
+
+def another(source: CheckpointSource) -> CheckpointSource:
+    return replace(source, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("damage", [altered, truncated, gone, another])
+def test_what_changed_since_the_run_began_is_refused(tmp_path: Path, damage: object) -> None:
+    """Candidates are served for as long as the run lasts, and so is the checkpoint read."""
+    stages = [build(None, index, config()) for index in range(3)]
+    source = damage(write(tmp_path, stages, with_optimizer=True))  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match="E-CKP-0"):
+        build(source, 1, config())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    stages = [build(None, index, config()) for index in range(3)]
+    source = write(tmp_path, stages, with_optimizer=True)
+    wider = replace(config(), model=replace(config().model, intermediate_size=32))
+    with pytest.raises(CheckpointError, match="E-CKP-002"):
+        build(source, 1, wider)
+
+
+def test_weights_without_moments_are_not_enough(tmp_path: Path) -> None:
+    stages = [build(None, index, config()) for index in range(3)]
+    source = write(tmp_path, stages, with_optimizer=False)
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .* no moments"):
+        build(source, 1, config())
+
+
+def test_the_leaders_device_copies_any_stage_for_a_candidate(tmp_path: Path) -> None:
+    """With its moments, and as the state of the checkpoint's iteration."""
+    before = [build(None, index, config()) for index in range(3)]
+    for relay in before[1:]:
+        train(relay, 1)
+    source = write(tmp_path, before, with_optimizer=True)
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 1 << 20)
+    runner = JobRunner(Arena(descriptor))
+
+    def ask(kind: str, **fields: Any) -> dict[str, Any]:
+        reply = runner.run({"job": 0, "kind": kind, **fields})
+        assert reply["ok"], reply
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    sections = {
+        name: asdict(getattr(config(), name))
+        for name in ("model", "stages", "batch", "optimizer", "reduction")
+    }
+    start = {"checkpoint_dir": str(source.folder), "checkpoint_sha256": source.sha256}
+    ask("configure", **sections, **start, seed=3)
+    described = ask("initial", stage_index=2)
+    assert described["iteration"] == ITERATION
+    assert [e["sha256"] for e in described["tensors"]] == [
+        entry.sha256 for entry in before[2].snapshot(with_optimizer=True).entries
+    ]
+    os.close(descriptor)
