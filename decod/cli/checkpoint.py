@@ -38,7 +38,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
 
     Only their manifests are read: `decod checkpoint verify` reads every byte.
     """
-    from decod.checkpoint.store import find_checkpoints
+    from decod.train.checkpoint.store import find_checkpoints
 
     rows = [_row(found) for found in find_checkpoints(state_dir)]
     if as_json:
@@ -67,7 +67,7 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
 
     Verifies those of ITERATION, or all. Exits with 9 if one is bad, or there is none.
     """
-    from decod.checkpoint.store import find_checkpoints, find_problems
+    from decod.train.checkpoint.store import find_checkpoints, find_problems
 
     found = find_checkpoints(state_dir)
     if iteration == 0:

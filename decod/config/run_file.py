@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
 from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
+from decod.train.checkpoint.params import CheckpointConfig
 
 FILE_SIZE_MAX_BYTES = 1 << 20
 """A run file has about 4 KiB; more than this is some other file."""

@@ -13,9 +13,9 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
+from decod.train.checkpoint.params import CheckpointConfig
 
 _WIDTH = 98
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from decod.checkpoint.entries import (
+from decod.config.schema import Manifest
+from decod.daemon.gathering import GatheredStates, gathered_states
+from decod.daemon.threads import in_thread
+from decod.errors import CheckpointError, DecodError
+from decod.train.checkpoint.entries import (
     check_tensors,
     parse_entries,
     state_size_bytes,
     state_tensors,
 )
-from decod.checkpoint.manifest import CheckpointManifest, Settings
-from decod.checkpoint.params import CheckpointConfig
-from decod.checkpoint.store import CheckpointStore, StageBlob, run_folder
-from decod.config.schema import Manifest
-from decod.daemon.gathering import GatheredStates, gathered_states
-from decod.daemon.threads import in_thread
-from decod.errors import CheckpointError, DecodError
+from decod.train.checkpoint.manifest import CheckpointManifest, Settings
+from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointStore, StageBlob, run_folder
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

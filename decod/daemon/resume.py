@@ -7,12 +7,12 @@ is cut, the optimizer and the timeouts may change; what did is said.
 
 from pathlib import Path
 
-from decod.checkpoint.manifest import CheckpointManifest, Settings
-from decod.checkpoint.store import Checkpoint, find_checkpoints, find_problems
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
+from decod.train.checkpoint.manifest import CheckpointManifest, Settings
+from decod.train.checkpoint.store import Checkpoint, find_checkpoints, find_problems
 
 LATEST = 0
 """In place of an iteration: the newest checkpoint that is whole."""

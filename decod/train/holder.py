@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from decod.checkpoint.entries import TensorEntry
 from decod.data.params import BatchConfig
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
@@ -23,6 +22,7 @@ from decod.model.shape import stage_shapes
 from decod.model.stage import TORCH_DTYPES, Stage, empty_stage
 from decod.stopwatch import Stopwatch
 from decod.train.adamw import StageState
+from decod.train.checkpoint.entries import TensorEntry
 from decod.train.layout import Layout
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.snapshot import Snapshot, read_state, take_snapshot

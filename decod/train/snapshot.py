@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.checkpoint.entries import (
+from decod.train.adamw import StageState
+from decod.train.checkpoint.entries import (
     MASTER_PREFIX,
     MEAN_PREFIX,
     SQUARE_PREFIX,
     TensorEntry,
     refused_state,
 )
-from decod.train.adamw import StageState
 from decod.train.layout import Layout, byte_view
 from decod.train.reduction import is_finite
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decod.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
-from decod.checkpoint.store import read_checkpoint, read_tensors
 from decod.errors import CheckpointError, DataError
 from decod.model.config import ModelConfig
 from decod.model.folder import read_config, read_weights
 from decod.model.initial import initial_weight
 from decod.train.adamw import StageState
+from decod.train.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
+from decod.train.checkpoint.store import read_checkpoint, read_tensors
 from decod.train.layout import Layout
 from decod.train.reduction import require_finite
 from decod.train.snapshot import read_state

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.checkpoint.entries import parse_entries
 from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
 from decod.model.shape import stage_shapes
 from decod.planner.partition import part_sizes
 from decod.stopwatch import Stopwatch
+from decod.train.checkpoint.entries import parse_entries
 from decod.train.executor import StageExecutor
 from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize

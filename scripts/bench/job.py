@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource, load_run_file
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
@@ -23,6 +22,7 @@ from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
+from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.params import OptimizerConfig
 
 Batch = list[npt.NDArray[np.int64]]

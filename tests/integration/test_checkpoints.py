@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
+from decod.train.checkpoint.params import CheckpointConfig
 from tests.support.checkpoints import write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.oracle import assert_agreement

@@ -34,6 +34,7 @@ def _draft_messages() -> list[m.Message]:
         routing.Settle(1, 1),
         routing.Routes(1, 1, (routing.SettledFlow((BOB,), (0.1, 0.2)),)),
         routing.Install(1, 1, FLOW, (BOB,)),
+        routing.Installed(1, 1),
     ]
 
 

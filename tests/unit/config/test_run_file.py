@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.run_file import DataSource, load_run_file, locate_keys
 from decod.config.schema import RunConfig
 from decod.config.template import field_comments, render_run_file
 from decod.errors import ConfigError
 from decod.model.config import ModelConfig
+from decod.train.checkpoint.params import CheckpointConfig
 
 
 def _write(folder: Path, text: str | bytes) -> Path:

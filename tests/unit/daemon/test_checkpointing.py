@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from decod.checkpoint.files import Files
-from decod.checkpoint.params import CheckpointConfig
-from decod.checkpoint.store import CheckpointStore, find_checkpoints, find_problems, run_folder
 from decod.daemon import gathering
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.gathering import gathered_states
 from decod.errors import ConfigError, NetworkError
+from decod.train.checkpoint.files import Files
+from decod.train.checkpoint.params import CheckpointConfig
+from decod.train.checkpoint.store import (
+    CheckpointStore,
+    find_checkpoints,
+    find_problems,
+    run_folder,
+)
 from tests.support.checkpoints import RUN_ID
 from tests.unit.daemon.gathered import FakeRun, describe
 from tests.waiting import wait_until

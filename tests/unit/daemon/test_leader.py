@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from decod.checkpoint.params import CheckpointConfig
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.daemon import leader as module
@@ -32,6 +31,7 @@ from decod.model.config import ModelConfig
 from decod.model.hf import config_to_hf
 from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
+from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest, make_node
 
 MODEL = ModelConfig()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from decod.checkpoint.manifest import CheckpointManifest
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
 from decod.daemon.resume import LATEST, find_resumed
 from decod.errors import CheckpointError, ConfigError
+from decod.train.checkpoint.manifest import CheckpointManifest
 from decod.train.params import OptimizerConfig
 from tests.support.checkpoints import write_checkpoint
 from tests.unit.daemon.nodes import make_manifest

@@ -15,8 +15,8 @@ from typing import Any
 
 import pydantic_core
 
-from decod.checkpoint.entries import DTYPE_BYTES, TensorEntry, parse_entries
 from decod.errors import CheckpointError
+from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, parse_entries
 
 FORMAT_VERSION = 1
 """Of folder and manifest. Grows when an older release could misread a checkpoint."""

@@ -17,9 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from decod.checkpoint.entries import TensorEntry
-from decod.checkpoint.files import Files, is_plain_folder, open_plain, pieces, read_exactly
-from decod.checkpoint.manifest import (
+from decod.errors import CheckpointError
+from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.files import Files, is_plain_folder, open_plain, pieces, read_exactly
+from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
     CheckpointManifest,
     file_header,
@@ -27,7 +28,6 @@ from decod.checkpoint.manifest import (
     packed,
     parse_manifest,
 )
-from decod.errors import CheckpointError
 
 _ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
 _UNFINISHED = (".writing-", ".removing-")

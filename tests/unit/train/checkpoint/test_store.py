@@ -12,9 +12,10 @@ import pytest
 from safetensors import safe_open
 from typing_extensions import override
 
-from decod.checkpoint.files import Files
-from decod.checkpoint.manifest import CheckpointManifest, parse_manifest
-from decod.checkpoint.store import (
+from decod.errors import CheckpointError
+from decod.train.checkpoint.files import Files
+from decod.train.checkpoint.manifest import CheckpointManifest, parse_manifest
+from decod.train.checkpoint.store import (
     Checkpoint,
     CheckpointStore,
     find_checkpoints,
@@ -23,7 +24,6 @@ from decod.checkpoint.store import (
     read_tensors,
     run_folder,
 )
-from decod.errors import CheckpointError
 from tests.support.checkpoints import RUN_ID, make_manifest, random_blobs, write_checkpoint
 
 
