@@ -79,16 +79,14 @@ class Settling:
     settler: NodeId
     """The data node that decides whose flows the claims become."""
     hops: Hops = field(default_factory=dict)
-    """At a relay: the flows that it carries, as claimed, and as settled from the first install."""
+    """At a relay: the flows that have been installed."""
     flows: Flows = field(default_factory=dict)
     """At a data node: its flows that have been installed."""
     epoch: int = 0
     _before: dict[int, Part] = field(default_factory=dict)
     """The last settlements, by epoch."""
     _age: int = 0
-    _installed: bool = False
-    """What `hops` holds has been settled."""
-    _waiting: dict[FlowId, tuple[NodeId, Claim]] = field(default_factory=dict)
+    _waiting: dict[FlowId, Claim] = field(default_factory=dict)
     """Claims that can't go on yet, because the draft still changes here."""
     _ways: dict[FlowId, NodeId] = field(default_factory=dict)
     """Where each claim went from here."""
@@ -216,7 +214,7 @@ class Settling:
         self.epoch = epoch
         self._before = {k: v for k, v in self._before.items() if self.knows(k)}
         self._age = 0
-        self._begun = self._installed = False
+        self._begun = False
         self._routes = None
         for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
             kept.clear()
@@ -232,8 +230,8 @@ class Settling:
         if self._begun and not self._ways:
             effects += self._claim_own()
         waiting, self._waiting = self._waiting, {}
-        for sender, claim in waiting.values():
-            effects += self._pass_on(sender, claim)
+        for claim in waiting.values():
+            effects += self._pass_on(claim)
         return effects
 
     def _claim_own(self) -> list[Effect]:
@@ -253,7 +251,7 @@ class Settling:
         self.draft.held = True
         if self.position.data:
             return self._end(claim, claim.hops)
-        self._waiting[claim.flow_id] = (sender, claim)
+        self._waiting[claim.flow_id] = claim
         return self._go_on()
 
     def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> list[Effect]:
@@ -268,7 +266,7 @@ class Settling:
         passed = [hop.node_id for hop in claim.hops]
         return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
-    def _pass_on(self, sender: NodeId, claim: Claim) -> list[Effect]:
+    def _pass_on(self, claim: Claim) -> list[Effect]:
         peer = self._ways.get(claim.flow_id)
         if peer is None:
             taken = list(self._ways.values())
@@ -277,7 +275,6 @@ class Settling:
             if not free:  # Its unit has been let go before it came.
                 return self._end(claim, ())
             peer = self._ways[claim.flow_id] = free[0]
-            self.hops[claim.flow_id] = SettledHop(sender, peer)
         hops = (*claim.hops, Hop(self.position.node_id, self._costs()))
         return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
 
@@ -400,10 +397,7 @@ class Settling:
             return []
         if downstream not in self.position.next:
             return []
-        if not self._installed:
-            self._installed = True
-            self.hops.clear()
-            self.draft.held = False  # All claims have ended, wherever they went.
+        self.draft.held = False  # All claims have ended, wherever they went.
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
             return []
