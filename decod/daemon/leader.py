@@ -251,8 +251,11 @@ class _Leading:
             await self._checkpoints.close()
         last = self._checkpoints.last
         if last is not None and not self._complete.is_set():
-            path = self._run_file
-            self._node.say(f"go on from iteration {last} with: decod leader {path} --resume latest")
+            # Not "latest": that may be of another attempt, which this one was not resumed from.
+            where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
+            self._node.say(
+                f"go on from iteration {last} with: decod leader {where} --resume {last}"
+            )
         return stop
 
     async def _run(self) -> Stop:

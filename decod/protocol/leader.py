@@ -407,9 +407,14 @@ class Leader:
         self._query_s = now_s + max(
             self.config.admission_interval_s, self.config.utilisation_interval_s
         )
+        effects: list[Effect] = []
         if self.view.version == 0 or self.view.empty_stages:
-            return self.admission.assign_waiting(self.view, self.loads, self.leaving)
-        return [Send(self.node_id, UtilisationQuery(next(self._query_ids), self.round))]
+            effects += self.admission.assign_waiting(self.view, self.loads, self.leaving)
+        if self.view.version > 0:
+            # Where a stage has nobody, it also tells the others that the leader lives.
+            query = UtilisationQuery(next(self._query_ids), self.round)
+            effects.append(Send(self.node_id, query))
+        return effects
 
     def utilisation(self, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""

@@ -132,7 +132,8 @@ def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus:
         first.send(signal.SIGINT)
         assert first.wait() == 0
         last = first.iteration
-        command = f"decod leader {before.run_file} --resume latest"
+        where = f"{before.run_file} --state-dir {first.state_dir}"
+        command = f"decod leader {where} --resume {last}"
         assert f"go on from iteration {last} with: {command}" in first.stdout
         assert [row["iteration"] for row in checkpoints(first.state_dir)] == [last]
 

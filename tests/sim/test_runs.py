@@ -65,6 +65,18 @@ def test_who_waits_long_for_others_does_not_take_the_leader_for_dead(seed: int) 
     assert not any("leader_lost" in line for line in result.trace)
 
 
+def test_members_wait_for_a_stage_that_was_lost_before_anything_was_learnt() -> None:
+    """Until somebody comes: its weights can be built anew. The leader lives, and they know it."""
+    away_s = 2 * TOGETHER.protocol.leader_timeout_s
+    stage = ("relay0", "relay2", "relay5")
+    faults = tuple(HostFault(FaultKind.RESTART, n, at_s=3.5, duration_s=away_s) for n in stage)
+    profile = replace(TOGETHER.profile, forward_s=5.0)
+    result = run_scenario(replace(TOGETHER, profile=profile, faults=faults, num_iterations=2))
+    assert result.num_iterations == 2
+    assert any("is repeated: lost relay" in line for line in result.trace)
+    assert not any("leader_lost" in line for line in result.trace)
+
+
 def test_a_relay_that_dies_between_commits_costs_a_repeated_round_and_nothing_else() -> None:
     scenario = replace(
         TOGETHER, faults=(HostFault(FaultKind.KILL, "relay1", at_s=8.0),), num_iterations=4
