@@ -8,6 +8,7 @@ from typing import Any
 
 from decod.config.mirror import MirrorError, Problem, build
 from decod.config.schema import RunConfig, validate
+from decod.config.strict import read_file
 from decod.data.corpus import DEFAULT_PATH
 from decod.errors import ConfigError
 from decod.train.checkpoint.params import CheckpointConfig
@@ -88,23 +89,13 @@ def _run_fields() -> list[str]:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_SIZE_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}",
-            why=error.strerror or type(error).__name__,
-            fix=f"check the path, or write a new file with `decod run init {path.name}`",
-            code="E-CFG-002",
-        ) from None
-    if len(content) > FILE_SIZE_MAX_BYTES:
-        raise ConfigError(
-            f"{path} is larger than {FILE_SIZE_MAX_BYTES} bytes",
-            why="a run file has a few kilobytes, so this is likely another file",
-            fix="check the path",
-            code="E-CFG-002",
-        )
+    content = read_file(
+        path,
+        FILE_SIZE_MAX_BYTES,
+        why_large="a run file has a few kilobytes, so this is likely another file",
+        fix=f"check the path, or write a new file with `decod run init {path.name}`",
+        code="E-CFG-002",
+    )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

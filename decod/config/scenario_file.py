@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from pydantic import Field, ValidationError
 
 from decod.config.mirror import MirrorError, build, show_value
-from decod.config.strict import StrictModel, explain, list_model_keys
+from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
 from decod.protocol.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
@@ -140,23 +140,13 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(FILE_SIZE_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}",
-            why=error.strerror or type(error).__name__,
-            fix="check the path",
-            code="E-CFG-066",
-        ) from None
-    if len(content) > FILE_SIZE_MAX_BYTES:
-        raise ConfigError(
-            f"{path} is larger than {FILE_SIZE_MAX_BYTES} bytes",
-            why="a scenario has a few kilobytes, so this is likely another file",
-            fix="check the path",
-            code="E-CFG-066",
-        )
+    content = read_file(
+        path,
+        FILE_SIZE_MAX_BYTES,
+        why_large="a scenario has a few kilobytes, so this is likely another file",
+        fix="check the path",
+        code="E-CFG-066",
+    )
     try:
         return tomllib.loads(content.decode("utf-8"))
     except RecursionError:

@@ -2,12 +2,38 @@
 
 import difflib
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod.config.mirror import WORDS, show_value
 from decod.errors import ConfigError
+
+
+def read_file(path: Path, size_max_bytes: int, *, why_large: str, fix: str, code: str) -> bytes:
+    """Returns a file's content.
+
+    Args:
+        path: Of the file.
+        size_max_bytes: Larger ones are not what is meant.
+        why_large: Says so.
+        fix: What to do where it can't be read.
+        code: Of the error.
+
+    Raises:
+        ConfigError: It can't be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(size_max_bytes + 1)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConfigError(f"cannot read {path}", why=why, fix=fix, code=code) from None
+    if len(content) > size_max_bytes:
+        what = f"{path} is larger than {size_max_bytes} bytes"
+        raise ConfigError(what, why=why_large, fix="check the path", code=code)
+    return content
 
 
 class StrictModel(BaseModel):

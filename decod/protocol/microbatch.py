@@ -222,11 +222,7 @@ class DataMicrobatches:
     """A data node's share of the batch: injected as flows allow, counted when it comes home."""
 
     def __init__(
-        self,
-        context: Context,
-        flows: Callable[[], DataFlows],
-        *,
-        num_microbatches: int,
+        self, context: Context, flows: Callable[[], DataFlows], *, num_microbatches: int
     ) -> None:
         self._context = context
         self._flows = flows

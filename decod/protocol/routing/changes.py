@@ -56,7 +56,6 @@ class _Reserved:
 
     change: Change
     answer: ChangeAnswer
-    is_closed: bool
     age: int = 0
 
 
@@ -83,9 +82,11 @@ class Changes:
     _reach: int = MAX_STEPS
     """Longest part of a walk that is asked for at once, to make the flow larger."""
     _pause: int = 0
-    _decisions: dict[int, int] = field(default_factory=dict)
+    _made: dict[int, int] = field(default_factory=dict)
+    """Units of each change that was asked for here and carried out; all others were dropped."""
     _reserved: dict[tuple[NodeId, int], _Reserved] = field(default_factory=dict)
-    _settled: set[tuple[NodeId, int]] = field(default_factory=set)
+    _decided: dict[NodeId, int] = field(default_factory=dict)
+    """The last change of each asker that has been decided. One has decided on all before it."""
 
     @property
     def any_reserved(self) -> bool:
@@ -171,7 +172,7 @@ class Changes:
     ) -> list[Effect]:
         """Reserve what a change would take, or refuse."""
         key = (sender, request.change_id)
-        if key in self._settled:
+        if request.change_id <= self._decided.get(sender, 0) and key not in self._reserved:
             return []
         if (known := self._reserved.get(key)) is not None:
             return [Send(sender, known.answer)]
@@ -181,11 +182,11 @@ class Changes:
 
     def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
         """Count a participant's answer; decide with the last one."""
-        if (units := self._decisions.get(answer.change_id)) is not None:
-            decision = ChangeDecision(self.view_version, answer.change_id, units)
+        asked, change_id = self._asked, answer.change_id
+        if 0 < change_id < self._next_id - (asked is not None):
+            decision = ChangeDecision(self.view_version, change_id, self._made.get(change_id, 0))
             return [Send(sender, decision)] if answer.units else []
-        asked = self._asked
-        if asked is None or answer.change_id != self._next_id - 1 or sender not in asked.waiting:
+        if asked is None or change_id != self._next_id - 1 or sender not in asked.waiting:
             return []
         asked.waiting.discard(sender)
         asked.units = min(asked.units, answer.units)
@@ -199,7 +200,7 @@ class Changes:
     def decided(self, sender: NodeId, decision: ChangeDecision) -> list[Effect]:
         """Carry a change out, or give back what was reserved for it."""
         key = (sender, decision.change_id)
-        self._settled.add(key)
+        self._decided[sender] = max(decision.change_id, self._decided.get(sender, 0))
         if (reserved := self._reserved.pop(key, None)) is not None:
             self._release(reserved, min(decision.units, reserved.answer.units))
         return []
@@ -212,7 +213,7 @@ class Changes:
         cost = self._cost(change) if units > 0 else 0.0
         answer = ChangeAnswer(self.view_version, request.change_id, max(0, units), cost)
         if units > 0:
-            self._reserved[asker, request.change_id] = _Reserved(change, answer, request.is_closed)
+            self._reserved[asker, request.change_id] = _Reserved(change, answer)
             for links, changed in self._sides(change):
                 for peer, sign in changed.items():
                     links[peer].reserved += units if sign < 0 else 0
@@ -264,7 +265,6 @@ class Changes:
         assert asked is not None
         change_id = self._next_id - 1
         self._asked = None
-        self._decisions[change_id] = units
         if units == 0:
             self._refused = asked.detour
             self._num_refused += 1
@@ -275,6 +275,7 @@ class Changes:
             if self._num_refused > free:
                 self._pause = self.rng.randint(0, _PAUSE_MAX_TICKS)
         else:
+            self._made[change_id] = units
             self._num_refused = 0
             self._reach = min(MAX_STEPS, 2 * self._reach)
         decision = ChangeDecision(self.view_version, change_id, units)

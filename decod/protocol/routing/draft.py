@@ -140,11 +140,6 @@ class Draft:
             self._missing_ticks_left = _MISSING_TICKS_REPAIR
 
     @property
-    def steady(self) -> bool:
-        """Whether this node's links are agreed on and balanced, and nothing is under way."""
-        return self.passable and (self.position.data or self.links.num_in == self.links.num_out)
-
-    @property
     def passable(self) -> bool:
         """Whether every unit that comes in goes on, as agreed on, and nothing is under way."""
         links = self.links
