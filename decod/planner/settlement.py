@@ -14,6 +14,7 @@ the search begins again from there (iterated local search), as long as there is 
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -60,6 +61,7 @@ def settle(
     costs: Mapping[Link, float],
     capacities: Mapping[NodeId, int],
     *,
+    crowding: int = 1,
     work_max: float = math.inf,
 ) -> list[Route]:
     """Return routes through the same relays, each back to where it began.
@@ -72,10 +74,13 @@ def settle(
             are more than all of these can take together, are left out.
         costs: Of the links that are known, those of `paths` among them. Others are not used.
         capacities: Flows that each data node can take.
+        crowding: A link that carries n paths costs n to the power of this times what it costs with
+            one. Above 1 only whole results are compared by that; the search takes links as if each
+            path had its own.
         work_max: Stages of pairs of paths that are looked at, about 5 us each; what has been found
             by then is taken.
     """
-    return _Settlement(paths, costs, capacities, work_max).run()
+    return _Settlement(paths, costs, capacities, crowding, work_max).run()
 
 
 def fair_shares(capacities: Mapping[NodeId, int], num_flows: int) -> dict[NodeId, int]:
@@ -98,8 +103,10 @@ class _Settlement:
         paths: Sequence[DraftPath],
         costs: Mapping[Link, float],
         capacities: Mapping[NodeId, int],
+        crowding: int,
         work_max: float,
     ) -> None:
+        self._crowding = crowding
         self._work_left = work_max
         self._costs = costs
         self._capacities = capacities
@@ -160,8 +167,9 @@ class _Settlement:
 
     def _total(self) -> float:
         routes = zip(self._owners, self._paths, strict=True)
-        hops = (hop for owner, path in routes for hop in pairwise((owner, *path, owner)))
-        return sum(self._costs.get(hop, self._no_link) for hop in hops)
+        loads = Counter(hop for owner, path in routes for hop in pairwise((owner, *path, owner)))
+        cost, no_link = self._costs.get, self._no_link
+        return sum(cost(hop, no_link) * num**self._crowding for hop, num in loads.items())
 
     def _improve_pairs(self) -> None:
         queue: list[tuple[float, int, int, int, int, _Better]] = []

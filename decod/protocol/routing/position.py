@@ -1,11 +1,11 @@
 """A node's place in the flow graph, as far as the routing needs to know it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId
-from decod.planner.graph import Objective
+from decod.planner.graph import Link, Objective
 
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
@@ -63,6 +63,16 @@ class Position:
         nothing to be had any more, as in any path-vector protocol.
         """
         return 2 * (self.num_stages + 1) + _ROUNDABOUT
+
+    def weights(self, costs: Mapping[Link, float]) -> tuple[Mapping[Link, float], int]:
+        """Return what links add to the objective with one unit, and the power of more units.
+
+        With the objective MAX relative to the dearest: only differences of a sum matter.
+        """
+        dearest = max(costs.values(), default=0.0)
+        if self.objective is Objective.SUM or not dearest:
+            return costs, 1
+        return {link: (cost / dearest) ** _EXPONENT for link, cost in costs.items()}, _EXPONENT
 
     def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
         """Return what the `nth` unit on a link adds to the objective, counted from 1.

@@ -339,7 +339,9 @@ class Settling:
         if self.position.fair:
             capacities = fair_shares(capacities, len(paths))
         decided: dict[NodeId, list[SettledFlow]] = {k: [] for k in gathered}
-        for route in settle(paths, costs, capacities, work_max=self.position.work_max):
+        weights, crowding = self.position.weights(costs)
+        work_max = self.position.work_max
+        for route in settle(paths, weights, capacities, crowding=crowding, work_max=work_max):
             hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
             decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
         return decided
