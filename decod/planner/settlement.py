@@ -169,7 +169,7 @@ class _Settlement:
         routes = zip(self._owners, self._paths, strict=True)
         loads = Counter(hop for owner, path in routes for hop in pairwise((owner, *path, owner)))
         cost, no_link = self._costs.get, self._no_link
-        return sum(cost(hop, no_link) * num**self._crowding for hop, num in loads.items())
+        return sum(cost(hop, no_link) * float(num) ** self._crowding for hop, num in loads.items())
 
     def _improve_pairs(self) -> None:
         queue: list[tuple[float, int, int, int, int, _Better]] = []
