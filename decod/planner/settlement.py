@@ -15,7 +15,7 @@ the search begins again from there (iterated local search), as long as there is 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from random import Random
@@ -75,8 +75,7 @@ def settle(
         costs: Of the links that are known, those of `paths` among them. Others are not used.
         capacities: Flows that each data node can take.
         crowding: A link that carries n paths costs n to the power of this times what it costs with
-            one. Above 1 only whole results are compared by that; the search takes links as if each
-            path had its own.
+            one.
         work_max: Stages of pairs of paths that are looked at, about 5 us each; what has been found
             by then is taken.
     """
@@ -116,6 +115,8 @@ class _Settlement:
         self._loads = dict.fromkeys(capacities, 0)
         for owner in self._owners:
             self._loads[owner] += 1
+        self._uses: Counter[Link] = Counter()
+        """How many paths use each link; kept only where that decides what a link costs."""
         self._versions = [0] * len(paths)
         """Of each path; grows with each change of a pair."""
         hops = len(paths) * (len(paths[0].relays) + 1) if paths else 0
@@ -136,8 +137,14 @@ class _Settlement:
     def _search(self) -> None:
         """Improve pairs, and rotate parts among all, until neither helps."""
         self._improve_pairs()
+        best, least = self._state(), self._total()
         while self._work_left > 0 and self._rotate_all():
             self._improve_pairs()
+            # Rotations take links as if nobody else used them.
+            if (total := self._total()) >= least:
+                self._restore(best)
+                break
+            best, least = self._state(), total
 
     def _restart(self) -> None:
         """Exchange some parts at random, search again; keep what comes of it if cheaper."""
@@ -159,19 +166,30 @@ class _Settlement:
             if (total := self._total()) < least - _SAVES:
                 best, least = self._state(), total
             else:
-                self._paths, self._owners, self._loads = best
-                best = self._state()
+                self._restore(best)
 
     def _state(self) -> _State:
         return [list(path) for path in self._paths], list(self._owners), dict(self._loads)
 
+    def _restore(self, state: _State) -> None:
+        paths, owners, loads = state
+        self._paths = [list(path) for path in paths]
+        self._owners, self._loads = list(owners), dict(loads)
+
     def _total(self) -> float:
-        routes = zip(self._owners, self._paths, strict=True)
-        loads = Counter(hop for owner, path in routes for hop in pairwise((owner, *path, owner)))
         cost, no_link = self._costs.get, self._no_link
-        return sum(cost(hop, no_link) * float(num) ** self._crowding for hop, num in loads.items())
+        uses = self._count_uses()
+        return sum(cost(hop, no_link) * float(num) ** self._crowding for hop, num in uses.items())
+
+    def _count_uses(self) -> Counter[Link]:
+        return Counter(hop for i in range(len(self._paths)) for hop in self._hops(i))
+
+    def _hops(self, i: int) -> Iterator[Link]:
+        return pairwise((self._owners[i], *self._paths[i], self._owners[i]))
 
     def _improve_pairs(self) -> None:
+        if self._crowding > 1:
+            self._uses = self._count_uses()
         queue: list[tuple[float, int, int, int, int, _Better]] = []
         for second in range(len(self._paths)):
             for first in range(second):
@@ -180,7 +198,8 @@ class _Settlement:
             _, first, second, first_version, second_version, better = heapq.heappop(queue)
             if (first_version, second_version) != (self._versions[first], self._versions[second]):
                 continue
-            if not self._take(first, second, better):
+            outdated = self._crowding > 1 and self._best(first, second) != better
+            if outdated or not self._take(first, second, better):
                 self._consider(queue, first, second)
                 continue
             for changed in (first, second):
@@ -277,14 +296,15 @@ class _Settlement:
     def _best(self, i: int, j: int) -> _Better | None:
         """Return the best that two paths can make of their relays, if it is better than now."""
         first, second = self._paths[i], self._paths[j]
-        now = self._ends(self._owners[i], first[0], first[-1])
-        now += self._ends(self._owners[j], second[0], second[-1])
+        both = self._price_of_both(i, j)
+        owner, other = self._owners[i], self._owners[j]
+        now = both((owner, first[0]), (other, second[0]))
+        now += both((first[-1], owner), (second[-1], other))
         straight, crossed = 0.0, math.inf
         choices: list[tuple[bool, bool]] = []
-        cost = self._costs.get
         for a, a_next, b, b_next in zip(first, first[1:], second, second[1:], strict=False):
-            keep = cost((a, a_next), math.inf) + cost((b, b_next), math.inf)
-            cross = cost((a, b_next), math.inf) + cost((b, a_next), math.inf)
+            keep = both((a, a_next), (b, b_next))
+            cross = both((a, b_next), (b, a_next))
             now += keep
             to_straight = (straight + keep, False), (crossed + cross, True)
             to_crossed = (crossed + keep, False), (straight + cross, True)
@@ -318,13 +338,35 @@ class _Settlement:
             sorted((self._ends(k, *ends), k) for k, room in left.items() if room > 0)[:2]
             for ends in (first, second)
         ]
+        both = self._price_of_both(i, j)
         best: tuple[float, tuple[NodeId, NodeId]] | None = None
-        for cost_a, owner_a in nearest[0]:
-            for cost_b, owner_b in nearest[1]:
-                enough = owner_a != owner_b or left[owner_a] > 1
-                if enough and (best is None or cost_a + cost_b < best[0]):
-                    best = (cost_a + cost_b, (owner_a, owner_b))
+        for _, owner_a in nearest[0]:
+            for _, owner_b in nearest[1]:
+                if owner_a == owner_b and left[owner_a] < 2:
+                    continue
+                cost = both((owner_a, first[0]), (owner_b, second[0]))
+                cost += both((first[1], owner_a), (second[1], owner_b))
+                if best is None or cost < best[0]:
+                    best = (cost, (owner_a, owner_b))
         return best
+
+    def _price_of_both(self, i: int, j: int) -> Callable[[Link, Link], float]:
+        """Return what it costs that a pair of paths uses two links, given what others use."""
+        cost, power = self._costs.get, self._crowding
+        if power == 1:
+            return lambda a, b: cost(a, math.inf) + cost(b, math.inf)
+        own = Counter((*self._hops(i), *self._hops(j)))
+
+        def both(a: Link, b: Link) -> float:
+            if a == b:
+                return price(a, 2)
+            return price(a, 1) + price(b, 1)
+
+        def price(link: Link, more: int) -> float:
+            others = self._uses[link] - own[link]
+            return cost(link, math.inf) * (float(others + more) ** power - float(others) ** power)
+
+        return both
 
     def _take(self, i: int, j: int, better: _Better) -> bool:
         """Carry an improvement out, unless its data nodes have filled up since it was found."""
@@ -334,12 +376,16 @@ class _Settlement:
             loads[new] += 1
         if any(load > self._capacities[k] for k, load in loads.items()):
             return False
+        if self._crowding > 1:
+            self._uses.subtract((*self._hops(i), *self._hops(j)))
         self._loads = loads
         self._owners[i], self._owners[j] = better.owners
         first, second = self._paths[i], self._paths[j]
         for stage, crossed in enumerate(better.crossed):
             if crossed:
                 first[stage], second[stage] = second[stage], first[stage]
+        if self._crowding > 1:
+            self._uses.update((*self._hops(i), *self._hops(j)))
         self._versions[i] += 1
         self._versions[j] += 1
         return True

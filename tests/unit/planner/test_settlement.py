@@ -45,6 +45,11 @@ def cost_of(graph: FlowGraph, routes: list[Route]) -> float:
     return sum(graph.path_cost(route.path) for route in routes)
 
 
+def peak_of(graph: FlowGraph, routes: list[Route]) -> float:
+    uses = Counter(hop for route in routes for hop in pairwise(route.path))
+    return max(num * graph.costs[hop] for hop, num in uses.items())
+
+
 def test_all_paths_are_settled_at_little_more_than_the_least_cost() -> None:
     ratios = []
     for seed in range(15):
@@ -96,3 +101,19 @@ def test_three_pass_their_middle_parts_round() -> None:
             costs[NodeId(begin), NodeId(end)] = cost
     routes = settle(paths, costs, {path.source: 1 for path in paths})
     assert sum(costs[hop] for route in routes for hop in pairwise(route.path)) == 9.0
+
+
+def test_paths_keep_off_links_that_others_crowd() -> None:
+    """As the objective MAX wants it: the largest number of paths times cost of any link."""
+    ratios = []
+    for seed in range(10):
+        graph, paths = draw(Random(seed))
+        capacities = {node.node_id: node.capacity for node in graph.stage(0)}
+        dearest = max(graph.costs.values())
+        weights = {link: (cost / dearest) ** 8 for link, cost in graph.costs.items()}
+        routes = settle(paths, weights, capacities, crowding=8)
+        assert not broken_rules(graph, routes), seed
+        assert len(routes) == len(paths), seed
+        ratios.append(peak_of(graph, routes) / peak_of(graph, optimal_routes(graph, "max")))
+    assert mean(ratios) < 1.05
+    assert max(ratios) < 1.3
