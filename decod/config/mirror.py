@@ -30,6 +30,17 @@ WORDS = {
 }
 """Pydantic's kinds of error, in the words of somebody who wrote a file."""
 
+_PHRASES = {
+    "Input should be ": "",
+    "String should have ": "a string with ",
+    "List should have ": "a list with ",
+    " after validation": "",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+}
+"""Parts of pydantic's sentences, and what takes their place behind "must be" and "give"."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -102,6 +113,22 @@ def show_value(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def show_wanted(error: Any, words: Mapping[str, str]) -> str:
+    """Returns what a value should have been, in words that follow "it must be" and "give".
+
+    Args:
+        error: One of pydantic's.
+        words: For its kinds of error.
+    """
+    known = words.get(error["type"])
+    if known is not None:
+        return known
+    text = str(error["msg"])
+    for phrase, better in _PHRASES.items():
+        text = text.replace(phrase, better)
+    return text
+
+
 def _problem(error: Any, cls: type) -> Problem:
     key = ".".join(str(part) for part in error["loc"])
     kind = error["type"]
@@ -116,11 +143,11 @@ def _problem(error: Any, cls: type) -> Problem:
         )
     if kind == "missing":
         return Problem(key, f"{key} is missing", "it has no default", "add it")
-    wanted = WORDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
+    wanted = show_wanted(error, WORDS)
     return Problem(
         key,
         f"{key} is {show_value(error['input'])}",
-        f"it should be {wanted}",
+        f"it must be {wanted}",
         f"give {wanted}",
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from decod.config.mirror import WORDS, show_value
+from decod.config.mirror import WORDS, show_value, show_wanted
 from decod.errors import ConfigError
 
 
@@ -79,11 +79,10 @@ def explain(
             fix = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
         case "missing":
             what, why, fix = "missing", "it has no default", "add it"
-        case kind:
-            wanted = (WORDS | words).get(kind)
-            wanted = wanted or str(problem["msg"]).removeprefix("Input should be ")
+        case _:
+            wanted = show_wanted(problem, WORDS | words)
             what = f"is {show_value(problem['input'])}"
-            why, fix = f"it should be {wanted}", f"give {wanted}"
+            why, fix = f"it must be {wanted}", f"give {wanted}"
     return ConfigError(f"{prefix}: {what}{more}", why=why, fix=fix, code=code)
 
 

@@ -76,7 +76,8 @@ def _require_same_job(
         raise CheckpointError(
             f"{found[0]} {checkpoint.folder}",
             why="model, data, batch and seed must be the same to go on from there",
-            fix="use the run file that the checkpoint was made with, or another name for this run",
+            fix="use the run file that the checkpoint was made with, give another ITERATION of "
+            "`decod checkpoint list`, or leave --resume out to begin anew",
             code="E-CKP-013",
         )
 

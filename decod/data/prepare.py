@@ -81,7 +81,8 @@ def prepare(
         HardwareError: The disk is full.
     """
     for path in paths:
-        if out.resolve().is_relative_to(path.resolve()):
+        # Unlike Path.resolve, realpath takes links that lead in a circle; what opens them says so.
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
             raise _refused(out, f"it lies in {path}, whose text is to be read", "choose another")
     files = find_files(paths)
     tokenizer, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos)

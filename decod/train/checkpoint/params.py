@@ -24,7 +24,7 @@ class CheckpointConfig:
         if not 0 <= self.every_iterations <= EVERY_MAX:
             raise ConfigError(
                 f"checkpoint.every_iterations is {self.every_iterations}",
-                why="it is a count of iterations, and no run reaches 2^40",
+                why="it is a number of iterations, from 0 to 2^40",
                 fix="give 0 for no checkpoints, or a number such as 100",
             )
         if not 1 <= self.keep <= KEEP_MAX:

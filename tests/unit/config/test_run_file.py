@@ -53,6 +53,9 @@ def test_values_other_than_the_defaults_survive_writing_and_reading(tmp_path: Pa
 def test_an_impossible_wish_for_checkpoints_is_placed_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"E-CFG-006 .*:2: checkpoint\.keep is 0"):
         load_run_file(_write(tmp_path, "[checkpoint]\nkeep = 0\n"))
+    expected = "every_iterations is -1: it is a number of iterations, from 0 to 2\\^40. "
+    with pytest.raises(ConfigError, match=expected):
+        load_run_file(_write(tmp_path, "[checkpoint]\nevery_iterations = -1\n"))
 
 
 def test_every_key_of_the_template_has_a_comment() -> None:

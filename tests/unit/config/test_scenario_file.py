@@ -112,7 +112,7 @@ def test_the_example_is_a_scenario() -> None:
     [
         ("stages = 1", "", "E-CFG-068 .*: stages: missing"),
         ("stages = 1", "stages = 0", "E-CFG-068 .*: stages: is 0"),
-        ("stages = 1", 'stages = "1"', "E-CFG-068 .*stages: is '1': it should be an integer"),
+        ("stages = 1", 'stages = "1"', "E-CFG-068 .*stages: is '1': it must be an integer"),
         ("stages = 1", "stages = true", "E-CFG-068 .*stages: is True"),
         ("stages = 1", "stages = 1\nspeed = 2", "E-CFG-068 .*: speed: unknown key"),
         ("stages = 1", "stages = 1\nsteges = 2", "did you mean stages"),
@@ -120,7 +120,7 @@ def test_the_example_is_a_scenario() -> None:
         ("stages = 1", "stages = ", "E-CFG-067 .*not valid TOML"),
         ("stages = 1", "stages = 1\nstages = 1", "E-CFG-067 .*not valid TOML"),
         ("stages = 1", 'stages = 1\nrouting = "best"', "E-CFG-068 .*: routing: is 'best'"),
-        ("stages = 1", "stages = 1\nlinks = 4", "links: is 4: it should be an array of tables"),
+        ("stages = 1", "stages = 1\nlinks = 4", "links: is 4: it must be an array of tables"),
         ("latency_s = 0.1", "latency_s = -1", r"E-CFG-068 .*: link\.latency_s: is -1"),
         ("latency_s = 0.1", "latency_s = nan", r"E-CFG-068 .*: link\.latency_s: is nan"),
         ("1e6", "0", r"link\.bandwidth_bytes_per_s: is 0"),

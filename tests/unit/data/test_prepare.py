@@ -261,6 +261,16 @@ def test_output_inside_the_input_is_refused(tmp_path: Path, source: Path) -> Non
             prepare(out, [source], PrepareConfig(force=True))
 
 
+def test_links_in_a_circle_are_refused_as_input_and_as_output(tmp_path: Path, source: Path) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(circle)
+    with pytest.raises(DataError, match="cannot be read: Too many levels of symbolic links"):
+        prepare(tmp_path / "out", [circle], PrepareConfig())
+    with pytest.raises(DataError, match="cannot take the corpus: Too many levels of symbolic"):
+        prepare(circle / "out", [source], PrepareConfig())
+
+
 def test_full_disk_is_an_error_of_the_host(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
