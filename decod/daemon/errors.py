@@ -68,3 +68,13 @@ def no_member(stage: int) -> NetworkError:
         fix="wait until a volunteer serves it",
         code="E-NET-020",
     )
+
+
+def not_begun() -> NetworkError:
+    """Return the error for an operation that needs a committed iteration."""
+    return NetworkError(
+        "the run has not committed an iteration yet",
+        why="there is no trained model to write",
+        fix="ask again when `decod status` shows the next iteration",
+        code="E-NET-021",
+    )

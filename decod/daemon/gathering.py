@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decod.daemon.errors import no_member
+from decod.daemon.errors import no_member, not_begun
 from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.protocol.events import CommitsHeld
@@ -86,12 +86,7 @@ class _Gathering:
         driver = node.driver
         leader = driver.machine.leader if driver is not None else None
         if driver is None or leader is None or not leader.view.members:
-            raise NetworkError(
-                "the run has not begun",
-                why="there is no model yet",
-                fix="wait for the first iteration",
-                code="E-NET-021",
-            )
+            raise not_begun()
         self.let_go = False
         """Every stage had taken its copy, and commits went on."""
         self._node = node

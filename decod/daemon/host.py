@@ -27,7 +27,7 @@ from typing import IO, Any
 from decod.config.node import NodeConfig, parse_listen
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
-from decod.daemon.errors import EXIT_INTERRUPTED, error_of
+from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
 from decod.daemon.gateway import Gateway
 from decod.daemon.status import Progress, status_of
 from decod.driver.arena import Arena, Region
@@ -206,7 +206,11 @@ class Node:
         self.on_run_complete: Callable[[int], None] = lambda _: None
         self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
         """At the leader: what `decod status` shows of the checkpoints."""
-        self.commands: dict[str, Command] = {"status": self._status, "drain": self._drain}
+        self.commands: dict[str, Command] = {
+            "status": self._status,
+            "drain": self._drain,
+            "export": self._export,
+        }
         """What the local socket answers to."""
         run = part.manifest.run
         self.gateway = Gateway(
@@ -496,10 +500,22 @@ class Node:
             raise ConfigError(
                 f"unknown request {str(command)[:40]!r}",
                 why="this daemon does not know it, or its node can't answer it",
-                fix="ask the leader's daemon, with the decod command of the same version",
+                fix="use the decod command of the same version",
                 code="E-RUN-003",
             )
         return await handler(request)
+
+    async def _export(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Say who can; a node that leads takes another method once it does."""
+        if self.part.leader == self.identity.node_id:
+            raise not_begun()
+        raise ConfigError(
+            "this node does not lead the run",
+            why="only the leader can put all stages together",
+            fix=f"`decod export` on the leader's host ({self.part.leader_address}), "
+            "with its --state-dir",
+            code="E-RUN-003",
+        )
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return self.local_status()

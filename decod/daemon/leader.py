@@ -16,7 +16,7 @@ from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run
-from decod.daemon.errors import exit_code_of
+from decod.daemon.errors import exit_code_of, not_begun
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
@@ -281,11 +281,15 @@ class _Leading:
             stop = await node.wait_stopped()
         return stop
 
+    @property
+    def _has_committed(self) -> bool:
+        return self._node.progress.iteration > self._node.part.manifest.start_iteration
+
     async def _keep_result(self) -> None:
         """Write model and state before the members go: nobody else keeps them."""
-        node = self._node
-        if node.progress.iteration == node.part.manifest.start_iteration:
+        if not self._has_committed:
             return
+        node = self._node
         try:
             iteration = await self._write(self._keep_dir)
             node.say(f"model of iteration {iteration}: {self._keep_dir}")
@@ -316,6 +320,8 @@ class _Leading:
                 fix="give the whole path",
                 code="E-CFG-044",
             )
+        if not self._has_committed:
+            raise not_begun()
         return {"iteration": await self._write(folder), "path": str(folder)}
 
     async def _initial_state(self, sender: NodeId) -> ServedState | str:

@@ -177,9 +177,41 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
 
 def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
     async def test() -> None:
-        begun = pytest.raises(NetworkError, match="has not begun")
+        begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
         with make_node(tmp_path) as node, begun:
             await export_model(node, tmp_path / "model")
+
+    asyncio.run(test())
+
+
+def test_an_export_waits_for_the_first_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a run that goes on from a checkpoint, and before the leader leads."""
+
+    async def export(node: Any, _: Path) -> int:
+        iteration: int = node.progress.iteration
+        return iteration
+
+    async def test() -> None:
+        request = {"command": "export", "path": str(tmp_path / "model")}
+        with make_node(tmp_path) as node:
+            for _ in range(2):
+                with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
+                    await node._answer(request)
+                _Leading(node, options(tmp_path))
+            node.progress.iteration += 1
+            assert (await node._answer(request))["iteration"] == 1
+
+    monkeypatch.setattr(module, "export_model", export)
+    asyncio.run(test())
+
+
+def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
+    async def test() -> None:
+        expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
+        with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
+            await node._answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
 
