@@ -40,6 +40,7 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
     """
     from decod.train.checkpoint.store import find_checkpoints
 
+    _say_links(state_dir)
     rows = [_row(found) for found in find_checkpoints(state_dir)]
     if as_json:
         click.echo(json.dumps(rows))
@@ -69,6 +70,7 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
     """
     from decod.train.checkpoint.store import find_checkpoints, find_problems
 
+    _say_links(state_dir)
     found = find_checkpoints(state_dir)
     if iteration == 0:
         found = found[:1]
@@ -89,6 +91,15 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
     _refuse_bad(rows, state_dir)
 
 
+def _say_links(state_dir: Path) -> None:
+    """Name on stderr the runs that are passed over."""
+    from decod.train.checkpoint.store import find_links
+
+    for path in find_links(state_dir):
+        text = "is passed over: it is a symlink; give the --state-dir that it leads to"
+        click.echo(f"{clean_text(path, limit=4096)} {text}", err=True)
+
+
 def _refuse_bad(rows: list[dict[str, Any]], state_dir: Path) -> None:
     from decod.errors import CheckpointError
 
@@ -104,7 +115,8 @@ def _refuse_bad(rows: list[dict[str, Any]], state_dir: Path) -> None:
         raise CheckpointError(
             f"{len(bad)} of {len(rows)} checkpoints are bad, the newest in {bad[0]['folder']}",
             why=str(bad[0]["problems"][0]),
-            fix="remove that folder; `decod leader --resume latest` passes bad ones over",
+            fix="remove what does not belong there, or else that folder; "
+            "`decod leader --resume latest` passes bad ones over",
             code="E-CKP-010",
         )
 

@@ -12,6 +12,7 @@ removed, for the same reason. Names never come from a file: a stage's follows fr
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from decod.train.checkpoint.manifest import (
 _ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
 _UNFINISHED = (".writing-", ".removing-")
 _MANIFEST = "manifest.json"
+_HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
+"""Files that systems and editors leave wherever somebody looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,18 @@ def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.age_key, reverse=True)
 
 
+def find_links(state_dir: Path) -> list[Path]:
+    """Return the symlinks that stand in place of runs, or of their checkpoints: none is followed.
+
+    What they lead to may be another leader's, which writes and removes there.
+    """
+    with suppress(OSError):
+        runs = sorted((state_dir / "runs").iterdir())
+        places = [path if path.is_symlink() else path / "checkpoints" for path in runs]
+        return [path for path in places if path.is_symlink()]
+    return []
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint with its manifest, or with what is wrong with that. Never raises."""
     iteration = int(folder.name)
@@ -262,10 +277,13 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
         return [checkpoint.problem]
     expected = {_MANIFEST, *(_stage_file(index) for index in range(len(manifest.stages)))}
     try:
-        names = {path.name for path in checkpoint.folder.iterdir()}
+        paths = [path for path in checkpoint.folder.iterdir() if path.name not in expected]
+        strangers = [path.name for path in paths if not _harmless(path)]
     except OSError as error:
         return [_text(error)]
-    problems = [f"{ascii(name)[1:-1]} does not belong there" for name in sorted(names - expected)]
+    problems = [
+        f"{ascii(name)[1:-1]} does not belong there: remove it" for name in sorted(strangers)
+    ]
     for index, entries in enumerate(manifest.stages):
         name = _stage_file(index)
         try:
@@ -273,6 +291,10 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
         except (OSError, EOFError) as error:
             problems.append(f"{name}: {_text(error)}")
     return problems
+
+
+def _harmless(path: Path) -> bool:
+    return _HARMLESS.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def _stage_problems(path: Path, entries: tuple[TensorEntry, ...]) -> list[str]:

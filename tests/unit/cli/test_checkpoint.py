@@ -93,6 +93,19 @@ def test_a_bad_one_is_named_and_ends_with_9(tmp_path: Path, capsys: Output) -> N
     assert run(capsys, tmp_path, "verify", "10")[0] == 0
 
 
+def test_links_are_passed_over_and_named(tmp_path: Path, capsys: Output) -> None:
+    folder = write_checkpoint(tmp_path / "other", 10).parent
+    linked_run, linked_folder = tmp_path / "runs" / "linked", tmp_path / "runs" / "r" / folder.name
+    linked_folder.parent.mkdir(parents=True)
+    linked_run.symlink_to(folder.parent)
+    linked_folder.symlink_to(folder)
+    for command in (("list",), ("list", "--json"), ("verify",)):
+        _, text, error = run(capsys, tmp_path, *command)
+        assert str(linked_run) not in text
+        lines = [line for line in error.splitlines() if "passed over: it is a symlink" in line]
+        assert [line.split()[0] for line in lines] == [str(linked_run), str(linked_folder)]
+
+
 def test_nothing_to_verify_is_an_error(tmp_path: Path, capsys: Output) -> None:
     assert run(capsys, tmp_path, "verify")[0] == 9
     write_checkpoint(tmp_path, 10)

@@ -19,6 +19,7 @@ from decod.train.checkpoint.store import (
     Checkpoint,
     CheckpointStore,
     find_checkpoints,
+    find_links,
     find_problems,
     read_checkpoint,
     read_tensors,
@@ -380,12 +381,27 @@ def test_a_damaged_checkpoint_is_found_out(tmp_path: Path, damage: Callable[[Pat
     assert good(state_dir) == [10]
 
 
+def test_what_systems_and_editors_leave_does_no_harm(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 10)
+    for name in (".DS_Store", "._stage-0.safetensors", ".m.swp", "manifest.json~", "Thumbs.db"):
+        (folder / name).write_bytes(b"x")
+    assert good(tmp_path) == [10]
+    (folder / ".folder").mkdir()
+    (folder / "notes.txt").write_text("")
+    assert find_problems(find_checkpoints(tmp_path)[0]) == [
+        ".folder does not belong there: remove it",
+        "notes.txt does not belong there: remove it",
+    ]
+
+
 def test_a_link_to_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "other", 5)
     (tmp_path / "state" / "runs").mkdir(parents=True)
     (tmp_path / "state" / "runs" / "linked").symlink_to(tmp_path / "other" / "runs" / RUN_ID)
     assert find_checkpoints(tmp_path / "state") == []
     assert find_checkpoints(tmp_path / "absent") == []
+    assert find_links(tmp_path / "state") == [tmp_path / "state" / "runs" / "linked"]
+    assert find_links(tmp_path / "other") == find_links(tmp_path / "absent") == []
 
 
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
