@@ -60,6 +60,10 @@ def _simulate(path: Path, *, routing: str | None, seed: int | None) -> dict[str,
             fix="raise duration_max_s, give stages more hosts, or look at faults and timeouts",
             code="E-CFG-070",
         ) from None
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: {error.what}", why=error.why, fix=error.fix, code=error.code
+        ) from None
     figures = simulation.meter.figures
     return {
         "scenario": str(path),
@@ -97,7 +101,9 @@ def _print_run(answer: Mapping[str, Any]) -> None:
     console.print(table)
     parts = [f"routing {answer['routing']}, seed {answer['seed']}"]
     if answer["lost_stage"] is not None:
-        parts.append(f"the run ended early: stage {answer['lost_stage']} lost its last host")
+        when = "" if answer["iterations"] else ", before the first iteration was committed"
+        lost = answer["lost_stage"]
+        parts.append(f"the run ended early: stage {lost} lost its last host{when}")
     console.print("; ".join(parts))
 
 

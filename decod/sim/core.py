@@ -14,6 +14,7 @@ from decod.protocol.effects import Effect, Send
 from decod.protocol.events import Event, Received
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.leader import LeaderState
 from decod.protocol.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
@@ -128,6 +129,17 @@ def flow_table(machine: object) -> FlowTable | None:
         num_peers=len(context.previous) + len(context.next),
         flows=flows,
     )
+
+
+def members_wanted(machine: object, *, data: bool) -> int:
+    """Return how many members of a stage a leader's core waits for; 0 if it waits for nobody."""
+    core = getattr(machine, "wrapped", machine)
+    leader = core.leader if isinstance(core, NodeMachine) else None
+    if leader is None or leader.state is not LeaderState.GATHERING:
+        return 0
+    if leader.committed.iteration > leader.shape.start_iteration:
+        return 1
+    return leader.config.min_data_nodes if data else leader.config.min_nodes_per_stage
 
 
 Layout = Callable[[Collection[NodeId]], Sequence[Route]]

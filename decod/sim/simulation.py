@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.protocol import events as ev
 from decod.protocol.effects import StopReason
 from decod.protocol.params import Routing
 from decod.sim.compute import Compute
-from decod.sim.core import Founding, InstalledFlows, Machine, build_machine
+from decod.sim.core import Founding, InstalledFlows, Machine, build_machine, members_wanted
 from decod.sim.host import Host, World
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
@@ -24,6 +25,9 @@ from decod.sim.trace import Trace
 
 _FAREWELL_S = 10.0
 """Within which, and the time in which nodes miss their leader, all nodes must have stopped."""
+
+_LOOK_INTERVAL_S = 10.0
+"""How often somebody looks whether the run still has what it needs."""
 
 Wrap = Callable[[str, Machine], Machine]
 """Puts something around a host's machine; tests break machines with it."""
@@ -104,12 +108,12 @@ class Simulation:
 
         Raises:
             InvariantViolation: Something happened that must never happen.
+            ConfigError: By the scenario's faults the run has not enough hosts (E-CFG-070).
         """
-        limit_s = self.scenario.duration_max_s
-        if not self.kernel.run(until_s=limit_s, done=lambda: self.leader.stop is not None):
-            raise self._stuck(f"no end of the run within {limit_s} s")
+        deserted = self._run_until_stop()
         stop = self.leader.stop
-        assert stop is not None
+        if stop is None:
+            return self._result(deserted)
         lost = self._lost_stage() if stop.reason is StopReason.FAILED else None
         if stop.reason is not StopReason.FINISHED and lost is None:
             raise self._stuck(f"the leader stopped: {stop.reason.value}, {stop.detail}")
@@ -121,6 +125,56 @@ class Simulation:
         if lost is None:
             self._check_end()
         return self._result(lost)
+
+    def _run_until_stop(self) -> int | None:
+        """Run until the leader stops; or return the stage that nobody is left or comes to serve."""
+        limit_s = self.scenario.duration_max_s
+        while self.leader.stop is None:
+            if (deserted := self._deserted_stage()) is not None:
+                return deserted
+            next_s = self.kernel.next_s
+            if next_s is None or next_s > limit_s:
+                raise self._stuck(f"no end of the run within {limit_s} s")
+            until_s = min(limit_s, next_s + _LOOK_INTERVAL_S)
+            self.kernel.run(until_s=until_s, done=lambda: self.leader.stop is not None)
+        return None
+
+    def _deserted_stage(self) -> int | None:
+        """Return a stage without hosts for which the leader waits, though none will come.
+
+        Only of described hosts it is known where they belong.
+        """
+        leader, num_hosts = self.leader, Counter[int]()
+        if self._num_coming or not self.scenario.hosts:
+            return None
+        if not leader.reachable:
+            raise self._leader_lost()
+        for described in self.scenario.hosts:
+            num_hosts[described.stage_index] += self.hosts[described.name].reachable
+        for stage in range(self.scenario.num_relay_stages + 1):
+            wanted, num = members_wanted(leader.machine, data=stage == 0), num_hosts[stage]
+            if num < wanted and leader.life > 1:
+                raise self._leader_lost()
+            if num < wanted and num > 0:
+                raise ConfigError(
+                    f"{num} of {wanted} hosts are left that the first iteration waits for"
+                    f" at stage {stage}",
+                    why="the others were lost before it began",
+                    fix="let faults come later, or lower min_nodes_per_stage, or min_data_nodes for"
+                    " stage 0, in [protocol]",
+                    code="E-CFG-070",
+                )
+            if num < wanted:
+                return stage
+        return None
+
+    def _leader_lost(self) -> ConfigError:
+        return ConfigError(
+            f"host {self.leader.name} was lost, the data node that leads the run",
+            why="no run goes on without its leader",
+            fix="take that fault out, or let another data node lead: the first in the file does",
+            code="E-CFG-070",
+        )
 
     # --- building -----------------------------------------------------------------------------
 
@@ -208,6 +262,7 @@ class Simulation:
 
     def _strike(self, fault: HostFault, host: Host) -> None:
         if not host.reachable:
+            self._num_coming -= fault.kind is FaultKind.RESTART
             return
         match fault.kind:
             case FaultKind.KILL | FaultKind.VANISH:

@@ -116,6 +116,49 @@ def test_a_stage_that_loses_its_last_host_ends_the_run_early(
     assert "stage 1 lost its last host" in capsys.readouterr().out
 
 
+def fault(kind: str, host: str, at_s: float) -> str:
+    return f'[[faults]]\nkind = "{kind}"\nhost = "{host}"\nat_s = {at_s}\n'
+
+
+@pytest.mark.parametrize("kind", ["kill", "vanish", "freeze"])
+@pytest.mark.parametrize("at_s", [0.01, 0.8])
+def test_a_stage_that_is_lost_before_the_first_iteration_ends_the_run(
+    scenario_path: Path, capsys: pytest.CaptureFixture[str], kind: str, at_s: float
+) -> None:
+    """Before and after it has joined: the leader would wait for another one for ever."""
+    scenario_path.write_text(SCENARIO + fault(kind, "near", at_s))
+    answer = run_json(capsys, str(scenario_path))
+    assert (answer["lost_stage"], answer["iterations"]) == (1, [])
+    assert main(["simulate", str(scenario_path)]) == 0
+    expected = "stage 1 lost its last host, before the first iteration was committed"
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("kind", ["kill", "vanish", "restart"])
+@pytest.mark.parametrize("at_s", [0.5, 3.0])
+def test_a_run_that_loses_its_leader_says_so(
+    scenario_path: Path, capsys: pytest.CaptureFixture[str], kind: str, at_s: float
+) -> None:
+    scenario_path.write_text(SCENARIO + fault(kind, "data", at_s))
+    assert main(["simulate", str(scenario_path)]) == 3
+    error = capsys.readouterr().err
+    assert f"E-CFG-070 {scenario_path}: host data was lost, the data node that leads" in error
+    assert "duration_max_s" not in error
+
+
+def test_a_run_whose_first_iteration_waits_in_vain_says_for_what(
+    scenario_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    relay = SCENARIO[SCENARIO.rindex("[[hosts]]") :].replace("near", "far")
+    restart = fault("restart", "far", 0.02)
+    scenario_path.write_text(SCENARIO + relay + fault("kill", "far", 0.01) + restart)
+    assert main(["simulate", str(scenario_path)]) == 3
+    expected = "1 of 2 hosts are left that the first iteration waits for at stage 1"
+    assert expected in capsys.readouterr().err
+    scenario_path.write_text(SCENARIO + relay + fault("restart", "far", 0.5))
+    assert len(run_json(capsys, str(scenario_path))["iterations"]) == 2
+
+
 def test_a_run_without_an_end_is_an_error_with_a_way_out(
     scenario_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
