@@ -39,6 +39,8 @@ class _Routing:
 
     routes: list[Route]
     rounds: int = 0
+    rounds_min: int = 0
+    """Fewer find nothing."""
     messages_mean: float = 0.0
     messages_max: int = 0
 
@@ -65,7 +67,7 @@ def plan() -> None:
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(1, 1_000_000),
+    type=click.IntRange(1, 10_000),
     default=ROUNDS_DEFAULT,
     show_default=True,
     help="How long nodes negotiate; flow and gwtf only.",
@@ -93,14 +95,17 @@ def route(
       decod plan route graph.json --algorithm optimal --json
       decod plan route - --algorithm greedy --seed 7 < graph.json
     """
-    from decod.config.graph_file import load_graph
+    from decod.config.graph_file import check_negotiable, load_graph
 
     graph = load_graph(graph_path)
     if algorithm in _NEGOTIATED:
+        check_negotiable(graph_path, graph)
         found = _negotiate(graph, algorithm, rounds=rounds, seed=seed, objective=objective)
     else:
         found = _Routing(_route_centrally(graph, algorithm, seed=seed, objective=objective))
     answer = _describe(graph, algorithm, found)
+    if found.rounds and answer["unrouted"]:
+        _say_few_rounds(rounds, found.rounds_min, graph.num_stages)
     if as_json:
         click.echo(json.dumps(answer))
     else:
@@ -180,8 +185,22 @@ def _negotiate(
     negotiate: Callable[..., Any] = module.negotiate
     found = negotiate(graph, algorithm=algorithm, rounds=rounds, seed=seed, objective=objective)
     return _Routing(
-        found.routes, found.rounds, found.messages_per_node_mean, found.messages_per_node_max
+        found.routes,
+        rounds=found.rounds,
+        rounds_min=module.rounds_min(graph, algorithm),
+        messages_mean=found.messages_per_node_mean,
+        messages_max=found.messages_per_node_max,
     )
+
+
+def _say_few_rounds(rounds: int, rounds_min: int, num_stages: int) -> None:
+    if rounds < 2 * rounds_min:
+        few = "are too few" if rounds < rounds_min else "may be too few"
+        click.echo(
+            f"hint: {rounds} rounds {few} for {num_stages} stages: the first flow takes at least "
+            f"{rounds_min}, all flows take more; see --rounds",
+            err=True,
+        )
 
 
 def _route_centrally(graph: FlowGraph, algorithm: str, *, seed: int, objective: str) -> list[Route]:

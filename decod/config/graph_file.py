@@ -24,15 +24,18 @@ from decod.planner.joining import Newcomer
 FILE_SIZE_MAX_BYTES = 64 << 20
 """About a million links."""
 NUM_STAGES_MAX = 1000
-CAPACITY_MAX = 1_000_000
+CAPACITY_MAX = 10_000
 """Of a node, and of all data nodes together: every flow is listed on its own."""
+NEGOTIATED_FLOWS_MAX = 1000
+"""Of all data nodes together, where nodes negotiate: that takes up to half a minute, and four times
+as long for twice as many."""
 COST_MAX = 1e15
 """Sums of costs stay exact to a millionth of the unit well beyond this."""
 
 STDIN = Path("-")
 
 _Id = Annotated[str, Field(min_length=1, max_length=64)]
-_Capacity = Annotated[int, Field(ge=0, le=CAPACITY_MAX)]
+_Capacity = Annotated[int, Field(ge=0)]
 _Cost = Annotated[float, Field(ge=0, le=COST_MAX)]
 
 
@@ -97,19 +100,23 @@ def load_graph(path: Path) -> FlowGraph:
         place = f"nodes[{index}]"
         _check_id(path, place, entry.id, nodes)
         _check_stage(path, place, entry, file.stages)
+        _check_capacity(path, place, entry.id, entry.capacity)
         nodes[NodeId(entry.id)] = GraphNode(NodeId(entry.id), entry.stage, entry.capacity)
-    wanted = sum(node.capacity for node in nodes.values() if node.stage_index == 0)
     if not any(node.stage_index == 0 for node in nodes.values()):
         _refuse(path, "nodes", "there is no data node", "flows begin and end there", "add one")
-    if wanted > CAPACITY_MAX:
-        _refuse(
-            path,
-            "nodes",
-            f"the data nodes want {wanted} flows in all",
-            f"every flow is listed, so there may be at most {CAPACITY_MAX}",
-            "lower their capacities",
-        )
-    return FlowGraph(file.stages, nodes, _read_links(path, file, nodes))
+    graph = FlowGraph(file.stages, nodes, _read_links(path, file, nodes))
+    _check_wanted(path, graph, CAPACITY_MAX, "lower their capacities")
+    return graph
+
+
+def check_negotiable(path: Path, graph: FlowGraph) -> None:
+    """Looks whether the nodes of a file's graph can negotiate its flows, unit by unit.
+
+    Raises:
+        ConfigError: They want too many (E-CFG-053).
+    """
+    fix = "lower their capacities, or choose --algorithm optimal, greedy or fixed"
+    _check_wanted(path, graph, NEGOTIATED_FLOWS_MAX, fix)
 
 
 def load_candidates(path: Path, graph: FlowGraph) -> list[Newcomer]:
@@ -125,6 +132,7 @@ def load_candidates(path: Path, graph: FlowGraph) -> list[Newcomer]:
     seen = dict.fromkeys(graph.nodes)
     for index, entry in enumerate(file.candidates):
         _check_id(path, f"candidates[{index}]", entry.id, seen)
+        _check_capacity(path, f"candidates[{index}]", entry.id, entry.capacity)
         seen[NodeId(entry.id)] = None
     newcomers: dict[NodeId, Newcomer] = {}
     for index, entry in enumerate(file.candidates):
@@ -206,6 +214,31 @@ def _check_stage(path: Path, place: str, entry: _NodeEntry, num_stages: int) -> 
             f"node {show_value(entry.id)} of role {entry.role} has stage {entry.stage}",
             f"the stage of a {entry.role} node is {rule}",
             "correct its stage or its role",
+        )
+
+
+def _check_capacity(path: Path, place: str, node_id: str, capacity: int) -> None:
+    if capacity > CAPACITY_MAX:
+        _refuse(
+            path,
+            f"{place}.capacity",
+            f"node {show_value(node_id)} has a capacity of {show_value(capacity)}",
+            f"the limit is {CAPACITY_MAX}",
+            "lower it: one that is higher than the flows of all data nodes changes nothing",
+        )
+
+
+def _check_wanted(path: Path, graph: FlowGraph, limit: int, fix: str) -> None:
+    wanted = sum(node.capacity for node in graph.stage(0))
+    if wanted > limit:
+        most = max(graph.stage(0), key=lambda node: node.capacity)
+        _refuse(
+            path,
+            "nodes",
+            f"the data nodes want {wanted} flows in all, {most.capacity} of them at "
+            f"{show_value(most.node_id)}",
+            f"flows are handled one by one, and the limit here is {limit}",
+            fix,
         )
 
 

@@ -212,6 +212,17 @@ def settling_rounds(graph: FlowGraph) -> int:
     return graph.num_stages + 9
 
 
+def rounds_min(graph: FlowGraph, algorithm: str) -> int:
+    """Return how many rounds it takes at least until the first flow stands.
+
+    As few only where nobody is in anybody's way; for all flows, and good ones, it takes more.
+    """
+    num = graph.num_stages
+    if algorithm == Algorithm.GWTF:
+        return min(4 * num + 12, 6 * num + 6)
+    return 2 * num + 8
+
+
 def _reward(graph: FlowGraph, objective: Objective) -> float:
     """Return more than any path may cost."""
     dearest = max(graph.costs.values(), default=0.0)

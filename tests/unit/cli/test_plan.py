@@ -1,6 +1,7 @@
 """`decod plan route` and `decod plan join`."""
 
 import io
+import itertools
 import json
 import sys
 import types
@@ -122,7 +123,7 @@ def test_negotiated_routes_show_what_they_took(
             routes=routes, rounds=7, messages_per_node_mean=2.5, messages_per_node_max=6
         )
 
-    fake = types.SimpleNamespace(negotiate=negotiate)
+    fake = types.SimpleNamespace(negotiate=negotiate, rounds_min=lambda *_: 8)
     monkeypatch.setitem(sys.modules, "decod.sim.routing", fake)
     options = ["--algorithm", "gwtf", "--rounds", "9", "--seed", "4", "--objective", "max"]
     answer = _json(capsys, "route", str(graph_path), *options)
@@ -130,6 +131,58 @@ def test_negotiated_routes_show_what_they_took(
     assert answer["messages_per_node"] == {"mean": 2.5, "max": 6}
     assert main(["plan", "route", str(graph_path), *options]) == 0
     assert "7 rounds with 2.5 messages a node, at most 6" in capsys.readouterr().out
+
+
+def _chain(path: Path, num_stages: int, capacity: int = 2) -> Path:
+    """A graph with one node in each stage."""
+    names = [str(index) for index in range(num_stages + 1)]
+    nodes = [
+        {"id": name, "role": "relay" if stage else "data", "stage": stage, "capacity": capacity}
+        for stage, name in enumerate(names)
+    ]
+    hops = itertools.pairwise([*names, names[0]])
+    links = [{"from": begin, "to": end, "cost": 1} for begin, end in hops]
+    path.write_text(json.dumps({"stages": num_stages, "nodes": nodes, "links": links}))
+    return path
+
+
+@pytest.mark.parametrize("algorithm", ["flow", "gwtf"])
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 8])
+def test_too_few_rounds_are_told_with_how_many_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, num_stages: int
+) -> None:
+    """What the hint says is exact where nobody is in anybody's way."""
+    command = ["route", str(_chain(tmp_path / "graph.json", num_stages)), "--algorithm", algorithm]
+    assert main(["plan", *command, "--rounds", "3", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["unrouted"] == 2
+    assert f"hint: 3 rounds are too few for {num_stages} stages: " in captured.err
+    least = int(captured.err.split("at least ")[1].split(",")[0])
+    assert _json(capsys, *command, "--rounds", str(least - 1))["flows"] == []
+    assert _json(capsys, *command, "--rounds", str(least))["flows"]
+    assert main(["plan", *command]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_hint_is_careful_where_rounds_may_suffice(
+    graph_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here a flow finds no room in any number of rounds."""
+    command = ["plan", "route", str(graph_path), "--rounds"]
+    assert main([*command, "12"]) == 0
+    assert capsys.readouterr().err.startswith("hint: 12 rounds may be too few for 1 stages")
+    assert main([*command, "60"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_more_flows_than_can_be_negotiated_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _chain(tmp_path / "graph.json", 1, capacity=1001)
+    for algorithm in ("flow", "gwtf"):
+        assert main(["plan", "route", str(path), "--algorithm", algorithm]) == 3
+        assert f"E-CFG-053 {path}: nodes: the data nodes want 1001" in capsys.readouterr().err
+    assert len(_json(capsys, "route", str(path), "--algorithm", "greedy")["flows"]) == 1001
 
 
 @pytest.mark.parametrize("policy", ["utilisation", "gwtf", "capacity", "random", "optimal"])
@@ -168,6 +221,7 @@ def test_both_files_cannot_be_the_standard_input(capsys: pytest.CaptureFixture[s
     [
         (["--algorithm", "best"], 2),
         (["--rounds", "0"], 2),
+        (["--rounds", "10001"], 2),
         (["--seed", "-1"], 2),
         (["--seed", "x"], 2),
         (["--objective", "min"], 2),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.graph_file import STDIN, load_candidates, load_graph
+from decod.config.graph_file import STDIN, check_negotiable, load_candidates, load_graph
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph
 from tests.support.flow_graphs import flow_graphs
@@ -152,8 +152,6 @@ def test_a_file_that_is_no_object_is_refused(
         (("nodes", 0), {}, "nodes[0].id: missing"),
         (("nodes", 1, "capacity"), -1, "nodes[1].capacity: is -1"),
         (("nodes", 1, "capacity"), None, "nodes[1].capacity: is None: it must be an integer"),
-        (("nodes", 1, "capacity"), 10**30, "nodes[1].capacity: is an integer of 100 bits"),
-        (("nodes", 1, "capacity"), 10**9, "nodes[1].capacity: is 1000000000"),
         (("nodes", 1, "role"), "leader", "nodes[1].role: is 'leader': it must be 'data' or "),
         (("nodes", 1, "id"), "", "is '': it must be a string with at least 1 character."),
         (("nodes", 1, "id"), 7, 'nodes[1].id: is 7: it must be a string in "quotes"'),
@@ -186,6 +184,12 @@ def test_a_value_of_a_wrong_type_or_size_is_named(
         (("nodes", 1, "stage"), 0, "nodes[1].stage: node 'a' of role relay has stage 0"),
         (("nodes", 1, "stage"), 3, "the stage of a relay node is one of 1 to 2"),
         (("nodes",), [], "nodes: there is no data node"),
+        (
+            ("nodes", 1, "capacity"),
+            10_001,
+            "nodes[1].capacity: node 'a' has a capacity of 10001: the limit is 10000. Try: lower",
+        ),
+        (("nodes", 1, "capacity"), 10**30, "has a capacity of an integer of 100 bits: the limit"),
         (("links", 0, "to"), "A", "links[0].to: there is no node 'A'"),
         (("links", 3), {"from": "d", "to": "b", "cost": 1}, "runs from stage 0 to stage 2"),
         (("links", 3), {"from": "b", "to": "a", "cost": 1}, "runs from stage 2 to stage 1"),
@@ -212,10 +216,19 @@ def test_a_near_miss_is_guessed(tmp_path: Path) -> None:
 
 
 def test_too_many_flows_to_list_are_refused(tmp_path: Path) -> None:
-    graph = _changed(GRAPH, "nodes", 0, "capacity", to=10**6)
+    graph = _changed(GRAPH, "nodes", 0, "capacity", to=10_000)
     assert _load(tmp_path, graph).nodes
     more = _changed(graph, "nodes", 3, to={"id": "e", "role": "data", "capacity": 1})
-    assert "the data nodes want 1000001 flows in all" in _error(tmp_path, more)
+    expected = "the data nodes want 10001 flows in all, 10000 of them at 'd': flows are"
+    assert expected in _error(tmp_path, more)
+
+
+def test_too_many_flows_to_negotiate_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    check_negotiable(path, _load(tmp_path, _changed(GRAPH, "nodes", 0, "capacity", to=1000)))
+    expected = r"graph.json: nodes: .* 1001 of them at 'd': .* limit here is 1000\. Try: .*optimal"
+    with pytest.raises(ConfigError, match=expected):
+        check_negotiable(path, _load(tmp_path, _changed(GRAPH, "nodes", 0, "capacity", to=1001)))
 
 
 def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -248,6 +261,7 @@ def test_candidates_are_read_as_they_stand(tmp_path: Path) -> None:
         (("candidates", 0, "id"), "a", "candidates[0].id: 'a' is taken by another node"),
         (("candidates", 1, "id"), "x", "candidates[1].id: 'x' is taken by another node"),
         (("candidates", 0, "capacity"), -1, "candidates[0].capacity: is -1"),
+        (("candidates", 0, "capacity"), 10_001, "candidates[0].capacity: node 'x' has a capacity"),
         (("candidates", 0, "links", 0, "node"), "z", "links[0].node: there is no node 'z'"),
         (("candidates", 0, "links", 0, "node"), "x", "'x' cannot be linked: it is the candidate"),
         (("candidates", 0, "links", 0, "node"), "y", "'y' cannot be linked: it stands there twice"),
