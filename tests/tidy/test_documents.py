@@ -39,6 +39,14 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in all_commands() if f"decod {name}" not in text] == []
 
 
+def test_every_way_to_see_the_status_is_in_the_readme() -> None:
+    row = next(line for line in readme().splitlines() if line.startswith("| `decod status`"))
+    command = cli.get_command(click.Context(cli), "status")
+    assert command is not None
+    options = {name for option in command.params for name in option.opts}
+    assert {name for name in options if f"`{name}`" not in row} == {"--state-dir"}
+
+
 def test_every_command_explains_itself_with_an_example() -> None:
     for name in all_commands():
         group, _, child = name.partition(" ")
