@@ -157,6 +157,10 @@ class Gateway:
         """Return the name of a node that is or was a member or a candidate."""
         return self._names.get(NodeId(node))
 
+    @property
+    def stopped(self) -> bool:
+        return self._driver is not None and self._driver.stopped.done()
+
     def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:  # noqa: ARG002
         if self._driver is None or self._driver.stopped.done():
             return None

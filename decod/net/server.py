@@ -100,6 +100,10 @@ class StateBlob:
 class PeerHandler(Protocol):
     """What the server hands to the driver. All but `state` must return at once."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether this node has ended: what still comes is refused, and that is nobody's fault."""
+
     def deliver(self, sender: NodeId, term: int, message: Message) -> None:
         """Takes a control message."""
 
@@ -297,7 +301,10 @@ class PeerServer:
             buffer = self._handler.allocate(sender, decoded.message, header.size_bytes)
         if buffer is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
-            self._count("tensor.refused", host, reason)
+            if self._handler.stopped:
+                _log.debug("tensor.refused %s: %s, as this node has ended", host, reason)
+            else:
+                self._count("tensor.refused", host, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
         assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
         self._num_streams[sender] += 1

@@ -153,7 +153,9 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
         message = ForwardActivation(Round(1, 1), M, FLOW)
         buffer = gateway.allocate(PEER, message, SIZE)
         assert buffer is not None
+        assert not gateway.stopped
         driver.stopped.set_result(None)
+        assert gateway.stopped
         gateway.tensor_arrived(PEER, message, buffer, 0.1)
         gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
         gateway.on_latency(PEER, 0.1)

@@ -47,6 +47,7 @@ class Host:
         self.num_allocated = 0
         self.num_given_back = 0
         self.refuse_tensors = False
+        self.stopped = False
         self.sent: list[tuple[NodeId, m.Message, object, int]] = []
         self.failed: list[tuple[NodeId, m.Message, object, str]] = []
         self.latencies_s: list[float] = []
@@ -213,6 +214,22 @@ def test_a_refused_tensor_fails_and_sends_little() -> None:
         assert both.bob.num_allocated == 0
 
     with_pair(test)
+
+
+def test_what_comes_after_the_end_is_refused_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Peers may not know yet that this node has left in order."""
+
+    async def test(both: Pair) -> None:
+        both.bob.refuse_tensors = both.bob.stopped = True
+        both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(10)), 0)
+        await wait_until(lambda: len(both.alice.failed) == 1)
+        assert "refused the tensor" in both.alice.failed[0][-1]
+        assert both.server.counters.totals() == {}
+
+    with_pair(test)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def header(**changes: Any) -> bytes:
