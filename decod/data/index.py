@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from decod.data.tokenizer import TokenizerKind
+from decod.data.tokenizer import TokenizerKind, is_file
 from decod.errors import DataError
 
 INDEX_FILE = "index.json"
@@ -111,7 +111,7 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / INDEX_FILE
     try:
-        if not path.is_file():
+        if not is_file(path):
             raise DataError(
                 f"{folder} has no {INDEX_FILE}",
                 why="it is not a prepared corpus, or its preparation was interrupted",

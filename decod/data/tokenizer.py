@@ -11,6 +11,7 @@ tokens that are merely spelled out in a text are encoded as plain text: a page t
 
 import hashlib
 import json
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -145,10 +146,22 @@ def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, b
     return FileTokenizer(content, eos=eos, name=str(path)), content
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file is there.
+
+    Raises:
+        OSError: It can't be told, also because links lead in a circle: Path.is_file denies those.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def read_tokenizer_file(path: Path) -> bytes:
     """Return a tokenizer file's bytes, or raise `DataError` if it is absent or far too large."""
     try:
-        if not path.is_file():
+        if not is_file(path):
             raise _unusable(str(path), "there is no such file")
         with path.open("rb") as file:
             content = file.read(_FILE_SIZE_MAX_BYTES + 1)

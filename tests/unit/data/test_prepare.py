@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from decod.data.dataset import Dataset
-from decod.data.index import Index
+from decod.data.index import Index, read_index
 from decod.data.prepare import PrepareConfig, ShardWriter, prepare, write_corpus
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer, FileTokenizer, load_tokenizer
@@ -269,6 +269,10 @@ def test_links_in_a_circle_are_refused_as_input_and_as_output(tmp_path: Path, so
         prepare(tmp_path / "out", [circle], PrepareConfig())
     with pytest.raises(DataError, match="cannot take the corpus: Too many levels of symbolic"):
         prepare(circle / "out", [source], PrepareConfig())
+    with pytest.raises(DataError, match=r"cannot be read \(Too many levels of symbolic links\)"):
+        read_index(circle)
+    with pytest.raises(DataError, match=r"cannot be read \(Too many levels of symbolic links\)"):
+        load_tokenizer(str(circle), eos=None)
 
 
 def test_full_disk_is_an_error_of_the_host(
