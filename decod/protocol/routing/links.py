@@ -62,10 +62,11 @@ class DraftLinks:
         return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
 
     def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
-        """Take in the other end's number. Returns whether it should be told this end's.
+        """Take in the other end's number. Returns whether it should be told this end's at once.
 
         A node that has promised to take part in a change (`busy`) lowers nothing meanwhile: the
-        promise may rest on it. The other end says it again.
+        promise may rest on it. While the two differ each says its number once a round, and not in
+        answer to the other's, or they would go on and on.
         """
         link = self.side(outward=not message.outward).get(sender)
         if link is None or message.link_version != link.version:
@@ -74,7 +75,7 @@ class DraftLinks:
             link.peer_units = message.units
         if not busy:
             link.units = min(link.units, link.peer_units)
-        return not message.agreed
+        return link.agreed and not message.agreed
 
     def lower(
         self, side: dict[NodeId, DraftLink], target: int, cost: Callable[[NodeId], float]

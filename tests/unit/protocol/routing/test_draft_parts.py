@@ -126,7 +126,7 @@ def test_what_was_said_before_a_change_is_stale() -> None:
 def test_links_take_the_smaller_number_but_not_while_a_promise_rests_on_it() -> None:
     links = DraftLinks({C: agreed(2)}, {})
     lower = DraftUnits(1, outward=False, link_version=0, units=1, agreed=False)
-    assert links.said(C, lower, busy=True)
+    assert not links.said(C, lower, busy=True), "the two would answer each other for ever"
     assert (links.outward[C].units, links.outward[C].agreed) == (2, False)
     assert links.said(C, lower, busy=False)
     assert (links.outward[C].units, links.outward[C].agreed) == (1, True)
