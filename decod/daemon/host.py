@@ -321,7 +321,9 @@ class Node:
         sizes = _sizes_of(run)
         model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
-        return Arena((64 << 20) + 8 * capacity * sizes.activation_bytes + 8 * model_bytes)
+        batch = run.batch.num_microbatches * run.batch.num_data_nodes
+        kept = min(run.protocol.keep_max_bytes, 2 * batch * sizes.activation_bytes)
+        return Arena((64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes)
 
     async def prepare(self) -> None:
         """Configure the compute process, measure it, and start the core."""

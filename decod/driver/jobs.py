@@ -61,6 +61,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request("drop", _microbatch(m))
         case jobs.Reset():
             return Request("reset", {})
+        case jobs.Retract():
+            return Request("retract", {})
         case jobs.Gather(num_parts):
             elements = part_sizes(sizes.num_parameters, num_parts)
             output_bytes = tuple(n * sizes.wire_element_bytes for n in elements)

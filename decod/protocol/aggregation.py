@@ -40,7 +40,7 @@ class AggregationState(Enum):
 
 
 class Aggregation:
-    """One node's part in the reduction of one round. A new round gets a new one."""
+    """One node's part in the reduction of one round. A new round or view gets a new one."""
 
     def __init__(self, context: Context, *, loaded: bool) -> None:
         self._context = context
@@ -128,7 +128,7 @@ class Aggregation:
 
     def reduced_here(self, output: TensorId) -> list[Effect]:
         """The average of this node's part is there: share it."""
-        message = ReducedPart(self._context.round, self._index)
+        message = ReducedPart(self._context.round, self._index, self._context.view.version)
         effects: list[Effect] = []
         for node in self._roster:
             if node != self._context.node_id:
@@ -153,14 +153,14 @@ class Aggregation:
 
     def proposed(self, parameter_hash: str) -> list[Effect]:
         stage = self._context.member.stage_index
-        self._own_vote = Ready(self._context.round, ((stage, parameter_hash),))
+        self._own_vote = self._ready(((stage, parameter_hash),))
         return self._cast()
 
     def failed(self, reason: str) -> list[Effect]:
         """Something in the reduction went wrong here: vote against the round."""
         if self._own_vote is not None:
             return []
-        self._own_vote = Ready(self._context.round, (), failure=reason[:200] or "failed")
+        self._own_vote = self._ready((), failure=reason[:200] or "failed")
         return self._cast()
 
     def voted(self, sender: NodeId, message: Ready) -> list[Effect]:
@@ -170,7 +170,8 @@ class Aggregation:
         return self._cast()
 
     def _own_part(self, folded: Sequence[MicrobatchId], *, part: int) -> ReducePart:
-        return ReducePart(self._context.round, part, len(folded), digest_of(folded))
+        context, digest = self._context, digest_of(folded)
+        return ReducePart(context.round, part, len(folded), digest, context.view.version)
 
     def _check_and_reduce(self) -> list[Effect]:
         """Reduce this node's part when all contributions are there and add up."""
@@ -230,4 +231,7 @@ class Aggregation:
             for stage, parameter_hash in vote.hashes:
                 if hashes.setdefault(stage, parameter_hash) != parameter_hash:
                     failure = failure or f"members of stage {stage} differ after the step"
-        return Ready(self._context.round, tuple(sorted(hashes.items())), failure)
+        return self._ready(tuple(sorted(hashes.items())), failure)
+
+    def _ready(self, hashes: tuple[tuple[int, str], ...], failure: str = "") -> Ready:
+        return Ready(self._context.round, hashes, self._context.view.version, failure)

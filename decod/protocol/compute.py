@@ -21,9 +21,13 @@ from decod.protocol.jobs import (
     Commit,
     Embed,
     Forward,
+    Gather,
     Job,
     Load,
+    Propose,
+    Reduce,
     Reset,
+    Retract,
     Snapshot,
 )
 from decod.protocol.tensors import TensorStore
@@ -33,6 +37,9 @@ _DEPTH = 2
 
 _ROUNDLESS = (Build, Load, Snapshot, Reset, Commit)
 """Jobs that an abandoned round does not make stale; a commit is of the round before."""
+
+_REDUCTION = (Gather, Reduce, Propose)
+"""Jobs that another roster makes stale."""
 
 
 @dataclass(slots=True)
@@ -100,6 +107,18 @@ class ComputeQueue:
         for entry in self._given.values():
             entry.stale = entry.stale or not isinstance(entry.job, _ROUNDLESS)
         return effects + self.submit(Reset())
+
+    def retract(self) -> list[Effect]:
+        """Abandon the reduction, but not the sum: the roster has changed."""
+        effects: list[Effect] = []
+        for entry in self._ordered:
+            if isinstance(entry.job, _REDUCTION):
+                effects += self._tensors.release(*entry.inputs)
+        kept = [entry for entry in self._ordered if not isinstance(entry.job, _REDUCTION)]
+        self._ordered = deque(kept)
+        for entry in self._given.values():
+            entry.stale = entry.stale or isinstance(entry.job, _REDUCTION)
+        return effects + self.submit(Retract())
 
     def _fill(self) -> list[Effect]:
         effects: list[Effect] = []

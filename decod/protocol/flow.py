@@ -58,6 +58,8 @@ class Outflows:
         """Cost to sink of each outflow without inflow."""
         self.paired: dict[FlowId, NodeId] = {}
         """The previous-stage node that each paired outflow's microbatches come from."""
+        self.paths: dict[FlowId, tuple[NodeId, ...]] = {}
+        """At a relay: the relays that each outflow passes from here on, this one first."""
         self._answers: dict[tuple[NodeId, int], FlowAnswer] = {}
         self._withdrawn: set[tuple[NodeId, int]] = set()
         self._announced: dict[NodeId, tuple[float, int]] = {}
@@ -111,6 +113,7 @@ class Outflows:
             flow_id=flow_id,
             cost_s=cost_s,
             num_unpaired=self._offer(request.data_node)[1],
+            path=self.paths.get(flow_id, ()) if flow_id is not None else (),
         )
         if flow_id is not None:
             self._answers[key] = answer
@@ -194,6 +197,10 @@ class Granted:
     peer: NodeId
     cost_s: float
     """To the sink, this node's link included."""
+    path: tuple[NodeId, ...]
+    """The relays that it passes, `peer` first. Empty: the peer is the sink."""
+    path_version: int = 0
+    """Not 0: version of the view in which another took a lost relay's place."""
 
 
 @dataclass(slots=True)
@@ -272,7 +279,7 @@ class Inflows:
             offer.cost_s = answer.cost_s
             return None
         link_s = self.context.links.cost_s(sender, peer_compute_s=offer.compute_s)
-        return Granted(answer.flow_id, sender, answer.cost_s + link_s)
+        return Granted(answer.flow_id, sender, answer.cost_s + link_s, answer.path)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Withdraw the requests that nobody answered."""
@@ -321,6 +328,10 @@ class _Flows:
         self.outflows.unpaired.clear()
         self.outflows.paired.clear()
         self.outflows.paired.update(upstream)
+
+    def freeze(self) -> None:
+        """Keep what there is until the round is over; ask and offer no more."""
+        self.settle(dict(self.outflows.paired))
 
     @property
     def deadline_s(self) -> float | None:
@@ -390,8 +401,15 @@ class RelayFlows(_Flows):
         if granted is not None:
             entry = RelayFlow(granted.flow_id, granted.peer, granted.cost_s)
             self.entries[granted.flow_id] = entry
+            self.outflows.paths[granted.flow_id] = (self._context.node_id, *granted.path)
             effects += self.outflows.add(now_s, {granted.flow_id: granted.cost_s})
         return effects + self._seek(now_s)
+
+    @override
+    def freeze(self) -> None:
+        super().freeze()
+        paired = self.outflows.paired
+        self.entries = {flow_id: e for flow_id, e in self.entries.items() if flow_id in paired}
 
     @override
     def _cost_s(self, flow_id: FlowId) -> float:
@@ -478,7 +496,8 @@ class DataFlows(_Flows):
         self.settle({flow_id: flow.path[-1] for flow_id, flow in flows.items()})
         self.complete.clear()
         for flow_id, flow in flows.items():
-            self.complete[flow_id] = Granted(flow_id, flow.path[0], math.fsum(flow.costs))
+            cost_s = math.fsum(flow.costs)
+            self.complete[flow_id] = Granted(flow_id, flow.path[0], cost_s, flow.path)
 
     def drop(self, flow_id: FlowId) -> None:
         """Forget a flow that proved broken. Its slot stays taken until the next view."""

@@ -60,6 +60,11 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Retract:
+    """Undo a proposed step, and nothing else: the reduction is repeated with another roster."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gather:
     """Outputs the sum of gradients in `num_parts` parts, in the wire's format."""
 
@@ -119,6 +124,7 @@ Job = (
     | EmbedBackward
     | Drop
     | Reset
+    | Retract
     | Gather
     | Reduce
     | Propose

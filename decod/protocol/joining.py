@@ -12,6 +12,7 @@ from decod.protocol.effects import Effect, FetchState, Note, Send, Stop, StopRea
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.messages import Assign, Join, Prepared
+from decod.protocol.view import Opening
 
 _KNOCK_INTERVAL_S = 2.0
 """Pause between two repeats of an offer."""
@@ -62,6 +63,14 @@ class Joining:
         if self._initial_due:
             return self._fetch_initial()
         return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
+
+    def admitted(self, opening: Opening) -> bool:
+        """Whether this node is let in, and not who had its id before a restart."""
+        member = opening.view.by_id.get(self._identity.node_id)
+        ready = self._built is not None and not self._initial_due
+        return (
+            ready and member is not None and member.since_iteration == opening.committed.iteration
+        )
 
     def entered(self) -> None:
         self.deadline_s = None

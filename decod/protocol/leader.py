@@ -33,6 +33,7 @@ from decod.protocol.messages import (
     Commit,
     Join,
     Leave,
+    Mend,
     NodeLoad,
     Ping,
     Prepared,
@@ -42,7 +43,7 @@ from decod.protocol.messages import (
     UtilisationQuery,
 )
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Opening, Role, View
+from decod.protocol.view import Opening, Role, View, tree_place
 
 _FAILURES_MAX = 5
 """Rounds of one iteration that may fail with all stages present before the run is stopped."""
@@ -98,6 +99,8 @@ class Leader:
         self._reports: dict[NodeId, Report] = {}
         self._vote: Ready | None = None
         self._last: Commit | Abort | None = None
+        self._mend: Mend | None = None
+        """The newest loss that this round has survived."""
         self._num_failures = 0
         self._round_start_s = 0.0
         self._round_by_s: float | None = None
@@ -139,7 +142,7 @@ class Leader:
         effects: list[Effect] = []
         if sender in self.view and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
-                return [Send(sender, self._last)] if self._last is not None else []
+                return self._last_word(sender)
             effects += self._remove(now_s, {sender: "restarted"})
         return effects + self.admission.join(self.view, sender, join)
 
@@ -198,12 +201,16 @@ class Leader:
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
         """Repeat the last decision to a node that may have missed it."""
-        if self._last is None:
-            return []
-        if sender in self.view and message.round == self.round:
-            begin = self._begin_message()
-            return [Send(sender, begin)] if begin is not None else [Send(sender, self._last)]
-        return [Send(sender, self._last)]
+        begin = self._begin_message()
+        if sender in self.view and message.round == self.round and begin is not None:
+            mend = [Send(sender, self._mend)] if self._mend is not None else []
+            return [*mend, Send(sender, begin)]
+        return self._last_word(sender)
+
+    def _last_word(self, node: NodeId) -> list[Effect]:
+        """Repeat what opened the round, and who was lost since."""
+        words = [word for word in (self._last, self._mend) if word is not None]
+        return [Send(node, word) for word in words]
 
     def _remove(self, now_s: float, nodes: dict[NodeId, str]) -> list[Effect]:
         """Go on without some nodes: the round is repeated, or the run has lost a stage."""
@@ -225,8 +232,32 @@ class Leader:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
-        effects += self._open(now_s, view, reason=reason, goodbye=gone)
-        return effects
+        if self._survives(gone, view):
+            return effects + self._go_on(now_s, view, reason=reason, gone=gone)
+        return effects + self._open(now_s, view, reason=reason, goodbye=gone)
+
+    def _survives(self, gone: Sequence[NodeId], view: View) -> bool:
+        """Whether others can do again in this round what those that are gone have done in it."""
+        relays = all(self.view.by_id[node].role is Role.RELAY for node in gone)
+        under_way = self.state in (LeaderState.TRAINING, LeaderState.AGGREGATING)
+        return relays and under_way and not view.empty_stages
+
+    def _go_on(
+        self, now_s: float, view: View, *, reason: str, gone: Sequence[NodeId]
+    ) -> list[Effect]:
+        """Go on with the round without some relays."""
+        assert self._last is not None
+        fanout = self.config.tree_fanout
+        orphans = {c for n in gone for c in tree_place(self.view, n, fanout=fanout).children}
+        # What opened the round may have been lost with whom they were to have it from.
+        words = [Send(node, self._last) for node in sorted(orphans.difference(gone))]
+        self.view, self.state, self._vote = view, LeaderState.TRAINING, None
+        self._reports.clear()
+        self._progressed(now_s)
+        self._mend = mend = Mend(self.round, view, reason[:200])
+        note = _note("round.mended", round=str(self.round), reason=reason)
+        goodbyes = [Send(node, mend) for node in gone]
+        return [note, *words, Send(self.node_id, mend), *goodbyes]
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -238,7 +269,7 @@ class Leader:
             return []
         if message.failure:
             return self._repeat(now_s, message.failure, counts=False)
-        if self.state is LeaderState.AGGREGATING:
+        if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
         self._reports[sender] = message
         self._progressed(now_s)
@@ -259,11 +290,13 @@ class Leader:
             self.round,
             sum(r.num_committed for r in reports),
             add_digests(r.digest for r in reports),
+            self.view.version,
         )
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
         """All members have voted (or one against): decide, unless commits are held."""
-        if vote.round != self.round or self.state is not LeaderState.AGGREGATING:
+        late = (vote.round, vote.view_version) != (self.round, self.view.version)
+        if late or self.state is not LeaderState.AGGREGATING:
             return []
         if vote.failure:
             return self._repeat(now_s, vote.failure, counts=True)
@@ -366,7 +399,7 @@ class Leader:
         self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
     ) -> list[Effect]:
         """Make a decision known, and start the round that it opens."""
-        self._last, self._vote = message, None
+        self._last, self._mend, self._vote = message, None, None
         self._reports.clear()
         self.view, self.round = message.opening.view, message.opening.round
         for node in self.view.by_id:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
 from decod.protocol.routing.messages import RoutingMessage
-from decod.protocol.view import Opening, Role
+from decod.protocol.view import Opening, Role, View
 
 # --- membership -----------------------------------------------------------------------------
 
@@ -164,6 +164,8 @@ class FlowAnswer:
     """Cost to the sink of the flow given; on refusal the current cost (infinite if none)."""
     num_unpaired: int
     """What the answering node has left to that data node."""
+    path: tuple[NodeId, ...] = ()
+    """Relays that the given flow passes, the answering node first. None: it is the sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,10 @@ class ForwardActivation:
     round: Round
     microbatch: MicrobatchId
     flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The relays that it passes, one for each stage."""
+    path_version: int = 0
+    """0: the flow's own path. Else the version of the view in which its data node chose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,31 @@ class Deny:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """From a data node: a microbatch of its takes another path, since a relay of it was lost.
+
+    Goes to the relays that take a lost one's place and to those next to them.
+    """
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    path_version: int
+    """Of the view without the lost relay. A path of an earlier version no longer counts."""
+    owing: tuple[NodeId, ...]
+    """Relays of the path that must say `Mended`: they have taken a lost one's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """To the data node: what a lost relay had folded in, the sender has folded in instead."""
+
+    round: Round
+    microbatch: MicrobatchId
+
+
 # --- aggregation ----------------------------------------------------------------------------
 
 
@@ -231,6 +262,8 @@ class Report:
     loss_sum: float
     """Sum over microbatches of their mean loss."""
     num_tokens: int
+    view_version: int
+    """Of the view of which all relays are done: not counted after a later one has lost some."""
     failure: str = ""
     """Not empty: this share can't be finished; the round must be repeated without it."""
 
@@ -242,6 +275,8 @@ class BeginAggregation:
     round: Round
     num_committed: int
     digest: int
+    view_version: int
+    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +288,8 @@ class ReducePart:
     """Index in the roster of the receiver, which reduces this part."""
     num_microbatches: int
     digest: int
+    view_version: int
+    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +298,8 @@ class ReducedPart:
 
     round: Round
     part: int
+    view_version: int
+    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +309,8 @@ class Ready:
     round: Round
     hashes: tuple[tuple[int, str], ...]
     """(stage index, SHA-256 of the proposed parameters), one for each stage in the subtree."""
+    view_version: int
+    """Of the view whose members reduce."""
     failure: str = ""
     """Empty if all is well. A subtree whose members differ in hash is a failure too."""
 
@@ -292,6 +333,18 @@ class Abort:
 
     round: Round
     opening: Opening
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """Goes down the tree of the *new* view: the round goes on without relays that were lost.
+
+    What they carried is done again by others of their stage, from what their neighbours kept.
+    """
+
+    round: Round
+    view: View
     reason: str
 
 
@@ -358,6 +411,8 @@ Message = (
     | BackwardGradient
     | Complete
     | Deny
+    | Reroute
+    | Mended
     | Report
     | BeginAggregation
     | ReducePart
@@ -365,10 +420,17 @@ Message = (
     | Ready
     | Commit
     | Abort
+    | Mend
     | CanTake
     | UtilisationQuery
     | UtilisationAnswer
 )
+
+OF_ROUND_AND_VIEW = BeginAggregation | ReducePart | ReducedPart | Ready
+"""Messages of a round that mean a certain roster: of one view, whatever the round."""
+
+OF_CHANGED_PATH = ForwardActivation | Reroute
+"""Messages of a round that may rest on a later view: kept until the receiver knows it."""
 
 VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
 """Messages that belong to a version of the view, whatever its round."""

@@ -273,9 +273,9 @@ class NodeMachine:
         message, sender = received.message, received.sender
         match message:
             case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
-                return self._for_leader(now_s, sender, message)
+                return _for_leader(self.leader, now_s, sender, message)
             case messages.Leave() | messages.CatchUp() | messages.Report():
-                return self._for_leader(now_s, sender, message)
+                return _for_leader(self.leader, now_s, sender, message)
             case messages.Assign():
                 from_leader = sender == self.context.view.leader
                 return self._joining.assigned(message) if from_leader else []
@@ -296,27 +296,6 @@ class NodeMachine:
             case _:
                 return self._of_round(now_s, received, message.round)
 
-    def _for_leader(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
-        if self.leader is None:
-            return []
-        match message:
-            case messages.Join():
-                return self.leader.join(now_s, sender, message)
-            case messages.Prepared():
-                return self.leader.prepared(now_s, sender, message)
-            case messages.Suspect(node, reason):
-                return self.leader.suspect(now_s, node, reason)
-            case messages.Pong(nonce):
-                self.leader.answered(sender, nonce)
-                return []
-            case messages.Leave():
-                return self.leader.leave(now_s, sender, message)
-            case messages.CatchUp():
-                return self.leader.catch_up(sender, message)
-            case messages.Report():
-                return self.leader.report(now_s, sender, message)
-        return []
-
     def _of_view(self, now_s: float, received: Received, version: int) -> list[Effect]:
         if version > self.context.view.version:
             return self._keep(received)
@@ -326,10 +305,12 @@ class NodeMachine:
         return self.work.flow_message(now_s, received.sender, received.message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
-        current = self.context.round
-        if round_ > current:
+        context = self.context
+        here = (context.round, context.view.version)
+        place = _place_of(received.message, round_, view_version=context.view.version)
+        if place > here:
             return self._keep(received)
-        if round_ < current or received.sender not in self.context.view:
+        if place < here or received.sender not in context.view:
             return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
         return self._round_message(now_s, received)
 
@@ -351,6 +332,8 @@ class NodeMachine:
                 return self._utilisation.queried(message, self.own_load()) + self._counted()
             case messages.UtilisationAnswer():
                 return self._utilisation.answered(received.sender, message) + self._counted()
+            case messages.Mend():
+                return self._mend(now_s, message)
         return self.work.round_message(now_s, received) + self._count_vote(now_s)
 
     def _counted(self) -> list[Effect]:
@@ -382,10 +365,12 @@ class NodeMachine:
         if opening.finished:
             reason = StopReason.FAILED if opening.failed else StopReason.FINISHED
             detail = message.reason if isinstance(message, messages.Abort) else "the run is over"
-            return [*effects, Stop(reason, detail)]
+            return [*effects, *self.work.end(), Stop(reason, detail)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
             return [self._dismissed()] if self.in_view else []
+        if not self.in_view and not self._joining.admitted(opening):
+            return effects
         if not self._in_step(opening):
             detail = f"the run has committed iteration {opening.committed.iteration} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
@@ -397,6 +382,21 @@ class NodeMachine:
             )
             effects.append(Note("round.committed", fields))
         return effects + self._open(now_s, opening)
+
+    def _mend(self, now_s: float, message: messages.Mend) -> list[Effect]:
+        """Members are lost, but the round is not: pass the word on, and go on without them."""
+        context, view = self.context, message.view
+        if view.version <= context.view.version:
+            return []
+        if self.identity.node_id not in view:
+            return [self._dismissed()]
+        place = tree_place(view, self.identity.node_id, fanout=context.config.tree_fanout)
+        told = [Send(child, message) for child in place.children]
+        effects: list[Effect] = [UseMembers(view.members), *told]
+        context.adopt(view)
+        self._membership.adopt(now_s)
+        self._survey.opened(now_s, renewed=True)
+        return [*effects, *self.work.mend(now_s), *self._replay(now_s)]
 
     def _dismissed(self) -> Effect:
         if self._draining:
@@ -465,6 +465,40 @@ class NodeMachine:
             return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
         leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
         return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+
+
+def _for_leader(
+    leader: Leader | None, now_s: float, sender: NodeId, message: Message
+) -> list[Effect]:
+    """Hand a message to the leader, if this node is it."""
+    if leader is None:
+        return []
+    match message:
+        case messages.Join():
+            return leader.join(now_s, sender, message)
+        case messages.Prepared():
+            return leader.prepared(now_s, sender, message)
+        case messages.Suspect(node, reason):
+            return leader.suspect(now_s, node, reason)
+        case messages.Pong(nonce):
+            leader.answered(sender, nonce)
+            return []
+        case messages.Leave():
+            return leader.leave(now_s, sender, message)
+        case messages.CatchUp():
+            return leader.catch_up(sender, message)
+        case messages.Report():
+            return leader.report(now_s, sender, message)
+    return []
+
+
+def _place_of(message: Message, round_: Round, *, view_version: int) -> tuple[Round, int]:
+    """Return the round and the view that a message of a round means; `view_version`: any view."""
+    if isinstance(message, messages.OF_ROUND_AND_VIEW):
+        return round_, message.view_version
+    if isinstance(message, messages.OF_CHANGED_PATH):
+        return round_, max(message.path_version, view_version)
+    return round_, view_version
 
 
 def _note_opening(context: Context) -> Note:

@@ -1,5 +1,6 @@
 """Messages that could not be delivered: tried again as long as they mean something."""
 
+from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.events import SendFailed
@@ -22,7 +23,7 @@ class Outbox:
 
     def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Keep a message for another try, if its receiver would still care."""
-        if self._current(event.message):
+        if self._current(event.to, event.message):
             again: Send | SendTensor = Send(event.to, event.message)
             if event.tensor is not None:
                 again = SendTensor(event.to, event.message, event.tensor)
@@ -35,13 +36,13 @@ class Outbox:
         self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
         effects: list[Effect] = []
         for effect in due:
-            if self._current(effect.message):
+            if self._current(effect.to, effect.message):
                 effects.append(effect)
             elif isinstance(effect, SendTensor):
                 effects += self._context.tensors.release(effect.tensor)
         return effects
 
-    def _current(self, message: Message) -> bool:
+    def _current(self, receiver: NodeId, message: Message) -> bool:
         """Whether a message would still mean something to its receiver."""
         if isinstance(message, (Commit, Abort)):
             return message.opening.round == self._context.round
@@ -49,6 +50,8 @@ class Outbox:
             return True
         if isinstance(message, (Heartbeat, LinkReport)):
             return False  # A newer one follows by itself.
+        if receiver not in self._context.view:
+            return False
         if (round_ := getattr(message, "round", None)) is not None:
             return bool(round_ == self._context.round)
         return getattr(message, "view_version", None) == self._context.view.version

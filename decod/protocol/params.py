@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Grows when members of two releases can no longer train together."""
 
 
@@ -53,6 +53,9 @@ class ProtocolConfig:
     """Data nodes that the first iteration waits for."""
     utilisation_interval_s: float = 2.0
     """Least time between two of the leader's utilisation queries."""
+    keep_max_bytes: int = 2 << 30
+    """Activations and gradients that a node keeps till the end of the round, so that others can
+    take a lost node's place. What does not fit is not kept, and a loss repeats the round."""
     leader_timeout_s: float = 60.0
     """How long a node goes on without hearing from the leader before it gives up."""
 
@@ -88,6 +91,12 @@ class ProtocolConfig:
                     why="at least one is needed and more than 1000 is a slip",
                     fix="leave it out to get the default",
                 )
+        if not 0 <= self.keep_max_bytes <= 1 << 44:
+            raise ConfigError(
+                f"protocol.keep_max_bytes is {self.keep_max_bytes}",
+                why="it is a size in bytes, at most 16 TiB",
+                fix="leave it out to get the default, or give 0 to keep nothing",
+            )
         if self.heartbeat_timeout_s < 2 * self.heartbeat_interval_s:
             raise ConfigError(
                 f"protocol.heartbeat_timeout_s is {self.heartbeat_timeout_s}",

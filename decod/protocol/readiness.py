@@ -34,7 +34,10 @@ class Readiness:
         waiting = {
             upstream
             for flow_id, upstream in pairs.items()
-            if flow_id in entries and entries[flow_id].downstream not in self._ready
+            if flow_id in entries
+            and entries[flow_id].downstream not in self._ready
+            # Nobody waits for a node that was lost: others take its place.
+            and entries[flow_id].downstream in self._context.view
         }
         tell = sorted(set(pairs.values()) - waiting - self._told)
         self._told.update(tell)

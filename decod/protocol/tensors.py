@@ -24,6 +24,10 @@ class TensorStore:
         self.size_bytes += tensor.size_bytes
         return tensor.id
 
+    def size_of(self, tensor: TensorId) -> int:
+        """Return a held tensor's size in bytes."""
+        return self._sizes[tensor]
+
     def retain(self, tensor: TensorId) -> TensorId:
         self._references[tensor] += 1
         return tensor

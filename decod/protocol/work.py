@@ -11,14 +11,15 @@ from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
 from decod.protocol.aggregation import Aggregation, AggregationState
 from decod.protocol.context import Context
+from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note
 from decod.protocol.events import JobFinished, Received
 from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.messages import Message
-from decod.protocol.microbatch import DataMicrobatches, RelayMicrobatches
 from decod.protocol.readiness import Readiness
+from decod.protocol.relay_microbatches import RelayMicrobatches
 from decod.protocol.routing.live import KnownFlow, LiveRouting
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.state import StageState
@@ -48,10 +49,14 @@ class Work:
                 context, self._data_flows, num_microbatches=num_microbatches
             )
         else:
-            self.microbatches = RelayMicrobatches(context, self._relay_flows)
+            self.microbatches = RelayMicrobatches(
+                context, self._relay_flows, lambda: self.stage.loaded
+            )
         self.num_committed = 0
         """Microbatches of committed iterations that this node has worked on."""
         self.paused = False
+        self._mended = False
+        """Whether some members were lost since the flows in use were found."""
         self._readiness = Readiness(context)
 
     @property
@@ -109,8 +114,7 @@ class Work:
             effects += self._context.compute.submit(jobs.Commit(opening.committed.iteration))
         elif self.aggregation is not None:
             effects += self._context.compute.reset()
-        self.microbatches.reset()
-        return committed, effects
+        return committed, effects + self.microbatches.reset()
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's round; `renewed` if its view is a new one."""
@@ -119,13 +123,39 @@ class Work:
         self._readiness.reset()
         self.aggregation = Aggregation(context, loaded=self.stage.loaded)
         if renewed:
-            data = self._role is Role.DATA
-            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
             self.routing.renew(now_s)
         elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
+            self._mended = False
             fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
             return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
-        return self._take_up(now_s, activate=renewed)
+        anew = renewed or self._mended
+        if anew:
+            data = self._role is Role.DATA
+            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+            self._mended = False
+        return self._take_up(now_s, activate=anew)
+
+    def end(self) -> list[Effect]:
+        """The run is over: let go of what is held for a round that this node may still be in."""
+        effects = self.aggregation.abandon() if self.aggregation is not None else []
+        return effects + self.microbatches.reset()
+
+    def mend(self, now_s: float) -> list[Effect]:
+        """Go on with the round in the context's view, which some members are no more in."""
+        context, effects = self._context, []
+        if self.aggregation is not None:
+            effects += self.aggregation.abandon()
+            if self.aggregating:
+                effects += context.compute.retract()
+        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
+        self._mended = True
+        self.routing.renew(now_s)
+        if self.flows is None:
+            return effects
+        self.flows.freeze()
+        if isinstance(self.microbatches, DataMicrobatches) and self.stage.loaded:
+            effects += self.microbatches.mend(now_s)
+        return effects + self._tell_ready()
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
         """Work on the round, if this node holds the parameters that it needs."""
@@ -140,7 +170,9 @@ class Work:
         """The stage's committed state is there."""
         self.stage.loaded = True
         note = Note("state.loaded", (("iteration", self.stage.iteration),))
-        effects: list[Effect] = [note, *self._take_up(now_s, activate=True)]
+        effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
+        if isinstance(self.microbatches, RelayMicrobatches):
+            effects += self.microbatches.admit()
         if self.aggregation is not None:
             effects += self.aggregation.state_loaded()
         return effects
@@ -183,6 +215,10 @@ class Work:
                 return microbatches.denied(now_s, sender, message)
             case messages.CanTake():
                 return self._peer_ready(sender)
+            case messages.Reroute() if isinstance(microbatches, RelayMicrobatches):
+                return microbatches.reroute(now_s, sender, message)
+            case messages.Mended() if isinstance(microbatches, DataMicrobatches):
+                return microbatches.mended(sender, message)
         return self._aggregation_message(received)
 
     def _aggregation_message(self, received: Received) -> list[Effect]:

@@ -112,7 +112,7 @@ class ComputeProfile:
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load():
                 return self.optimizer_s
-            case jobs.Drop() | jobs.Reset() | jobs.Commit():
+            case jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.Commit():
                 return 0.0
 
     def pass_s(self, *, data: bool) -> float:
@@ -189,6 +189,7 @@ class Compute:
             jobs.EmbedBackward: self._backward,
             jobs.Drop: self._drop,
             jobs.Reset: self._reset,
+            jobs.Retract: self._retract,
             jobs.Gather: self._gather,
             jobs.Reduce: self._reduce,
             jobs.Propose: self._propose,
@@ -236,6 +237,11 @@ class Compute:
     def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> Outcome:
         _no_input(job, inputs)
         self._forget()
+        return Outcome(jobs.Nothing())
+
+    def _retract(self, job: jobs.Retract, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        self.proposed = None
         return Outcome(jobs.Nothing())
 
     def _forget(self) -> None:

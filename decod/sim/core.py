@@ -201,7 +201,7 @@ class InstalledFlows:
             flow_id = FlowId(path[0], slots[path[0]])
             slots[path[0]] += 1
             if isinstance(flows, DataFlows) and path[0] == me:
-                flows.complete[flow_id] = Granted(flow_id, path[1], self._cost(path))
+                flows.complete[flow_id] = Granted(flow_id, path[1], self._cost(path), path[1:-1])
                 flows.outflows.paired[flow_id] = path[-2]
             elif isinstance(flows, RelayFlows) and me in path:
                 here = path.index(me)

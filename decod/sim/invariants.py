@@ -98,6 +98,7 @@ class Checker:
         config: The protocol's numbers, from which the bound of I8 follows.
         profile: Sizes, from which the bound of I6 follows.
         capacities: Of every host.
+        batch: Microbatches of an iteration.
         replay: The command that runs the same scenario again.
     """
 
@@ -107,6 +108,7 @@ class Checker:
         config: ProtocolConfig,
         profile: ComputeProfile,
         capacities: dict[NodeId, int],
+        batch: int,
         replay: str,
         trace: Trace,
     ) -> None:
@@ -114,6 +116,7 @@ class Checker:
         self._profile = profile
         self._capacities = capacities
         self._capacity_max = max(capacities.values())
+        self._batch = batch
         self._replay = replay
         self._trace = trace
         self._world: World | None = None
@@ -122,7 +125,7 @@ class Checker:
         """Committed by somebody."""
         self._iterations: dict[int, _Committed] = {}
         self._announced: dict[Round, int] = {}
-        self._reports: dict[Round, dict[NodeId, int]] = {}
+        self._reports: dict[tuple[Round, int], dict[NodeId, int]] = {}
         self._decisions: dict[Round, tuple[str, str]] = {}
         self._names: dict[str, str] = {}
         self._num_complete: dict[NodeId, int] = {}
@@ -274,7 +277,8 @@ class Checker:
         assert isinstance(message, msg.Report)
         if message.failure:
             return  # It asks for the round to be repeated: nothing of it will be committed.
-        reports = self._reports.setdefault(message.round, {})
+        # A loss makes earlier reports void.
+        reports = self._reports.setdefault((message.round, message.view_version), {})
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
             raise self.violated("I2", host, f"two different reports of round {message.round}")
 
@@ -283,7 +287,7 @@ class Checker:
         num = self._announced.setdefault(message.round, message.num_committed)
         if num != message.num_committed:
             raise self.violated("I2", host, f"two different batches announced: {message.round}")
-        reported = sum(self._reports.get(message.round, {}).values())
+        reported = sum(self._reports.get((message.round, message.view_version), {}).values())
         if num < reported:
             what = f"{num} microbatches announced, {reported} reported"
             raise self.violated("I2", host, f"round {message.round}: {what}")
@@ -314,11 +318,13 @@ class Checker:
         """Return how much a node may store.
 
         For every microbatch that it holds: the activation that came and the one that went, and
-        both gradients. For the aggregation: its own sum, the parts that it reduces, and the
-        reduced ones, each as large as the stage's parameters (a part is rounded up to a byte, hence
-        the small addition). And one copy of the stage's state, given or received.
+        both gradients; and till the end of the round the activation and the gradient that went, of
+        all microbatches of the batch. For the aggregation: its own sum, the parts that it reduces,
+        and the reduced ones, each as large as the stage's parameters (a part is rounded up to a
+        byte, hence the small addition). And one copy of the stage's state, given or received.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
+        flows += 2 * self._batch * self._profile.activation_bytes
         parts = 4 * self._profile.parameter_bytes + 4 * len(self._capacities)
         state = 6 * self._profile.parameter_bytes
         return flows + parts + state

@@ -275,3 +275,25 @@ def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
         f"relay{rng.randrange(scenario.num_relays)}",
         after_num_events=rng.randint(1, num_events_max),
     )
+
+
+def random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> Scenario:
+    """Return the scenario with one to four faults of relays, drawn from its seed."""
+    rng = seeded(scenario.seed, "faults")
+    kinds = (
+        *[FaultKind.KILL] * 3,
+        *[FaultKind.VANISH] * 2,
+        FaultKind.FREEZE,
+        FaultKind.RESTART,
+        FaultKind.COMPUTE,
+    )
+    faults = tuple(
+        HostFault(
+            rng.choice(kinds),
+            f"relay{rng.randrange(scenario.num_relays)}",
+            at_s=round(rng.uniform(begin_s, end_s), 3),
+            duration_s=round(rng.uniform(1.0, 12.0), 3),
+        )
+        for _ in range(rng.randint(1, 4))
+    )
+    return replace(scenario, faults=faults)

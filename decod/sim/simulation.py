@@ -82,6 +82,7 @@ class Simulation:
             config=scenario.protocol,
             profile=scenario.profile,
             capacities=self.capacities,
+            batch=scenario.num_data_nodes * scenario.num_microbatches,
             replay=scenario.command(),
             trace=self.trace,
         )

@@ -290,6 +290,12 @@ class StageExecutor(StageHolder):
         require_finite(gradient_P, "reduced gradient")
         return gradient_P
 
+    def retract(self) -> None:
+        """Undo a proposed step. Microbatches and gradients stay, and more may be added."""
+        self._built()
+        if self._proposed is not None:
+            self._spare, self._proposed = self._proposed[1], None
+
     def commit(self, iteration: int) -> None:
         """Make the proposed step final; microbatches and gradients of the iteration are freed.
 

@@ -132,6 +132,8 @@ _LOAD = f.Struct(
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
 _TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH, "flow_id": f.FLOW}
+_PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
+_NEW_PATH: Mapping[str, f.Field] = {"path": _PATH, "path_version": f.ITERATION}
 
 _BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
@@ -194,15 +196,25 @@ _BODIES: Mapping[str, f.Struct] = {
             "flow_id": f.Optional(f.FLOW),
             "cost_s": f.COST,
             "num_unpaired": f.NUM_FLOWS,
+            "path": f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, unique=True),
         },
     ),
     "withdraw": f.Struct(m.Withdraw, {"view_version": f.ITERATION, "request_id": f.NUMBER}),
-    "forward_activation": f.Struct(m.ForwardActivation, _TRAVELLING),
+    "forward_activation": f.Struct(m.ForwardActivation, {**_TRAVELLING, **_NEW_PATH}),
     "backward_gradient": f.Struct(m.BackwardGradient, _TRAVELLING),
     "complete": f.Struct(
         m.Complete, {"round": _ROUND, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
     ),
     "deny": f.Struct(m.Deny, {**_TRAVELLING, "reason": f.REASON}),
+    "reroute": f.Struct(
+        m.Reroute,
+        {
+            **_TRAVELLING,
+            **_NEW_PATH,
+            "owing": f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, unique=True),
+        },
+    ),
+    "mended": f.Struct(m.Mended, {"round": _ROUND, "microbatch": _MICROBATCH}),
     "report": f.Struct(
         m.Report,
         {
@@ -212,22 +224,38 @@ _BODIES: Mapping[str, f.Struct] = {
             "num_deferred": f.COUNT,
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
+            "view_version": f.ITERATION,
             "failure": f.REASON,
         },
     ),
     "begin_aggregation": f.Struct(
-        m.BeginAggregation, {"round": _ROUND, "num_committed": f.COUNT, "digest": f.NUMBER}
+        m.BeginAggregation,
+        {
+            "round": _ROUND,
+            "num_committed": f.COUNT,
+            "digest": f.NUMBER,
+            "view_version": f.ITERATION,
+        },
     ),
     "reduce_part": f.Struct(
         m.ReducePart,
-        {"round": _ROUND, "part": f.INDEX, "num_microbatches": f.COUNT, "digest": f.NUMBER},
+        {
+            "round": _ROUND,
+            "part": f.INDEX,
+            "num_microbatches": f.COUNT,
+            "digest": f.NUMBER,
+            "view_version": f.ITERATION,
+        },
     ),
-    "reduced_part": f.Struct(m.ReducedPart, {"round": _ROUND, "part": f.INDEX}),
+    "reduced_part": f.Struct(
+        m.ReducedPart, {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION}
+    ),
     "ready": f.Struct(
         m.Ready,
         {
             "round": _ROUND,
             "hashes": f.Tuples(f.Repeated(_HASH, _STAGES_MAX)),
+            "view_version": f.ITERATION,
             "failure": f.REASON,
         },
     ),
@@ -236,6 +264,7 @@ _BODIES: Mapping[str, f.Struct] = {
         {"round": _ROUND, "opening": _OPENING, "loss": f.FINITE, "num_tokens": f.NUMBER},
     ),
     "abort": f.Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": f.REASON}),
+    "mend": f.Struct(m.Mend, {"round": _ROUND, "view": _VIEW, "reason": f.REASON}),
     "can_take": f.Struct(m.CanTake, {"round": _ROUND}),
     "utilisation_query": f.Struct(m.UtilisationQuery, {"query_id": f.NUMBER, "round": _ROUND}),
     "utilisation_answer": f.Struct(

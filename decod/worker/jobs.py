@@ -106,6 +106,7 @@ class JobRunner:
             "embed_backward": self._embed_backward,
             "drop": self._drop,
             "reset": self._reset,
+            "retract": self._retract,
             "gather": self._gather,
             "reduce_part": self._reduce_part,
             "propose": self._propose,
@@ -226,6 +227,11 @@ class JobRunner:
     def _reset(self, job: Job) -> Result:
         job.expect(0, 0)
         self._ready.reset()
+        return {}
+
+    def _retract(self, job: Job) -> Result:
+        job.expect(0, 0)
+        self._ready.retract()
         return {}
 
     def _gather(self, job: Job) -> Result:

@@ -20,7 +20,7 @@ A, B = NodeId("a"), NodeId("b")
 M = MicrobatchId(1, 0, 0)
 BUILD = fx.StartJob(JobId(1), jobs.Build(0))
 EMBED = fx.StartJob(JobId(2), jobs.Embed(M))
-FORWARD = ForwardActivation(Round(1, 1), M, FlowId(A, 0))
+FORWARD = ForwardActivation(Round(1, 1), M, FlowId(A, 0), (B,))
 
 
 class Misused(Exception):  # noqa: N818 - The name says what the test expects.

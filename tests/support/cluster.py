@@ -195,7 +195,7 @@ class Cluster:
 
     # --- starting -----------------------------------------------------------------------------
 
-    def start(self, name: str, *arguments: str | Path) -> Daemon:
+    def start(self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD) -> Daemon:
         """Starts `decod ARGUMENTS` as a node with one thread on a free port of its host."""
         folder = self.folder / name
         # A test may have put a state folder there.
@@ -203,7 +203,7 @@ class Cluster:
         host, command = "127.0.0.1", []
         if self.network is not None:
             host, command = self.network.address(name), [*self.network.command(name)]
-        command += [*DECOD, *map(str, arguments), "--name", name, "--threads", "1"]
+        command += [*program, *map(str, arguments), "--name", name, "--threads", "1"]
         command += ["--state-dir", str(folder / "state")]
         if "--listen" not in command:
             command += ["--listen", f"{host}:0"]

@@ -29,7 +29,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,9 @@ class Envelope(_message.Message):
     FLOW_TRACE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    MEND_FIELD_NUMBER: _ClassVar[int]
+    REROUTE_FIELD_NUMBER: _ClassVar[int]
+    MENDED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     term: int
@@ -148,7 +151,10 @@ class Envelope(_message.Message):
     flow_trace: FlowTrace
     settle: Settle
     installed: Installed
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ...) -> None: ...
+    mend: Mend
+    reroute: Reroute
+    mended: Mended
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt")
@@ -351,18 +357,20 @@ class RequestFlow(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., data_node: _Optional[str] = ..., cost_s: _Optional[float] = ...) -> None: ...
 
 class FlowAnswer(_message.Message):
-    __slots__ = ("view_version", "request_id", "flow_id", "cost_s", "num_unpaired")
+    __slots__ = ("view_version", "request_id", "flow_id", "cost_s", "num_unpaired", "path")
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     NUM_UNPAIRED_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     view_version: int
     request_id: int
     flow_id: FlowId
     cost_s: float
     num_unpaired: int
-    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., cost_s: _Optional[float] = ..., num_unpaired: _Optional[int] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., cost_s: _Optional[float] = ..., num_unpaired: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Withdraw(_message.Message):
     __slots__ = ("view_version", "request_id")
@@ -373,14 +381,18 @@ class Withdraw(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class ForwardActivation(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id")
+    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
     round: Round
     microbatch: MicrobatchId
     flow_id: FlowId
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[str]
+    path_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
 
 class BackwardGradient(_message.Message):
     __slots__ = ("round", "microbatch", "flow_id")
@@ -415,13 +427,14 @@ class Deny(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "failure")
+    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     round: Round
     num_committed: int
@@ -429,38 +442,45 @@ class Report(_message.Message):
     num_deferred: int
     loss_sum: float
     num_tokens: int
+    view_version: int
     failure: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
-    __slots__ = ("round", "num_committed", "digest")
+    __slots__ = ("round", "num_committed", "digest", "view_version")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     round: Round
     num_committed: int
     digest: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
-    __slots__ = ("round", "part", "num_microbatches", "digest")
+    __slots__ = ("round", "part", "num_microbatches", "digest", "view_version")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     round: Round
     part: int
     num_microbatches: int
     digest: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("round", "part")
+    __slots__ = ("round", "part", "view_version")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     round: Round
     part: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ...) -> None: ...
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")
@@ -471,14 +491,16 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("round", "hashes", "failure")
+    __slots__ = ("round", "hashes", "view_version", "failure")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     round: Round
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
+    view_version: int
     failure: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("round", "opening", "loss", "num_tokens")
@@ -501,6 +523,40 @@ class Abort(_message.Message):
     opening: Opening
     reason: str
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Mend(_message.Message):
+    __slots__ = ("round", "view", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    view: View
+    reason: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Reroute(_message.Message):
+    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version", "owing")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OWING_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: _containers.RepeatedScalarFieldContainer[str]
+    path_version: int
+    owing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ..., owing: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Mended(_message.Message):
+    __slots__ = ("round", "microbatch")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    microbatch: MicrobatchId
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ...) -> None: ...
 
 class CanTake(_message.Message):
     __slots__ = ("round",)

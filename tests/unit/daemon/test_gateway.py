@@ -100,19 +100,27 @@ def test_nothing_is_taken_in_before_the_core_runs() -> None:
     async def main() -> None:
         gateway = make_gateway()
         gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
-        assert gateway.allocate(PEER, ForwardActivation(Round(1, 1), M, FLOW), SIZE) is None
+        assert (
+            gateway.allocate(PEER, ForwardActivation(Round(1, 1), M, FLOW, (PEER,)), SIZE) is None
+        )
         request = StateRequest(run_id=RUN, sender=PEER, iteration=1, with_optimizer=True)
         assert await gateway.state(request) == "this node is starting"
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", [ForwardActivation, BackwardGradient])
+@pytest.mark.parametrize(
+    "message",
+    [
+        ForwardActivation(Round(1, 1), M, FLOW, (PEER,)),
+        BackwardGradient(Round(1, 1), M, FLOW),
+    ],
+    ids=["activation", "gradient"],
+)
 def test_an_activation_has_exactly_the_runs_size(
-    kind: type[ForwardActivation] | type[BackwardGradient],
+    message: ForwardActivation | BackwardGradient,
 ) -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        message = kind(Round(1, 1), M, FLOW)
         for size_bytes in (0, SIZE - 1, SIZE + 1, 1 << 40):
             assert gateway.allocate(PEER, message, size_bytes) is None
         assert gateway.allocate(PEER, message, SIZE) is not None
@@ -150,7 +158,7 @@ def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> N
 
 def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        message = ForwardActivation(Round(1, 1), M, FLOW)
+        message = ForwardActivation(Round(1, 1), M, FLOW, (PEER,))
         buffer = gateway.allocate(PEER, message, SIZE)
         assert buffer is not None
         assert not gateway.stopped

@@ -24,6 +24,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.EmbedBackward(M),
     jobs.Drop(M),
     jobs.Reset(),
+    jobs.Retract(),
     jobs.Gather(3),
     jobs.Reduce(part=0, num_parts=3, weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5),

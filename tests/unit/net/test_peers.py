@@ -35,7 +35,7 @@ ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ROUND = Round(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
-ACTIVATION = m.ForwardActivation(ROUND, MICROBATCH, FLOW)
+ACTIVATION = m.ForwardActivation(ROUND, MICROBATCH, FLOW, (NodeId("r" * 52),))
 
 
 class Host:
@@ -188,8 +188,8 @@ def test_tensors_arrive_bit_for_bit(size: int) -> None:
         kinds: list[m.Message] = [
             ACTIVATION,
             m.BackwardGradient(ROUND, MICROBATCH, FLOW),
-            m.ReducePart(ROUND, 1, 1, 1),
-            m.ReducedPart(ROUND, 1),
+            m.ReducePart(ROUND, 1, 1, 1, 1),
+            m.ReducedPart(ROUND, 1, 1),
         ]
         for token, message in enumerate(kinds):
             both.client.send_tensor(BOB, 1, message, memoryview(data), token)

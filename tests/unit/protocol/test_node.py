@@ -132,7 +132,7 @@ def test_states_follow_the_life_of_a_node() -> None:
 
 def test_a_message_of_an_earlier_round_is_dropped_and_its_tensor_freed() -> None:
     world = training()
-    old = messages.ReducedPart(Round(1, 0), 0)
+    old = messages.ReducedPart(Round(1, 0), 0, 1)
     assert world.hosts[R1A].machine.step(0.0, ev.Received(D0, old, tensor(900))) == [
         FreeTensor(TensorId(900))
     ]
@@ -146,7 +146,7 @@ def test_a_message_of_an_earlier_view_is_dropped() -> None:
 
 def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
     world = training()
-    part = messages.ReducedPart(Round(1, 1), 0)
+    part = messages.ReducedPart(Round(1, 1), 0, 1)
     effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
     assert effects == [FreeTensor(TensorId(900))]
     query = messages.UtilisationQuery(99, Round(1, 1))
@@ -171,7 +171,7 @@ def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
 def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
     world = training()
     machine = world.hosts[R1A].machine
-    early = messages.ReducedPart(Round(9, 1), 0)
+    early = messages.ReducedPart(Round(9, 1), 0, 1)
     for number in range(4096):
         assert machine.step(0.0, ev.Received(D0, early, tensor(1000 + number))) == []
     effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
@@ -185,9 +185,9 @@ def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
 def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
     world = training()
     for message in (
-        messages.ForwardActivation(Round(1, 1), mb(0), flow(0)),
+        messages.ForwardActivation(Round(1, 1), mb(0), flow(0), (R1A,)),
         messages.BackwardGradient(Round(1, 1), mb(0), flow(0)),
-        messages.ReducedPart(Round(1, 1), 0),
+        messages.ReducedPart(Round(1, 1), 0, 1),
     ):
         assert world.step("r1a", ev.Received(D0, message)) == []
 
@@ -495,7 +495,7 @@ def test_a_node_that_has_stopped_does_nothing_but_free_what_comes() -> None:
     world = training("r1a")
     world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
     machine = world.hosts[R1A].machine
-    part = messages.ReducedPart(Round(1, 1), 0)
+    part = messages.ReducedPart(Round(1, 1), 0, 1)
     freed = [FreeTensor(TensorId(900))]
     assert machine.step(1.0, ev.Received(D0, part, tensor(900))) == freed
     assert machine.step(1.0, ev.StateFetched(1, "", tensor(900))) == freed
@@ -548,7 +548,7 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
 def test_an_abort_frees_the_parts_that_were_gathered() -> None:
     world = training("r1a", "r1b")
     world.hosts[R1A].tensors.add(TensorId(900))
-    part = messages.ReducePart(Round(1, 1), 0, 1, 5)
+    part = messages.ReducePart(Round(1, 1), 0, 1, 5, 1)
     assert world.step("r1a", ev.Received(R1B, part, tensor(900))) == []
     effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
     assert FreeTensor(TensorId(900)) in effects

@@ -326,6 +326,8 @@ def _text(value: object) -> str:
         names = ",".join(m.node_id for m in value.view.members)
         flags = [f for f in ("paused", "finished", "failed") if getattr(value, f)]
         return f"{value.round}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
+    if hasattr(value, "members"):  # A view.
+        return f"{value.version}[{','.join(m.node_id for m in value.members)}]"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):

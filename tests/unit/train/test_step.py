@@ -97,6 +97,25 @@ def test_a_second_proposal_replaces_the_first_one() -> None:
     assert relay.propose(1, [], weights_total=3) == other.propose(1, [], weights_total=3)
 
 
+def test_a_retracted_step_can_be_taken_again_with_more_in_it() -> None:
+    """A member died during the round: what it had folded in is computed here, and added."""
+    more = MicrobatchId(1, 0, 1)
+    relay, other = make_relay(), make_relay()
+    contribute(relay)
+    before = blob_of(relay)
+    relay.propose(1, [], weights_total=2)
+    relay.retract()
+    assert same(blob_of(relay), before)
+    contribute(relay, more)
+    contribute(other)
+    contribute(other, more)
+    assert relay.propose(1, [], weights_total=2) == other.propose(1, [], weights_total=2)
+    relay.commit(1)
+    relay.retract()
+    other.commit(1)
+    assert same(blob_of(relay), blob_of(other)), "what is final can't be retracted"
+
+
 def test_a_repeated_backward_answers_again_and_adds_nothing() -> None:
     relay = make_relay()
     first = contribute(relay)

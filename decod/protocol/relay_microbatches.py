@@ -1,0 +1,270 @@
+"""What a relay does with microbatches: forward, backward, and in the place of one that was lost.
+
+A microbatch comes along a flow that this relay carries, or, when its path was changed because a
+relay was lost, from wherever the new path comes from. More than the relay has room for wait in a
+queue; that can't last, because those at the last stage never wait for anybody who waits.
+
+A DENY goes back up the flow: each node on the way forgets the microbatch and the flow. After a
+change of path others may have it in their sums, so then the data node alone is told.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, Send
+from decod.protocol.events import Tensor
+from decod.protocol.flow import RelayFlows
+from decod.protocol.jobs import Backward, Drop, Forward
+from decod.protocol.messages import (
+    BackwardGradient,
+    Complete,
+    Deny,
+    ForwardActivation,
+    Mended,
+    Reroute,
+)
+from decod.protocol.microbatch import Held, Keeper, Phase, Waits
+
+
+class RelayMicrobatches:
+    """A relay's microbatches of one round after another.
+
+    Args:
+        context: The node's.
+        flows: What it carries.
+        loaded: Whether it holds its stage's committed parameters.
+    """
+
+    def __init__(
+        self, context: Context, flows: Callable[[], RelayFlows], loaded: Callable[[], bool]
+    ) -> None:
+        self._context = context
+        self._flows = flows
+        self._loaded = loaded
+        self.held: dict[MicrobatchId, Held] = {}
+        """In progress."""
+        self._done: dict[MicrobatchId, Held] = {}
+        """In this node's gradient sum."""
+        self._queue: deque[tuple[Held, TensorId]] = deque()
+        self._early: dict[MicrobatchId, TensorId] = {}
+        """Gradients that came before this node was ready for them."""
+        self._routes: dict[MicrobatchId, Reroute] = {}
+        """The newest change of each microbatch's path."""
+        self._keeper = Keeper(context)
+        self._waits = Waits(context)
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in this node's gradient sum."""
+        return [*self._done]
+
+    @property
+    def settled(self) -> bool:
+        """Whether all reported microbatches are folded: none was, while one was here."""
+        return True
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._waits.deadline_s
+
+    def reset(self) -> list[Effect]:
+        """Forget the round, and what was kept for it."""
+        effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
+        effects += self._context.tensors.release(*self._early.values())
+        for held in (*self.held.values(), *self._done.values()):
+            effects += self._keeper.release(held)
+        for record in (self.held, self._done, self._early, self._routes):
+            record.clear()
+        self._queue.clear()
+        return effects
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        return self._waits.overdue(now_s, self.held)
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def activation(
+        self, sender: NodeId, message: ForwardActivation, tensor: Tensor
+    ) -> list[Effect]:
+        """Take an activation in, or DENY it."""
+        context, microbatch = self._context, message.microbatch
+        context.tensors.add(tensor)
+        known = self.held.get(microbatch) or self._done.get(microbatch)
+        if known is not None:
+            done = [Send(sender, Complete(context.round, microbatch, 0.0))]
+            return [*context.tensors.release(tensor.id), *(done if known.passed_on else [])]
+        held = self._record(message)
+        if held is None or not self._expected(sender, message, held):
+            deny = Deny(context.round, microbatch, message.flow_id, "no such flow here")
+            return [*context.tensors.release(tensor.id), Send(sender, deny)]
+        held.phase = Phase.QUEUED
+        self.held[microbatch] = held
+        self._queue.append((held, tensor.id))
+        return self.admit()
+
+    def _record(self, message: ForwardActivation) -> Held | None:
+        """Return a microbatch's record, with its newest path; None if that is not through here."""
+        newest: ForwardActivation | Reroute = message
+        route = self._routes.get(message.microbatch)
+        if route is not None and route.path_version > message.path_version:
+            newest = route
+        member = self._context.member
+        held = Held(
+            message.microbatch,
+            message.flow_id,
+            newest.path,
+            newest.path_version,
+            member.stage_index,
+        )
+        return held if _place(newest.path, member.stage_index) == member.node_id else None
+
+    def _expected(self, sender: NodeId, message: ForwardActivation, held: Held) -> bool:
+        """Whether a microbatch comes along a flow of this node's, or along a changed path."""
+        if message.path_version or held.path_version:
+            return True
+        flows, flow_id = self._flows(), message.flow_id
+        entry = flows.entries.get(flow_id)
+        along = entry is not None and entry.downstream == held.downstream
+        return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
+
+    def admit(self) -> list[Effect]:
+        """Begin with what waits, as far as there is room."""
+        effects: list[Effect] = []
+        capacity = self._context.member.capacity
+        while self._queue and self._loaded():
+            if len(self.held) - len(self._queue) >= capacity:
+                break
+            held, tensor = self._queue.popleft()
+            held.phase = Phase.COMPUTING
+            effects += self._context.compute.submit(Forward(held.microbatch), [tensor])
+        return effects
+
+    def forwarded(
+        self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
+    ) -> list[Effect]:
+        """The forward pass has been computed: send it on, and COMPLETE back."""
+        context, held = self._context, self.held[microbatch]
+        complete = Complete(context.round, microbatch, duration_s)
+        effects: list[Effect] = [Send(held.upstream, complete)]
+        gradient = self._early.pop(microbatch, None)
+        if gradient is None:
+            self._waits.sent(now_s, held)
+            return [self._keeper.send_forward(held, output), *effects]
+        # The next node has had it from the one whose place this one takes.
+        self._keeper.keep_forward(held, output)
+        effects += context.tensors.release(output)
+        held.phase = Phase.RETURNING
+        return effects + context.compute.submit(Backward(microbatch), [gradient])
+
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+        held = self.held.get(message.microbatch)
+        if held is not None and held.downstream == sender and held.phase is Phase.SENT:
+            self._waits.completed(now_s, held)
+        return []
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
+        """Begin the backward pass, or keep the gradient until the forward pass is done."""
+        context, microbatch = self._context, message.microbatch
+        context.tensors.add(tensor)
+        held = self.held.get(microbatch)
+        over = microbatch in self._done or microbatch in self._early
+        if over or not self._from_behind(sender) or (held and held.phase is Phase.RETURNING):
+            return context.tensors.release(tensor.id)
+        if held is None or not held.passed_on:
+            self._early[microbatch] = tensor.id
+            return []
+        held.phase, held.complete_by_s = Phase.RETURNING, None
+        return context.compute.submit(Backward(microbatch), [tensor.id])
+
+    def _from_behind(self, sender: NodeId) -> bool:
+        """Whether the sender is of the next stage: any of it may have taken a lost one's place."""
+        view, stage = self._context.view, self._context.member.stage_index
+        member = view.by_id.get(sender)
+        return member is not None and member.stage_index == (stage + 1) % view.num_stages
+
+    def returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        """The backward pass has been computed: it counts, and its gradient goes upstream."""
+        held = self.held.pop(microbatch)
+        held.phase = Phase.FOLDED
+        self._done[microbatch] = held
+        effects = [self._keeper.send_backward(held, output), *self._say_mended(held)]
+        return effects + self.admit()
+
+    # --- other ways ---------------------------------------------------------------------------
+
+    def reroute(self, now_s: float, sender: NodeId, message: Reroute) -> list[Effect]:
+        """A microbatch takes another path: give its new neighbours what the old ones had."""
+        known = self._routes.get(message.microbatch)
+        newer = known is None or known.path_version < message.path_version
+        if sender != message.flow_id.data_node or not newer:
+            return []
+        self._routes[message.microbatch] = message
+        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        here = _place(message.path, self._context.member.stage_index)
+        if held is None or held.path_version >= message.path_version:
+            return [] if held is None else self._say_mended(held)
+        if here != self._context.node_id:
+            return []
+        before, behind = held.upstream, held.downstream
+        held.path, held.path_version = message.path, message.path_version
+        effects = self._say_mended(held)
+        if held.downstream != behind and held.passed_on:
+            effects += self._again(held, self._keeper.forward_again(held))
+            if held.phase in (Phase.SENT, Phase.AWAITING):
+                self._waits.sent(now_s, held)
+        if held.upstream != before and held.phase is Phase.FOLDED:
+            effects += self._again(held, self._keeper.backward_again(held))
+        return effects
+
+    def _again(self, held: Held, effects: list[Effect] | None) -> list[Effect]:
+        if effects is not None:
+            return effects
+        reason = "what the lost node had been sent was not kept"
+        return [Send(held.home, self._refusal(held, reason))]
+
+    def _say_mended(self, held: Held) -> list[Effect]:
+        route = self._routes.get(held.microbatch)
+        owing = route is not None and self._context.node_id in route.owing
+        if not owing or held.phase is not Phase.FOLDED:
+            return []
+        return [Send(held.home, Mended(self._context.round, held.microbatch))]
+
+    # --- refusals -----------------------------------------------------------------------------
+
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+        """Pass a DENY upstream and forget the microbatch and its flow."""
+        held = self.held.get(message.microbatch)
+        if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
+            return []
+        if held.path_version:
+            return [Send(held.home, message)]
+        return self._forget(now_s, held, message)
+
+    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """This node's device refused the microbatch (a value was not finite, say)."""
+        held = self.held.get(microbatch)
+        if held is None:
+            return []
+        deny = self._refusal(held, reason)
+        if held.path_version:
+            return [Send(held.home, deny)]
+        return self._forget(now_s, held, deny)
+
+    def _refusal(self, held: Held, reason: str) -> Deny:
+        return Deny(self._context.round, held.microbatch, held.flow_id, reason)
+
+    def _forget(self, now_s: float, held: Held, message: Deny) -> list[Effect]:
+        del self.held[held.microbatch]
+        effects: list[Effect] = [Send(held.upstream, message), *self._keeper.release(held)]
+        effects += self._context.compute.submit(Drop(held.microbatch))
+        effects += self._flows().drop(now_s, held.flow_id)
+        return effects + self.admit()
+
+
+def _place(path: Sequence[NodeId], stage_index: int) -> NodeId | None:
+    """Return the relay of a stage on a path."""
+    return path[stage_index - 1] if stage_index <= len(path) else None

@@ -1,0 +1,67 @@
+"""A `decod` whose node process dies, or stops, at an exact moment of the protocol.
+
+    python -m tests.support.doomed kill after_forward 5 join JOINSTRING ...
+
+Everything about it is real but the moment: the process sends itself the signal when its core gets
+the event, before it does anything about it.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from decod.cli.main import main
+from decod.ids import Round
+from decod.protocol import events as ev
+from decod.protocol import jobs, messages
+from decod.protocol.node import NodeMachine
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+MOMENTS: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
+    "before_forward": lambda e, _: _got(e, messages.ForwardActivation),
+    "after_forward": lambda e, job: isinstance(e, ev.JobFinished) and isinstance(job, jobs.Forward),
+    "in_backward": lambda e, _: _got(e, messages.BackwardGradient),
+    "after_backward": lambda e, job: (
+        isinstance(e, ev.JobFinished) and isinstance(job, jobs.Backward)
+    ),
+    "in_aggregation": lambda e, _: _got(e, messages.ReducePart),
+}
+
+
+def _got(event: ev.Event, kind: type) -> bool:
+    return isinstance(event, ev.Received) and isinstance(event.message, kind)
+
+
+def doom(number: signal.Signals, moment: str, iteration: int) -> None:
+    """Have the process send itself a signal, once.
+
+    A moment `after_` a job is the next event after its result has been dealt with.
+    """
+    step, due = NodeMachine.step, MOMENTS[moment]
+    passed: list[bool] = []
+
+    def watched(machine: NodeMachine, now_s: float, event: ev.Event) -> list[Any]:
+        if machine.context.round < Round(iteration, 0) or len(passed) > 1:
+            return step(machine, now_s, event)
+        if passed and not moment.startswith("after_"):
+            return step(machine, now_s, event)
+        job = None
+        if isinstance(event, ev.JobFinished):
+            job = machine.context.compute._given[event.job_id].job
+        if passed or (due(event, job) and not moment.startswith("after_")):
+            passed.append(True)
+            os.kill(os.getpid(), number)
+        elif due(event, job):
+            passed.append(True)
+        return step(machine, now_s, event)
+
+    NodeMachine.step = watched  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    doom(SIGNALS[sys.argv[1]], sys.argv[2], int(sys.argv[3]))
+    del sys.argv[1:4]
+    sys.exit(main())

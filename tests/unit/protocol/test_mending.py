@@ -1,0 +1,377 @@
+"""What nodes do when a relay is lost and the round goes on without it."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.context import Context
+from decod.protocol.data_microbatches import DataMicrobatches
+from decod.protocol.effects import Effect, Send, SendTensor
+from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.jobs import Backward, Embed, Forward, Loss
+from decod.protocol.mending import Substitutes
+from decod.protocol.messages import (
+    BackwardGradient,
+    Complete,
+    Deny,
+    ForwardActivation,
+    Mended,
+    Report,
+    Reroute,
+)
+from decod.protocol.microbatch import Phase
+from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.view import View
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R2A,
+    R2B,
+    ROUND,
+    configured,
+    context_of,
+    end_job,
+    flow,
+    freed,
+    jobs_of,
+    mb,
+    member,
+    sent,
+    tensor,
+    view_of,
+)
+
+M = mb(0)
+OLD, NEW = (R1A, R2A), (R1A, R2B)
+FORWARD = ForwardActivation(ROUND, M, flow(0), OLD)
+AGAIN = ForwardActivation(ROUND, M, flow(0), NEW, 2)
+GRADIENT = BackwardGradient(ROUND, M, flow(0))
+REROUTE = Reroute(ROUND, M, flow(0), NEW, 2, (R2B,))
+MENDED = Mended(ROUND, M)
+
+
+def without(view: View, *lost: NodeId) -> View:
+    left = [m for m in view.members if m.node_id not in lost]
+    return View.of(
+        left, version=view.version + 1, leader=view.leader, term=1, num_stages=view.num_stages
+    )
+
+
+def view() -> View:
+    small = member("r2b", capacity=1)
+    return view_of(member("d0", capacity=4), "r1a", "r1b", "r2a", small)
+
+
+class Relay:
+    """A relay with flow 0, if it is on its path."""
+
+    def __init__(self, node: NodeId, *, keep_max_bytes: int = 1 << 30) -> None:
+        self.context = context_of(node, view(), config=configured(keep_max_bytes=keep_max_bytes))
+        self.flows = RelayFlows(0.0, self.context)
+        self.loaded = True
+        if node == R1A:
+            self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
+            self.flows.outflows.paired[flow(0)] = D0
+        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: self.loaded)
+        self.num_tensors = 0
+
+    def tensor(self) -> int:
+        self.num_tensors += 1
+        return self.num_tensors
+
+    def forward(self, sender: NodeId = D0, message: ForwardActivation = FORWARD) -> list[Effect]:
+        effects = self.machine.activation(sender, message, tensor(self.tensor()))
+        out = tensor(self.tensor())
+        end_job(self.context, effects, out)
+        return self.machine.forwarded(0.0, M, out.id, 1.0)
+
+    def end_backward(self, effects: list[Effect]) -> list[Effect]:
+        assert jobs_of(effects) == [Backward(M)]
+        out = tensor(self.tensor())
+        end_job(self.context, effects, out)
+        return self.machine.returned(M, out.id)
+
+    def backward(self, sender: NodeId = R2A) -> list[Effect]:
+        return self.end_backward(self.machine.gradient(sender, GRADIENT, tensor(self.tensor())))
+
+    def lose(self, node: NodeId) -> None:
+        self.context.adopt(without(self.context.view, node))
+
+
+# --- the neighbour before -------------------------------------------------------------------------
+
+
+def test_what_was_sent_is_sent_to_who_takes_over() -> None:
+    relay = Relay(R1A)
+    relay.forward()
+    relay.machine.complete(1.0, R2A, Complete(ROUND, M, 1.0))
+    relay.lose(R2A)
+    effects = relay.machine.reroute(5.0, D0, REROUTE)
+    assert effects == [SendTensor(R2B, AGAIN, tensor(2).id)]
+    assert relay.machine.held[M].phase is Phase.SENT
+    assert relay.machine.held[M].complete_by_s == 35.0, "another COMPLETE is due"
+
+
+def test_what_is_not_computed_yet_goes_to_who_takes_over_at_once() -> None:
+    relay = Relay(R1A)
+    effects = relay.machine.activation(D0, FORWARD, tensor(1))
+    relay.lose(R2A)
+    assert relay.machine.reroute(5.0, D0, REROUTE) == []
+    end_job(relay.context, effects, tensor(2))
+    assert SendTensor(R2B, AGAIN, tensor(2).id) in relay.machine.forwarded(6.0, M, 2, 1.0)
+
+
+def test_a_new_path_may_be_known_before_the_microbatch_comes() -> None:
+    relay = Relay(R1A)
+    relay.lose(R2A)
+    assert relay.machine.reroute(5.0, D0, REROUTE) == []
+    assert SendTensor(R2B, AGAIN, tensor(2).id) in relay.forward()
+
+
+def test_what_has_been_folded_in_is_sent_again_and_not_computed() -> None:
+    relay = Relay(R1A)
+    relay.forward()
+    relay.backward()
+    relay.lose(R2A)
+    assert relay.machine.reroute(5.0, D0, REROUTE) == [SendTensor(R2B, AGAIN, tensor(2).id)]
+    repeat = relay.machine.gradient(R2B, GRADIENT, tensor(9))
+    assert (freed(repeat), jobs_of(repeat)) == ([9], [])
+    assert relay.machine.folded == [M]
+
+
+def test_a_path_is_changed_by_its_data_node_alone_and_by_no_older_word() -> None:
+    relay = Relay(R1A)
+    relay.forward()
+    assert relay.machine.reroute(5.0, R1B, REROUTE) == []
+    newer = replace(REROUTE, path_version=3)
+    assert len(relay.machine.reroute(5.0, D0, newer)) == 1
+    assert relay.machine.reroute(6.0, D0, replace(REROUTE, path=OLD)) == []
+    assert relay.machine.reroute(6.0, D0, newer) == [], "a repeat"
+    assert relay.machine.held[M].path == NEW
+
+
+def test_what_was_not_kept_is_told_to_the_data_node() -> None:
+    relay = Relay(R1A, keep_max_bytes=0)
+    relay.forward()
+    relay.lose(R2A)
+    reason = "what the lost node had been sent was not kept"
+    deny = Send(D0, Deny(ROUND, M, flow(0), reason))
+    assert relay.machine.reroute(5.0, D0, REROUTE) == [deny]
+
+
+# --- who takes over -------------------------------------------------------------------------------
+
+
+def test_who_takes_over_computes_and_says_so_to_the_data_node() -> None:
+    relay = Relay(R2B)
+    relay.lose(R2A)
+    relay.machine.reroute(5.0, D0, REROUTE)
+    effects = relay.forward(R1A, AGAIN)
+    assert [to for to, _ in sent(effects)] == [D0, R1A], "on to the data node, COMPLETE back"
+    effects = relay.backward(D0)
+    assert sent(effects) == [(R1A, GRADIENT), (D0, MENDED)]
+
+
+def test_a_gradient_may_come_before_the_activation() -> None:
+    """The node behind had finished: what it gets is not sent again."""
+    relay = Relay(R2B)
+    relay.lose(R2A)
+    assert relay.machine.gradient(D0, GRADIENT, tensor(50)) == []
+    assert relay.machine.gradient(D0, GRADIENT, tensor(51)) != [], "a repeat is freed"
+    effects = relay.forward(R1A, AGAIN)
+    assert [type(m) for _, m in sent(effects)] == [Complete]
+    assert sent(relay.end_backward(effects)) == [(R1A, GRADIENT)]
+    assert relay.machine.reroute(5.0, D0, REROUTE) == [Send(D0, MENDED)], "told late, it still says"
+
+
+def test_who_is_full_takes_over_when_there_is_room() -> None:
+    relay = Relay(R2B)
+    assert relay.context.member.capacity == 1
+    relay.lose(R2A)
+    relay.forward(R1A, AGAIN)
+    other = ForwardActivation(ROUND, mb(1), flow(1), NEW, 2)
+    assert relay.machine.activation(R1A, other, tensor(60)) == []
+    assert relay.machine.held[mb(1)].phase is Phase.QUEUED
+    effects = relay.backward(D0)
+    assert jobs_of(effects) == [Forward(mb(1))]
+
+
+def test_a_newcomer_takes_over_when_its_parameters_are_there() -> None:
+    relay = Relay(R2B)
+    relay.loaded = False
+    relay.lose(R2A)
+    assert relay.machine.activation(R1A, AGAIN, tensor(1)) == []
+    relay.loaded = True
+    assert jobs_of(relay.machine.admit()) == [Forward(M)]
+
+
+def test_what_its_device_refuses_is_told_to_the_data_node() -> None:
+    relay = Relay(R2B)
+    relay.lose(R2A)
+    effects = relay.machine.activation(R1A, AGAIN, tensor(1))
+    end_job(relay.context, effects, refused=True)
+    deny = Deny(ROUND, M, flow(0), "not finite")
+    assert relay.machine.failed(1.0, M, "not finite") == [Send(D0, deny)]
+
+
+def test_when_the_round_is_over_nothing_is_left() -> None:
+    relay = Relay(R2B)
+    relay.lose(R2A)
+    relay.forward(R1A, AGAIN)
+    relay.backward(D0)
+    relay.machine.activation(R1A, replace(AGAIN, microbatch=mb(1)), tensor(60))
+    relay.machine.activation(R1A, replace(AGAIN, microbatch=mb(2)), tensor(61))
+    relay.machine.gradient(D0, replace(GRADIENT, microbatch=mb(3)), tensor(62))
+    relay.machine.reset()
+    relay.context.compute.reset()
+    assert relay.machine.held == {}
+    # One is computed on, one is being sent forward, one backward.
+    assert len(relay.context.tensors) == 3
+
+
+# --- the data node --------------------------------------------------------------------------------
+
+
+class Data:
+    """d0 with a share of one microbatch, under way along r1a and r2a."""
+
+    def __init__(self, *, keep_max_bytes: int = 1 << 30, num_microbatches: int = 1) -> None:
+        self.context: Context = context_of(
+            D0, view(), config=configured(keep_max_bytes=keep_max_bytes)
+        )
+        self.flows = DataFlows(0.0, self.context)
+        self.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, OLD)
+        self.machine = DataMicrobatches(
+            self.context, lambda: self.flows, num_microbatches=num_microbatches
+        )
+        self.machine.open(0.0)
+        effects = self.machine.can_take(R1A)
+        end_job(self.context, effects, tensor(1))
+        self.machine.embedded(0.0, M, tensor(1).id)
+
+    def head(self) -> None:
+        effects = self.machine.activation(R2A, FORWARD, tensor(2))
+        end_job(self.context, effects, tensor(3))
+        self.machine.headed(M, Loss(2.5, 10), tensor(3).id, 1.0)
+
+    def come_home(self, first: NodeId = R1A) -> list[Effect]:
+        effects = self.machine.gradient(first, GRADIENT, tensor(4))
+        end_job(self.context, effects)
+        return effects + self.machine.returned(M)
+
+    def lose(self, *nodes: NodeId) -> list[Effect]:
+        self.context.adopt(without(self.context.view, *nodes))
+        return self.machine.mend(5.0)
+
+
+def reports(effects: list[Effect]) -> list[Report]:
+    return [m for _, m in sent(effects) if isinstance(m, Report)]
+
+
+def test_a_microbatch_under_way_gets_another_path() -> None:
+    data = Data()
+    assert sent(data.lose(R2A)) == [(R1A, REROUTE), (R2B, REROUTE)]
+    assert data.flows.complete[flow(0)].path == NEW, "and so do those that follow it"
+
+
+def test_the_data_node_sends_again_what_its_new_neighbours_lack() -> None:
+    data = Data()
+    new = (R1B, R2A)
+    reroute, again = replace(REROUTE, path=new, owing=(R1B,)), replace(AGAIN, path=new)
+    assert sent(data.lose(R1A)) == [(R1B, reroute), (R2A, reroute), (R1B, again)]
+    data = Data()
+    data.head()
+    assert sent(data.lose(R2A)) == [(R1A, REROUTE), (R2B, REROUTE), (R2B, GRADIENT)]
+
+
+def test_what_is_home_counts_again_when_all_is_mended() -> None:
+    data = Data()
+    data.head()
+    (report,) = reports(data.come_home())
+    assert report.view_version == 1
+    effects = data.lose(R2A)
+    assert reports(effects) == []
+    assert (R2B, GRADIENT) in sent(effects)
+    assert data.machine.mended(R1A, MENDED) == [], "it does not owe it"
+    (again,) = reports(data.machine.mended(R2B, MENDED))
+    assert again == replace(report, view_version=2)
+    assert data.machine.mended(R2B, MENDED) == [], "a repeat"
+
+
+def test_who_owes_and_is_lost_is_replaced_too() -> None:
+    data = Data()
+    data.head()
+    data.come_home()
+    data.context.adopt(view_of(member("d0", capacity=4), "r1a", "r2a", "r2b", "r2c"))
+    data.lose(R2A)
+    data.lose(R2B)
+    path = data.machine._done[M].path
+    assert path == (R1A, NodeId("r2c"))
+    assert data.machine.mended(R2B, MENDED) == []
+    assert len(reports(data.machine.mended(path[1], MENDED))) == 1
+
+
+def test_a_loss_that_did_not_touch_the_share_is_reported_after() -> None:
+    data = Data()
+    data.head()
+    data.come_home()
+    (report,) = reports(data.lose(R1B))
+    assert report.view_version == 2
+
+
+def test_what_was_not_kept_repeats_the_round() -> None:
+    data = Data(keep_max_bytes=0)
+    (report,) = reports(data.lose(R1A))
+    assert "not kept" in report.failure
+    assert report.num_deferred == 1
+    assert not data.machine._deferred, "it is not the microbatch's fault"
+
+
+@pytest.mark.parametrize("home", [False, True])
+def test_a_change_of_path_that_is_refused_repeats_the_round(home: bool) -> None:
+    data = Data()
+    data.head()
+    if home:
+        data.come_home()
+    data.lose(R2A)
+    (report,) = reports(data.machine.denied(6.0, R2B, Deny(ROUND, M, flow(0), "no memory")))
+    assert report.failure == "microbatch 1/0/0: no memory"
+
+
+def test_without_any_flow_a_loss_repeats_the_round() -> None:
+    data = Data(num_microbatches=2)
+    data.flows.complete.clear()
+    (report,) = reports(data.lose(R2A))
+    assert report.failure == "relays were lost before flows had been found"
+
+
+def test_flows_go_on_along_their_new_path() -> None:
+    data = Data(num_microbatches=2)
+    data.head()
+    data.lose(R1A)
+    effects = data.come_home(R1B)
+    assert jobs_of(effects)[-1] == Embed(mb(1))
+    assert data.machine.held[mb(1)].path == (R1B, R2A)
+    assert data.machine.held[mb(1)].path_version == 2
+
+
+# --- who is chosen --------------------------------------------------------------------------------
+
+
+def test_the_lost_ones_work_is_shared_out_by_capacity() -> None:
+    small, big = member("r1b", capacity=1), member("r1c", capacity=3)
+    left = view_of("d0", small, big, "r2a")
+    others = Substitutes(left, [OLD] * 8, newest=0)
+    chosen = [others.mend(OLD)[0] for _ in range(8)]
+    assert chosen.count(NodeId("r1c")) == 6
+    assert chosen.count(R1B) == 2
+
+
+def test_newcomers_are_chosen_only_where_there_is_nobody_else() -> None:
+    new = replace(member("r1b"), since_iteration=4)
+    left = view_of("d0", new, "r1c", "r2a")
+    assert Substitutes(left, [OLD] * 9, newest=4).mend(OLD)[0] == NodeId("r1c")
+    left = view_of("d0", new, "r2a")
+    assert Substitutes(left, [OLD], newest=4).mend(OLD)[0] == R1B
