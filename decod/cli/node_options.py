@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from decod.cli.options import ADDRESS, AutoOrCount
+from decod.cli.options import ADDRESS, AutoOrCount, DurationType
 from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
 from decod.obs.text import clean_text
 
@@ -55,6 +55,15 @@ _OPTIONS = (
         metavar="N",
         help="Threads for computing on the CPU; torch decides if left out.",
     ),
+    click.option(
+        "--drain-timeout",
+        type=DurationType(minimum_s=0.0),
+        default="60s",
+        show_default=True,
+        metavar="TIME",
+        help="Longest that leaving may take; then the node goes at once. (A run's leader takes the"
+        " time that keeping the model takes.)",
+    ),
     state_dir_option,
     click.option("--name", metavar="NAME", help="What others see in `decod status`."),
 )
@@ -81,6 +90,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         device=options["device"],
         capacity=options["capacity"],
         num_threads=options["threads"],
+        drain_timeout_s=options["drain_timeout"],
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
     )

@@ -1,5 +1,6 @@
 """Types of options that several commands share. A wrong value is a usage error: exit code 2."""
 
+import re
 from typing import Any
 
 import click
@@ -7,6 +8,10 @@ from typing_extensions import override
 
 from decod.config.node import parse_listen
 from decod.errors import ConfigError
+
+_DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_MAX_S = 86_400.0
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
@@ -59,6 +64,29 @@ class LatestOrIteration(click.ParamType[int]):
         if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) < 1:
             self.fail(f"{text!r} is neither latest nor an iteration from 1", param, ctx)
         return int(text)
+
+
+class DurationType(click.ParamType[float]):
+    """A length of time with its unit, such as `2s`, of a day at most; gives seconds."""
+
+    name = "duration"
+
+    def __init__(self, *, minimum_s: float) -> None:
+        self._minimum_s = minimum_s
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.match(str(value))
+        if match is None:
+            self.fail(f"{str(value)!r} is no length of time: write it like 2s or 1m", param, ctx)
+        duration_s = float(match[1]) * _UNITS_S[match[2]]
+        if not self._minimum_s <= duration_s <= _DURATION_MAX_S:
+            self.fail(f"{value} is not between {self._minimum_s:g}s and 24h", param, ctx)
+        return duration_s
 
 
 ADDRESS = AddressType()

@@ -4,7 +4,6 @@ Answers at once: nothing heavier than a socket and the table's library is import
 """
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,42 +12,19 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
-from typing_extensions import override
 
 from decod.cli.errors import EXIT_DEGRADED, EXIT_OK
 from decod.cli.node_options import state_dir_option
+from decod.cli.options import DurationType
 from decod.errors import NotRunningError
 
 SCHEMA_VERSION: Final = 1
 """Of the object that a daemon gives; what this release can draw."""
 
 ANSWER_TIMEOUT_S = 5.0
-WATCH_INTERVAL_MIN_S, WATCH_INTERVAL_MAX_S = 0.2, 86_400.0
+WATCH_INTERVAL_MIN_S = 0.2
 
 Status = Mapping[str, Any]
-
-_DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class DurationType(click.ParamType[float]):
-    """A length of time with its unit, such as `2s`; gives seconds."""
-
-    name = "duration"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        match = _DURATION.match(str(value))
-        if match is None:
-            self.fail(f"{str(value)!r} is no length of time: write it like 2s or 1m", param, ctx)
-        duration_s = float(match[1]) * _UNITS_S[match[2]]
-        if not WATCH_INTERVAL_MIN_S <= duration_s <= WATCH_INTERVAL_MAX_S:
-            self.fail(f"{value} is not between 0.2s and 24h", param, ctx)
-        return duration_s
 
 
 @click.command()
@@ -56,7 +32,7 @@ class DurationType(click.ParamType[float]):
 @click.option(
     "--watch",
     "interval_s",
-    type=DurationType(),
+    type=DurationType(minimum_s=WATCH_INTERVAL_MIN_S),
     is_flag=False,
     flag_value="2s",
     metavar="[=2s]",

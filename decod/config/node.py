@@ -46,6 +46,10 @@ class NodeConfig:
     """Microbatches held in memory at a time. Absent: measured from free memory."""
     num_threads: int | None = None
     """Threads of the compute process on the CPU. Absent: torch decides."""
+    drain_timeout_s: float = 60.0
+    """Longest that leaving may take, in seconds: the iteration in hand is finished, and the last
+    node of a stage waits for a successor. Then the node goes at once, which costs the others a
+    repeated iteration. Raise it where iterations take longer. 0 to 86400."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
     name: str | None = None
@@ -74,6 +78,13 @@ class NodeConfig:
                     fix="leave it out to have it measured",
                     code="E-CFG-022",
                 )
+        if not 0 <= self.drain_timeout_s <= 86_400:
+            raise ConfigError(
+                f"drain timeout is {self.drain_timeout_s}",
+                why="it is a number of seconds from 0 to a day",
+                fix="leave it out to get a minute",
+                code="E-CFG-024",
+            )
         if self.name is not None and not _NODE_NAME.match(self.name):
             raise ConfigError(
                 f"name is {ascii(self.name)[:60]}",

@@ -1,4 +1,4 @@
-"""The local socket: how `decod status`, `export` and `drain` talk to the daemon of a state folder.
+"""The local socket: how `decod status`, `pause` and others talk to the daemon of a state folder.
 
 One JSON object a line in, one out. The socket belongs to the user that runs the daemon. This module
 imports nothing heavy: `decod status` must answer at once.

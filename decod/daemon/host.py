@@ -30,6 +30,7 @@ from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
 from decod.daemon.gateway import Gateway
 from decod.daemon.status import Progress, status_of
+from decod.daemon.wishes import Wishes
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
@@ -43,8 +44,7 @@ from decod.net.identity import load_or_create_identity
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
-from decod.protocol.effects import Note, Stop, StopReason
-from decod.protocol.events import DrainRequested
+from decod.protocol.effects import Note, Stop
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Role
@@ -57,9 +57,6 @@ Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 _CAPACITY_AUTO_MAX = 64
 _MEMORY_SHARE = 0.5
 """Part of the free memory that microbatches may take when the capacity is chosen by itself."""
-
-_DRAIN_S = 60.0
-"""How long a leaving node waits for the round's end before it goes anyway."""
 
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
@@ -206,12 +203,9 @@ class Node:
         self.on_run_complete: Callable[[int], None] = lambda _: None
         self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
         """At the leader: what `decod status` shows of the checkpoints."""
-        self.commands: dict[str, Command] = {
-            "status": self._status,
-            "drain": self._drain,
-            "export": self._export,
-        }
+        self.commands: dict[str, Command] = {"status": self._status, "export": self._export}
         """What the local socket answers to."""
+        self.wishes = Wishes(self)
         run = part.manifest.run
         self.gateway = Gateway(
             part.run_id,
@@ -227,7 +221,6 @@ class Node:
         host.log.name_of = self.gateway.name_of
         self._stack = AsyncExitStack()
         self._signals = 0
-        self._draining = asyncio.Event()
 
     # --- start --------------------------------------------------------------------------------
 
@@ -431,14 +424,10 @@ class Node:
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
 
-    async def wait_drained(self) -> None:
-        """Return when a signal or `decod drain` has asked this node to leave."""
-        await self._draining.wait()
-
     async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do some work; return False, with the work cancelled, if this node is to leave first."""
         task = asyncio.create_task(work)
-        drained = asyncio.create_task(self.wait_drained())
+        drained = asyncio.create_task(self.wishes.wait_leaving())
         try:
             await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -454,19 +443,6 @@ class Node:
                 each.cancel()
             await asyncio.gather(task, drained, return_exceptions=True)
 
-    def drain(self) -> None:
-        """Ask the core to finish what it holds and leave; give up waiting after a while."""
-        self.note("node.draining")
-        assert self.driver is not None
-        self.driver.post(DrainRequested())
-        asyncio.get_running_loop().call_later(_DRAIN_S, self._give_up)
-
-    def _give_up(self) -> None:
-        if self.driver is not None and not self.driver.stopped.done():
-            detail = f"neither the round ended nor a successor came within {_DRAIN_S:.0f} s"
-            stop = Stop(StopReason.DRAINED, detail)
-            self.driver.stopped.set_result(stop)
-
     def _signalled(self) -> None:
         self._signals += 1
         if self._signals > 1:
@@ -475,7 +451,7 @@ class Node:
                 self.compute.kill()
             os._exit(EXIT_INTERRUPTED)
         self.say("finishing what is in hand; press Ctrl-C again to stop at once")
-        self._draining.set()
+        self.wishes.leave()
 
     # --- what others see ----------------------------------------------------------------------
 
@@ -522,10 +498,6 @@ class Node:
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return self.local_status()
 
-    async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        self._draining.set()
-        return {"draining": True}
-
     def timing(self) -> dict[str, float]:
         """Return where this node's time went since its core started, in seconds."""
         if self.driver is None:
@@ -543,6 +515,7 @@ class Node:
     def _noted(self, note: Note) -> None:
         fields = dict(note.fields)
         self.progress.take(note.event, fields, now_s=time.monotonic())
+        self.wishes.noted(note.event, fields)
         log_note(_log, note.event, fields)
 
     def note(self, event: str, **fields: object) -> None:

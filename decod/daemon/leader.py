@@ -262,7 +262,7 @@ class _Leading:
         node = self._node
         assert node.driver is not None
         complete = asyncio.create_task(self._complete.wait())
-        drained = asyncio.create_task(node.wait_drained())
+        drained = asyncio.create_task(node.wishes.wait_leaving())
         ends: list[asyncio.Future[Any]] = [node.driver.stopped, complete, drained]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         complete.cancel()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from decod import __version__
+from decod.protocol.identity import NodeState
 from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import View
@@ -69,7 +70,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "address": node.address,
         "role": part.role.value,
         "stage_index": None,
-        "capacity": machine.identity.capacity if machine is not None else None,
+        "capacity": machine.own_load().capacity if machine is not None else None,
         "device": node.config.device,
         "state": machine.state.value if machine is not None else "starting",
     }
@@ -115,6 +116,9 @@ def _message(machine: NodeMachine | None, progress: Progress) -> str:
     if view is not None and view.empty_stages:
         missing = ", ".join(str(stage) for stage in view.empty_stages)
         return f"waiting for members of stage {missing}"
+    if view is not None and view.idle_stages:
+        paused = ", ".join(str(stage) for stage in view.idle_stages)
+        return f"all members of stage {paused} are paused: the run waits for one to resume"
     return progress.message
 
 
@@ -131,13 +135,17 @@ def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]
         nodes = []
         for member in roster:
             load = loads.get(member.node_id)
+            state = load.state if load is not None else None
+            if not member.capacity and state != NodeState.DRAINING:
+                # What it said itself may be older than the view.
+                state = NodeState.PAUSED.value
             nodes.append(
                 {
                     "id": member.node_id,
                     "name": member.name,
                     "address": member.address,
                     "capacity": member.capacity,
-                    "state": load.state if load is not None else None,
+                    "state": state,
                     "flows": load.num_flows if load is not None else None,
                     "microbatches": load.num_microbatches if load is not None else None,
                 }

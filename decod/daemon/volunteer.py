@@ -123,14 +123,16 @@ async def run_until_stopped(node: Node) -> Stop:
     """Wait for the core to stop; a signal makes it leave first."""
     assert node.driver is not None
     shown = ShownProgress(node)
-    drained = asyncio.create_task(node.wait_drained())
+    drained = asyncio.create_task(node.wishes.wait_leaving())
     ends: list[asyncio.Future[Any]] = [drained, node.driver.stopped]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not node.driver.stopped.done():
-        node.drain()
+        node.wishes.tell_core()
     drained.cancel()
     stop = await node.wait_stopped()
     shown.show_last()
+    if stop.reason is StopReason.DRAINED:
+        node.say(f"left the run: {stop.detail}")
     return stop
 
 

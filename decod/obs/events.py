@@ -39,8 +39,14 @@ _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
-    EventSpec("node.draining", "leaving: work in hand is being finished"),
-    EventSpec("stage.held", "nobody else holds stage {stage}: staying a while for a successor", _W),
+    EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
+    EventSpec("node.paused", "paused: takes no microbatches, keeps its stage's state in step"),
+    EventSpec("node.resumed", "takes microbatches again, {capacity} at a time"),
+    EventSpec("capacity.agreed", "the leader agrees to a capacity of {capacity}", _D),
+    EventSpec("capacity.refused", "this node stays as it is: {reason}", _W),
+    EventSpec(
+        "stage.held", "nobody else serves stage {stage}: staying a while for a successor", _W
+    ),
     EventSpec("worker.started", "compute process runs on {device}"),
     EventSpec("worker.died", "compute process ended: {reason}", _E),
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),

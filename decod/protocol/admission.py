@@ -155,7 +155,7 @@ class Admission:
         """Return each relay stage's flows and capacity, candidates on their way included."""
         result = []
         for stage in range(1, self._shape.num_relay_stages + 1):
-            members = [m for m in view.roster(stage) if m.node_id not in leaving]
+            members = [m for m in view.workers[stage] if m.node_id not in leaving]
             capacity = sum(m.capacity for m in members)
             capacity += sum(
                 c.join.capacity for c in self.candidates.values() if c.stage_index == stage
@@ -204,9 +204,9 @@ class Admission:
                 del known[node]
 
     def enough(self, view: View, *, started: bool) -> bool:
-        """Whether members and prepared candidates together fill every stage."""
+        """Whether members that work and prepared candidates together fill every stage."""
         for stage in range(self._shape.num_relay_stages + 1):
-            num = len(view.roster(stage))
+            num = len(view.workers[stage])
             num += sum(c.prepared and c.stage_index == stage for c in self.candidates.values())
             need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
             if num < (1 if started else need):

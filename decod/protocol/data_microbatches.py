@@ -99,7 +99,7 @@ class DataMicrobatches:
 
     def _give_up(self) -> list[Effect]:
         """Put the share off if no flow has been found for it: others must not wait for ever."""
-        no_way = not self._flows().complete and not self._context.view.empty_stages
+        no_way = not self._flows().complete and not self._context.view.idle_stages
         if not no_way or self.held or not self._waiting:
             return []
         fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))

@@ -1,5 +1,6 @@
 """What can happen to a machine. The drivers turn the world into these."""
 
+import math
 from dataclasses import dataclass
 
 from decod.ids import JobId, NodeId, TensorId
@@ -119,6 +120,16 @@ class StateFetchFailed:
 class DrainRequested:
     """The operator wants this node to finish what it holds and leave."""
 
+    timeout_s: float = math.inf
+    """When so much time has passed, it leaves at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """The operator wants this node to take no microbatches, or to take them again."""
+
+    paused: bool
+
 
 @dataclass(frozen=True, slots=True)
 class CommitsHeld:
@@ -142,5 +153,6 @@ Event = (
     | StateFetched
     | StateFetchFailed
     | DrainRequested
+    | PauseRequested
     | CommitsHeld
 )

@@ -10,32 +10,35 @@ every member gets down the tree. Membership changes nowhere else:
 - a candidate is assigned a stage (`Join` -> `Assign`), prepares it (`Prepared`), and enters with
   the next commit; while a stage is empty it enters at once;
 - a suspect is pinged; if it does not answer it is removed, and the round is repeated without it;
-- a node that leaves is left out at the next commit, unless it is its stage's last.
+- a node that leaves is left out at the next commit, unless it is its stage's last;
+- a node that wants another capacity, none for a pause, has it from the next opening on that
+  no loss has made, unless its stage would stop.
 
 If a stage loses its last member after an iteration has been committed, nobody holds its weights:
 the run stops and says so, since anything else would be another model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
+from decod.protocol.capacity import Capacities
 from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
 from decod.protocol.effects import CompleteRun, Effect, Note, Send
 from decod.protocol.messages import (
     Abort,
     BeginAggregation,
+    Capacity,
+    CapacityAnswer,
     CatchUp,
     Commit,
     Join,
     Leave,
     Mend,
     NodeLoad,
-    Ping,
     Prepared,
     Ready,
     Refuse,
@@ -43,7 +46,8 @@ from decod.protocol.messages import (
     UtilisationQuery,
 )
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Opening, Role, View, tree_place
+from decod.protocol.probes import Probes
+from decod.protocol.view import Opening, Role, View, orphans
 
 _FAILURES_MAX = 5
 """Rounds of one iteration that may fail with all stages present before the run is stopped."""
@@ -51,21 +55,12 @@ _FAILURES_MAX = 5
 
 class LeaderState(Enum):
     GATHERING = "gathering"
-    """Some stage has too few members."""
+    """Some stage has too few members, or only paused ones."""
     TRAINING = "training"
     AGGREGATING = "aggregating"
     PAUSED = "paused"
     """All iterations are done."""
     FINISHED = "finished"
-
-
-@dataclass(slots=True)
-class _Probe:
-    nonce: int
-    deadline_s: float
-    reason: str
-    failed: bool = False
-    """The first ping did not reach it."""
 
 
 class Leader:
@@ -90,12 +85,12 @@ class Leader:
         self.committed = Round(shape.start_iteration, 0)
         self.admission = Admission(config, shape)
         self.leaving: dict[NodeId, str] = {}
+        self.capacities = Capacities()
         self.loads: dict[NodeId, NodeLoad] = {}
         """The newest answers to the utilisation query."""
         self.loss: float | None = None
         self.held = False
-        self._probes: dict[NodeId, _Probe] = {}
-        self._nonces = count(1)
+        self._probes = Probes(config.probe_timeout_s)
         self._reports: dict[NodeId, Report] = {}
         self._vote: Ready | None = None
         self._last: Commit | Abort | None = None
@@ -112,8 +107,7 @@ class Leader:
 
     @property
     def deadline_s(self) -> float | None:
-        probes = (probe.deadline_s for probe in self._probes.values())
-        return earliest(self._round_by_s, self._query_s, *probes)
+        return earliest(self._round_by_s, self._query_s, self._probes.deadline_s)
 
     @property
     def _started(self) -> bool:
@@ -126,8 +120,7 @@ class Leader:
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        silent = {n: p.reason for n, p in self._probes.items() if p.deadline_s <= now_s}
-        if silent:
+        if silent := self._probes.silent(now_s):
             effects += self._remove(now_s, silent)
         if self._round_by_s is not None and self._round_by_s <= now_s:
             effects += self._repeat(now_s, "no progress in time", counts=True)
@@ -159,29 +152,18 @@ class Leader:
 
     def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
         """Ask a suspect whether it lives."""
-        if node == self.node_id or node in self._probes:
-            return []
-        if node not in self.view and node not in self.admission.candidates:
-            return []
-        nonce = next(self._nonces)
-        self._probes[node] = _Probe(nonce, now_s + self.config.probe_timeout_s, reason)
-        return [Send(node, Ping(nonce))]
+        known = node in self.view or node in self.admission.candidates
+        return self._probes.ask(now_s, node, reason) if known and node != self.node_id else []
 
     def answered(self, sender: NodeId, nonce: int) -> None:
-        probe = self._probes.get(sender)
-        if probe is not None and probe.nonce == nonce:
-            del self._probes[sender]
+        self._probes.answered(sender, nonce)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
-        """A message to `node` could not be delivered; if it was the second probe, it is gone."""
-        probe = self._probes.get(node)
-        if probe is None or not ping:
+        """A message to `node` could not be delivered; if it was the second ping, it is gone."""
+        if not ping or node not in self._probes:
             return self.suspect(now_s, node, reason)
-        if probe.failed:
-            return self._remove(now_s, {node: reason})
-        # One lost packet must not cost a member, least of all its stage's last.
-        probe.failed = True
-        return [Send(node, Ping(probe.nonce))]
+        again = self._probes.undelivered(node)
+        return self._remove(now_s, {node: reason}) if again is None else again
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
@@ -191,12 +173,27 @@ class Leader:
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
-        if self.state is LeaderState.GATHERING:
+        needed = self._started and sender in self._stay()
+        if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
         effects: list[Effect] = [_note("member.leaving", peer=sender, reason=message.reason)]
         stage = self.view.by_id[sender].stage_index
         if all(m.node_id in self.leaving for m in self.view.roster(stage)):
             effects.append(_note("stage.ending", stage=stage, peer=sender))
+        return effects
+
+    def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
+        """A member wants another capacity: it has it from the next opening on."""
+        member = self.view.by_id.get(sender)
+        if member is None:
+            return []
+        if self.state is LeaderState.PAUSED:
+            answer = CapacityAnswer(message.request_id, "all iterations are done")
+            return [Send(sender, answer)]
+        effects = self.capacities.ask(self.view.members, member, message, self.leaving)
+        if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
+            reason = f"{member.name or sender[:8]} changes its capacity"
+            effects += self._open(now_s, self._next_view(), reason=reason)
         return effects
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
@@ -216,7 +213,7 @@ class Leader:
         """Go on without some nodes: the round is repeated, or the run has lost a stage."""
         effects: list[Effect] = []
         for node, reason in nodes.items():
-            self._probes.pop(node, None)
+            self._probes.forget(node)
             self.admission.candidates.pop(node, None)
             self.leaving.pop(node, None)
             self.loads.pop(node, None)
@@ -225,7 +222,8 @@ class Leader:
         gone = [node for node in nodes if node in self.view]
         if not gone:
             return effects
-        view = self._next_view(without=gone, admit=False)
+        # What others want can wait until a round ends in order: now they are needed as they are.
+        view = self._next_view(without=gone, admit=False, resize=False)
         names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
         reason = f"lost {names} ({nodes[gone[0]]})"
         if view.empty_stages and self._started:
@@ -240,24 +238,22 @@ class Leader:
         """Whether others can do again in this round what those that are gone have done in it."""
         relays = all(self.view.by_id[node].role is Role.RELAY for node in gone)
         under_way = self.state in (LeaderState.TRAINING, LeaderState.AGGREGATING)
-        return relays and under_way and not view.empty_stages
+        return relays and under_way and not view.idle_stages
 
     def _go_on(
         self, now_s: float, view: View, *, reason: str, gone: Sequence[NodeId]
     ) -> list[Effect]:
         """Go on with the round without some relays."""
-        assert self._last is not None
-        fanout = self.config.tree_fanout
-        orphans = {c for n in gone for c in tree_place(self.view, n, fanout=fanout).children}
         # What opened the round may have been lost with whom they were to have it from.
-        words = [Send(node, self._last) for node in sorted(orphans.difference(gone))]
+        left = orphans(self.view, gone, fanout=self.config.tree_fanout)
+        words = [word for node in left for word in self._last_word(node)]
         self.view, self.state, self._vote = view, LeaderState.TRAINING, None
         self._reports.clear()
         self._progressed(now_s)
         self._mend = mend = Mend(self.round, view, reason[:200])
         note = _note("round.mended", round=str(self.round), reason=reason)
-        goodbyes = [Send(node, mend) for node in gone]
-        return [note, *words, Send(self.node_id, mend), *goodbyes]
+        told = [Send(node, mend) for node in (self.node_id, *gone)]
+        return [note, *words, *told, *self.capacities.settle(view)]
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -331,7 +327,7 @@ class Leader:
         stay = self._stay()
         gone = [node for node in self.leaving if node not in stay]
         comes = not done and self.admission.any_prepared
-        changed = gone or comes
+        changed = gone or comes or (not done and self.capacities.pending(self.view))
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_round = Round(self.round.iteration + 1, 1)
@@ -344,16 +340,18 @@ class Leader:
         return effects
 
     def _stay(self) -> set[NodeId]:
-        """Return leaving nodes that are needed until somebody else holds their stage's weights."""
+        """Return leaving nodes that are needed until somebody else serves their stage."""
         stay: set[NodeId] = set()
-        for roster in self.view.rosters:
-            if roster and all(m.node_id in self.leaving for m in roster):
-                stay.add(roster[0].node_id)
+        for roster, workers in zip(self.view.rosters, self.view.workers, strict=True):
+            # Where all are paused, one keeps the weights.
+            serving = workers or roster
+            if serving and all(m.node_id in self.leaving for m in serving):
+                stay.add(serving[0].node_id)
         return stay
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
         """Repeat the round with the same members and new flows."""
-        if counts and not self.view.empty_stages:
+        if counts and not self.view.idle_stages:
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.round.iteration} failed {self._num_failures} times"
@@ -407,7 +405,7 @@ class Leader:
         for node in goodbye:
             self.leaving.pop(node, None)
         paused = message.opening.paused
-        complete = not self.view.empty_stages
+        complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
         self._round_start_s = now_s
@@ -415,16 +413,27 @@ class Leader:
         if complete and not paused:
             self._progressed(now_s)
         effects: list[Effect] = [Send(self.node_id, message)]
-        return effects + [Send(node, message) for node in goodbye]
+        effects += [Send(node, message) for node in goodbye]
+        return effects + self.capacities.settle(self.view)
 
     def _progressed(self, now_s: float) -> None:
         self._round_by_s = now_s + max(self.config.round_timeout_s, 4 * self._round_usual_s)
 
-    def _next_view(self, *, without: Sequence[NodeId] = (), admit: bool = True) -> View:
-        """Return a view of the next version, without some and with all that stand prepared."""
+    def _next_view(
+        self, *, without: Sequence[NodeId] = (), admit: bool = True, resize: bool = True
+    ) -> View:
+        """Return a view of the next version, without some and with all that stand prepared.
+
+        Args:
+            without: Left out.
+            admit: Whether who stands prepared enters.
+            resize: Whether members get the capacity that they want.
+        """
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
             members += self.admission.members(since_iteration=self.committed.iteration)
+        if resize:
+            members = self.capacities.apply(members, self.leaving)
         return View.of(
             members,
             version=self.view.version + 1,
@@ -441,7 +450,7 @@ class Leader:
             self.config.admission_interval_s, self.config.utilisation_interval_s
         )
         effects: list[Effect] = []
-        if self.view.version == 0 or self.view.empty_stages:
+        if self.view.version == 0 or self.view.idle_stages:
             effects += self.admission.assign_waiting(self.view, self.loads, self.leaving)
         if self.view.version > 0:
             # Where a stage has nobody, it also tells the others that the leader lives.

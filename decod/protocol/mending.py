@@ -30,7 +30,7 @@ class Substitutes:
         self._loads = Counter(relay for path in paths for relay in path)
 
     def mend(self, path: Path) -> Path:
-        """Return the path with another relay wherever one is lost. Every stage has a member."""
+        """Return the path with another relay wherever one is lost. Every stage has a worker."""
         relays = [
             relay if relay in self._view else self._least_busy(stage)
             for stage, relay in enumerate(path, start=1)
@@ -38,8 +38,8 @@ class Substitutes:
         return tuple(relays)
 
     def _least_busy(self, stage: int) -> NodeId:
-        roster = self._view.roster(stage)
-        at_once = [m for m in roster if m.since_iteration < self._newest] or roster
+        workers = self._view.workers[stage]
+        at_once = [m for m in workers if m.since_iteration < self._newest] or workers
         best = min(at_once, key=lambda m: (self._work(m), m.node_id))
         self._loads[best.node_id] += 1
         return best.node_id

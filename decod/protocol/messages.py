@@ -93,6 +93,28 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """A member asks the leader for another capacity from the next opening on.
+
+    Repeated until a view shows it, or the leader refuses.
+    """
+
+    request_id: int
+    """Grows with each wish of the sender; a repeat gets the first answer again."""
+    capacity: int
+    """0: it wants no microbatches, and stays a member."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAnswer:
+    """The leader's answer to Capacity."""
+
+    request_id: int
+    refusal: str
+    """Empty: agreed. Else why not; it may follow on an agreement that can't be kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class CatchUp:
     """The sender may have missed a commit or abort: the leader repeats the last one to it."""
 
@@ -399,6 +421,8 @@ Message = (
     | Ping
     | Pong
     | Leave
+    | Capacity
+    | CapacityAnswer
     | CatchUp
     | LinkReport
     | LinkProbe

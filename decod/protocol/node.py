@@ -7,7 +7,8 @@ decides only what concerns them all: which round and view they are in.
     SYNCING    -> is in the view; loads the stage's state from a member
     TRAINING   -> flows and microbatches
     AGGREGATING-> reduces, votes; a commit or abort opens the next round (-> TRAINING)
-    PAUSED     -> all iterations are done; holds its state for whoever needs it
+    PAUSED     -> its operator lent it to nobody for a while, or all iterations are done; it holds
+                  its state for whoever needs it
     DRAINING   -> as TRAINING, and leaves with the next commit
     STOPPED
 
@@ -41,6 +42,7 @@ from decod.protocol.events import (
     JobFailed,
     JobFinished,
     LinkMeasured,
+    PauseRequested,
     Received,
     SendFailed,
     StateFetched,
@@ -56,6 +58,7 @@ from decod.protocol.membership import Membership
 from decod.protocol.messages import Message
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.standing import Standing
 from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
@@ -118,7 +121,7 @@ class NodeMachine:
         fetches = facts.initial_from_leader and leader != identity.node_id
         self._joining = Joining(self.context, identity, offer, fetches_initial=fetches)
         self._outbox = Outbox(self.context)
-        self._draining = False
+        self._standing = Standing(self.context, identity.capacity)
         self._stopped = False
         self._stash: deque[Received] = deque()
 
@@ -134,11 +137,11 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if self._draining:
+        if self._standing.draining:
             return NodeState.DRAINING
         if not self.work.stage.loaded:
             return NodeState.SYNCING
-        if self.work.paused:
+        if self.work.paused or not self._standing.capacity:
             return NodeState.PAUSED
         return NodeState.AGGREGATING if self.work.aggregating else NodeState.TRAINING
 
@@ -147,7 +150,7 @@ class NodeMachine:
         return messages.NodeLoad(
             node_id=self.identity.node_id,
             num_flows=self.work.num_flows,
-            capacity=self.identity.capacity,
+            capacity=self._standing.capacity,
             num_microbatches=self.work.num_committed,
             state=self.state.value,
         )
@@ -159,6 +162,7 @@ class NodeMachine:
         return earliest(
             self._joining.deadline_s,
             self._membership.deadline_s,
+            self._standing.deadline_s,
             self._survey.deadline_s,
             self.work.deadline_s,
             self.leader.deadline_s if self.leader is not None else None,
@@ -189,11 +193,11 @@ class NodeMachine:
                 said = self._receive(now_s, Received(effect.to, effect.message))
                 queue.extendleft(reversed(said))
                 continue
+            if isinstance(effect, Stop):
+                self._stopped, effect = True, self._standing.ended(effect)
             settled.append(effect)
             if isinstance(effect, (Send, SendTensor)):
                 self._membership.told(now_s, effect.to)
-            if isinstance(effect, Stop):
-                self._stopped = True
         return settled
 
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
@@ -224,8 +228,12 @@ class NodeMachine:
                 return [Note("state.failed", (("peer", event.donor), ("reason", event.reason)))]
             case StateFetchFailed():
                 return self.work.stage.fetch_failed(event)
-            case DrainRequested():
-                return self._drain()
+            case DrainRequested(timeout_s):
+                if self.leader is not None:
+                    return self.leader.finish(reason="the leader has ended the run", failed=False)
+                return self._standing.drain(now_s, timeout_s)
+            case PauseRequested(paused):
+                return self._standing.pause(now_s, paused=paused)
             case CommitsHeld(held):
                 return self.leader.hold(now_s, held=held) if self.leader is not None else []
 
@@ -237,6 +245,7 @@ class NodeMachine:
         if self.leader is not None:
             effects += self.leader.overdue(now_s)
         if self.in_view:
+            effects += self._standing.overdue(now_s)
             effects += self._membership.overdue(now_s)
             effects += self._survey.overdue(now_s)
             effects += self.work.overdue(now_s)
@@ -253,29 +262,17 @@ class NodeMachine:
             )
         return effects + self._membership.suspect(now_s, event.to, event.reason)
 
-    def _drain(self) -> list[Effect]:
-        if self.leader is not None:
-            return self.leader.finish(reason="the leader has ended the run", failed=False)
-        leave = Send(self.context.view.leader, messages.Leave("drained by its operator"))
-        if not self.in_view:
-            return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
-        if self._draining:
-            return []
-        self._draining = True
-        stage = self.context.member.stage_index
-        if len(self.context.view.roster(stage)) > 1:
-            return [leave]
-        return [leave, Note("stage.held", (("stage", stage),))]
-
     # --- messages -----------------------------------------------------------------------------
 
-    def _receive(self, now_s: float, received: Received) -> list[Effect]:
+    def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - the same.
         message, sender = received.message, received.sender
         match message:
             case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
                 return _for_leader(self.leader, now_s, sender, message)
-            case messages.Leave() | messages.CatchUp() | messages.Report():
+            case messages.Leave() | messages.CatchUp() | messages.Report() | messages.Capacity():
                 return _for_leader(self.leader, now_s, sender, message)
+            case messages.CapacityAnswer():
+                return self._standing.answered(sender, message)
             case messages.Assign():
                 from_leader = sender == self.context.view.leader
                 return self._joining.assigned(message) if from_leader else []
@@ -368,7 +365,7 @@ class NodeMachine:
             return [*effects, *self.work.end(), Stop(reason, detail)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
-            return [self._dismissed()] if self.in_view else []
+            return [self._standing.dismissed()] if self.in_view else []
         if not self.in_view and not self._joining.admitted(opening):
             return effects
         if not self._in_step(opening):
@@ -389,7 +386,7 @@ class NodeMachine:
         if view.version <= context.view.version:
             return []
         if self.identity.node_id not in view:
-            return [self._dismissed()]
+            return [self._standing.dismissed()]
         place = tree_place(view, self.identity.node_id, fanout=context.config.tree_fanout)
         told = [Send(child, message) for child in place.children]
         effects: list[Effect] = [UseMembers(view.members), *told]
@@ -397,11 +394,6 @@ class NodeMachine:
         self._membership.adopt(now_s)
         self._survey.opened(now_s, renewed=True)
         return [*effects, *self.work.mend(now_s), *self._replay(now_s)]
-
-    def _dismissed(self) -> Effect:
-        if self._draining:
-            return Stop(StopReason.DRAINED, "finished what it held, and left")
-        return Stop(StopReason.REMOVED, "the run goes on without this node")
 
     def _in_step(self, opening: Opening) -> bool:
         """Whether this node can follow: it is new, or holds what was committed, or voted for it."""
@@ -427,6 +419,7 @@ class NodeMachine:
         elif committed:
             effects += work.stage.committed(opening.committed.iteration)
         effects.append(_note_opening(context))
+        effects += self._standing.opened(now_s)
         effects += work.open(now_s, opening, renewed=renewed)
         return effects + self._replay(now_s)
 
@@ -485,6 +478,8 @@ def _for_leader(
             return []
         case messages.Leave():
             return leader.leave(now_s, sender, message)
+        case messages.Capacity():
+            return leader.capacity(now_s, sender, message)
         case messages.CatchUp():
             return leader.catch_up(sender, message)
         case messages.Report():

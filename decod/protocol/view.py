@@ -36,7 +36,8 @@ class Member:
     stage_index: int
     """0 for data nodes."""
     capacity: int
-    """Microbatches that it can hold at a time. At least 1."""
+    """Microbatches that it can hold at a time. 0: a relay that its operator has paused; it keeps
+    its stage's state in step, and takes no microbatches."""
     data_node_index: int = -1
     """Ordinal of a data node, which decides its share of the data; -1 for relays."""
     since_iteration: int = 0
@@ -92,6 +93,16 @@ class View:
         return tuple(index for index, roster in enumerate(self.rosters) if not roster)
 
     @cached_property
+    def workers(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of every stage that take microbatches: all but the paused."""
+        return tuple(tuple(m for m in roster if m.capacity) for roster in self.rosters)
+
+    @property
+    def idle_stages(self) -> tuple[int, ...]:
+        """Stages that nobody works on: they have no member, or all of theirs are paused."""
+        return tuple(index for index, workers in enumerate(self.workers) if not workers)
+
+    @cached_property
     def data_nodes(self) -> tuple[Member, ...]:
         return self.roster(0)
 
@@ -145,6 +156,12 @@ def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
     return TreePlace(parent, tuple(children))
 
 
+def orphans(view: View, gone: Sequence[NodeId], *, fanout: int) -> list[NodeId]:
+    """Return who hears announcements from nodes that are gone, and is not gone too."""
+    children = {c for node in gone for c in tree_place(view, node, fanout=fanout).children}
+    return sorted(children.difference(gone))
+
+
 def watchers(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, ...]:
     """Return the nodes that listen for `node_id`'s heartbeat: its successors on a ring of ids."""
     return _ring(view, node_id, range(1, num_watchers + 1))
@@ -168,10 +185,13 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     Data nodes know all of the first stage and all of the last: a flow must end where it began, and
     may begin anywhere. Elsewhere every node of the next stage is known to somebody: two stages
     larger than `max_peers` are laid along each other, and each node knows those nearest to its own
-    place.
+    place. Paused nodes neither know nor are known.
     """
-    stage = view.by_id[node_id].stage_index
-    here, there = view.roster(stage), _roster_after(view, stage)
+    member = view.by_id[node_id]
+    if not member.capacity:
+        return ()
+    stage = member.stage_index
+    here, there = view.workers[stage], _workers_after(view, stage)
     if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
     index = next(i for i, m in enumerate(here) if m.node_id == node_id)
@@ -183,14 +203,14 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
 def previous_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
     """Return the nodes that may send microbatches to `node_id`; the inverse of `next_peers`."""
     stage = view.by_id[node_id].stage_index
-    before = view.roster(stage - 1 if stage else view.num_stages - 1)
+    before = view.workers[stage - 1 if stage else view.num_stages - 1]
     return tuple(
         m.node_id for m in before if node_id in next_peers(view, m.node_id, max_peers=max_peers)
     )
 
 
-def _roster_after(view: View, stage: int) -> tuple[Member, ...]:
-    return view.roster(stage + 1) if stage + 1 < view.num_stages else view.data_nodes
+def _workers_after(view: View, stage: int) -> tuple[Member, ...]:
+    return view.workers[(stage + 1) % view.num_stages]
 
 
 def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:

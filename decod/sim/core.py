@@ -102,6 +102,8 @@ class FlowTable:
     """Requests that may still bring a flow."""
     num_peers: int
     """Nodes of the adjacent stages that this node deals with."""
+    capacity: int
+    """What the view says that it can hold; 0 if it is paused."""
     flows: RelayFlows | DataFlows
 
     def next_hop(self, flow_id: FlowId) -> NodeId:
@@ -127,6 +129,7 @@ def flow_table(machine: object) -> FlowTable | None:
         unpaired=flows.outflows.unpaired,
         num_pending=flows.num_pending,
         num_peers=len(context.previous) + len(context.next),
+        capacity=context.member.capacity,
         flows=flows,
     )
 
@@ -196,7 +199,8 @@ class InstalledFlows:
         me = self.wrapped.identity.node_id
         flows.outflows.unpaired.clear()
         slots: Counter[NodeId] = Counter()
-        for route in self._layout([*self.wrapped.context.view.by_id]):
+        working = [m.node_id for m in self.wrapped.context.view.members if m.capacity]
+        for route in self._layout(working):
             path = route.path
             flow_id = FlowId(path[0], slots[path[0]])
             slots[path[0]] += 1

@@ -204,7 +204,7 @@ class Checker:
     # --- I1 -----------------------------------------------------------------------------------
 
     def _check_flows(self, host: Host, table: FlowTable) -> None:
-        capacity = self._capacities[host.node_id]
+        capacity = min(self._capacities[host.node_id], table.capacity)
         num = len(table.downstream) + table.num_pending
         if num > capacity:
             raise self.violated(

@@ -32,6 +32,8 @@ class FaultKind(StrEnum):
     """The compute process dies; the node lives on."""
     DRAIN = "drain"
     """The operator asks the node to leave."""
+    PAUSE = "pause"
+    """The operator pauses the node, and lets it go on after a while."""
 
 
 class RoutingKind(StrEnum):
@@ -71,7 +73,7 @@ class HostFault:
     at_s: float | None = None
     after_num_events: int | None = None
     duration_s: float = 10.0
-    """How long a freeze lasts, or the pause before a restart."""
+    """How long a freeze or pause lasts, or the time before a restart."""
 
     @override
     def __str__(self) -> str:

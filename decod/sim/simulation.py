@@ -277,6 +277,10 @@ class Simulation:
                 host.fail_compute()
             case FaultKind.DRAIN:
                 host.deliver(ev.DrainRequested())
+            case FaultKind.PAUSE:
+                host.deliver(ev.PauseRequested(paused=True))
+                resume = ev.PauseRequested(paused=False)
+                self.kernel.after(fault.duration_s, host.deliver, resume)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ def _verify_member(member: Member) -> None:
     if (member.role is Role.DATA) != (member.data_node_index >= 0):
         allowed = "-1 for relays and only for them"
         raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
+    if member.role is Role.DATA and not member.capacity:
+        raise validate.malformed("capacity", 0, allowed="at least 1 for data nodes")
 
 
 def _verify_view(view: View) -> None:
@@ -89,7 +91,7 @@ _MEMBER = f.Struct(
         "address": f.ADDRESS,
         "role": _ROLE,
         "stage_index": f.STAGE,
-        "capacity": f.CAPACITY,
+        "capacity": f.USABLE_CAPACITY,
         "data_node_index": f.DATA_NODE_INDEX,
         "since_iteration": f.ITERATION,
         "name": f.NAME,
@@ -158,6 +160,8 @@ _BODIES: Mapping[str, f.Struct] = {
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
     "pong": f.Struct(m.Pong, {"nonce": f.NUMBER}),
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
+    "capacity": f.Struct(m.Capacity, {"request_id": f.NUMBER, "capacity": f.USABLE_CAPACITY}),
+    "capacity_answer": f.Struct(m.CapacityAnswer, {"request_id": f.NUMBER, "refusal": f.REASON}),
     "catch_up": f.Struct(m.CatchUp, {"round": _ROUND}),
     "link_report": f.Struct(
         m.LinkReport,

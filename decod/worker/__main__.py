@@ -8,6 +8,7 @@ work ends, and says so by closing the socket.
 import argparse
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -95,4 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    # Nothing is left to save, and a node that leaves waits for this process: taking torch down in
+    # order takes seconds on a busy host.
+    os._exit(exit_code)

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 
 from decod.errors import ConfigError
+from decod.protocol.effects import StopReason
+from decod.protocol.events import DrainRequested
 from decod.protocol.params import ProtocolConfig
 from decod.sim.__main__ import main
+from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
 from decod.sim.scenario import (
     FaultKind,
@@ -19,7 +22,7 @@ from decod.sim.scenario import (
     random_kill,
     random_scenario,
 )
-from decod.sim.simulation import run_scenario
+from decod.sim.simulation import Result, Simulation, run_scenario
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "100"))
 """Of each kind of run. Nightly checks raise it."""
@@ -144,6 +147,90 @@ def test_a_relay_that_leaves_is_done_without(kind: FaultKind, seed: int) -> None
     fault = HostFault(kind, "relay1", at_s=5.0 + seed)
     result = run_scenario(replace(TOGETHER, seed=seed, faults=(fault,)))
     assert result.num_iterations == TOGETHER.num_iterations
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_relay_whose_time_is_up_goes_in_the_middle_of_an_iteration(seed: int) -> None:
+    """The leader hears it from the relay itself: nobody waits for a heartbeat."""
+    profile = replace(TOGETHER.profile, forward_s=5.0)
+    simulation = Simulation(replace(TOGETHER, seed=seed, profile=profile, num_iterations=3))
+    relay = simulation.hosts["relay1"]
+    simulation.kernel.at(15.0 + seed, relay.deliver, DrainRequested(timeout_s=2.0))
+    result = simulation.run()
+    assert result.num_iterations == 3
+    assert relay.stop is not None
+    assert relay.stop.reason is StopReason.DRAINED
+    (gone,) = (line for line in result.trace if "relay1 is gone: did not finish in time" in line)
+    assert float(gone.split()[0]) < 17.0 + seed + 0.5
+
+
+def lines_of(result: Result, host: str, text: str) -> list[int]:
+    """Return where a host's lines with this text are in the trace."""
+    return [i for i, line in enumerate(result.trace) if f" {host} " in line and text in line]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_paused_relay_stays_in_step_and_works_again(seed: int) -> None:
+    """It asks at any instant; meanwhile the others of its stage have all the microbatches."""
+    faults = LinkFaults(duplicate_ratio=0.1, delay_ratio=0.1)
+    pause = HostFault(FaultKind.PAUSE, "relay1", at_s=5.0 + 1.3 * seed, duration_s=25.0)
+    scenario = replace(TOGETHER, seed=seed, num_iterations=16, faults=(pause,), link_faults=faults)
+    result = run_scenario(scenario)
+    assert result.num_iterations == 16
+    (begin,) = lines_of(result, "relay1", "paused")
+    (end,) = lines_of(result, "relay1", "takes microbatches again")
+    meanwhile = [i for i in lines_of(result, "relay1", "loss") if begin < i < end]
+    assert len(meanwhile) >= 2, "it commits while it is paused"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stage_is_never_paused_as_a_whole(seed: int) -> None:
+    """Its three relays ask at about the same time; the last that asks is refused."""
+    faults = tuple(
+        HostFault(FaultKind.PAUSE, f"relay{index}", at_s=6.0 + 0.1 * index, duration_s=500.0)
+        for index in range(TOGETHER.num_relays)
+    )
+    result = run_scenario(replace(TOGETHER, seed=seed, num_iterations=10, faults=faults))
+    assert result.num_iterations == 10
+    assert sum("this node stays as it is: stage" in line for line in result.trace) == 2
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_pauses_at_any_instant_cost_no_iteration(block: int) -> None:
+    """Before they enter, while they load, in any phase; beside a death, and over a restart."""
+    for seed in range(block, NUM_SEEDS // 4, 10):
+        scenario = random_scenario(seed, num_iterations=5)
+        rng = seeded(seed, "pauses")
+        dies = rng.random() < 0.5
+        faults = [random_kill(scenario)] if dies else []
+        for kind in 3 * [FaultKind.PAUSE] + [FaultKind.RESTART] * (not dies):
+            host = f"relay{rng.randrange(scenario.num_relays)}"
+            num_events, duration_s = rng.randint(20, 400), rng.choice((0.5, 5.0, 50.0))
+            fault = HostFault(kind, host, after_num_events=num_events, duration_s=duration_s)
+            faults.append(fault)
+        result = run_scenario(replace(scenario, faults=tuple(faults)))
+        assert result.lost_stage or result.num_iterations == 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stage_whose_workers_die_waits_for_those_that_are_paused(seed: int) -> None:
+    """Its weights are safe with them: the run stands still until one takes part again."""
+    paused = ("relay0", "relay1", "relay2", "relay3")
+    faults = [HostFault(FaultKind.PAUSE, name, at_s=6.0, duration_s=120.0) for name in paused]
+    faults += [HostFault(FaultKind.KILL, n, at_s=20.0 + seed) for n in ("relay4", "relay5")]
+    result = run_scenario(replace(TOGETHER, seed=seed, num_iterations=20, faults=tuple(faults)))
+    assert result.num_iterations == 20
+    assert result.duration_s > 6.0 + 120.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stages_last_worker_does_not_leave_it_to_those_that_are_paused(seed: int) -> None:
+    """It waits for a successor, and trains meanwhile."""
+    paused = ("relay0", "relay1", "relay2", "relay3")
+    faults = [HostFault(FaultKind.PAUSE, name, at_s=6.0, duration_s=1e3) for name in paused]
+    faults += [HostFault(FaultKind.DRAIN, n, at_s=20.0 + seed) for n in ("relay4", "relay5")]
+    result = run_scenario(replace(TOGETHER, seed=seed, num_iterations=12, faults=tuple(faults)))
+    assert result.num_iterations == 12
 
 
 @pytest.mark.parametrize("seed", range(10))

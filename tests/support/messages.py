@@ -71,6 +71,8 @@ def control_messages() -> list[m.Message]:
         m.Ping(1),
         m.Pong(1),
         m.Leave("bye", at_once=True),
+        m.Capacity(1, 0),
+        m.CapacityAnswer(1, "it would stop"),
         m.CatchUp(ROUND),
         m.LinkReport(1, 0.05, 1e7, 0.5),
         m.FlowCost(1, ALICE, float("inf"), 0, 0.5),

@@ -79,7 +79,8 @@ class LiveRouting:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
         self.epoch, self._agreed_epoch, self._known = 0, 0, ()
-        if context.config.routing is not Routing.FLOW or view.empty_stages:
+        idle = not context.member.capacity or view.idle_stages
+        if context.config.routing is not Routing.FLOW or idle:
             self._negotiation, self._tick_s = None, None
             return
         before = self._negotiation

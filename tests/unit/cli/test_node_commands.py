@@ -12,7 +12,7 @@ from decod.config import NodeConfig
 from decod.config.node import default_state_dir
 from decod.daemon.leader import LeaderOptions
 from decod.daemon.volunteer import JoinOptions
-from decod.errors import DataError
+from decod.errors import DataError, NotRunningError, RejectedError
 
 Seen = list[Any]
 
@@ -56,7 +56,7 @@ def test_every_option_of_a_leader_arrives(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = "--listen [::1]:0 --advertise example.org:7 --device cuda:1 --capacity 3 --threads 2"
-    line += " --state-dir state --name n --init i --data d --join J --export e"
+    line += " --drain-timeout 5m --state-dir state --name n --init i --data d --join J --export e"
     assert main(["leader", run_file, *line.split()]) == 0
     (options,) = seen
     assert options.node == NodeConfig(
@@ -66,6 +66,7 @@ def test_every_option_of_a_leader_arrives(
         device="cuda:1",
         capacity=3,
         num_threads=2,
+        drain_timeout_s=300.0,
         state_dir=tmp_path / "state",
         name="n",
     )
@@ -97,6 +98,8 @@ def test_a_volunteer_names_a_stage_or_leaves_it_to_the_leader(
         (["--listen", "300.0.0.1:1"], 2),
         (["--advertise", "example.org:0"], 3),
         (["--device", "tpu"], 3),
+        (["--drain-timeout", "60"], 2),
+        (["--drain-timeout", "25h"], 2),
         (["--name", "x\x1b[31m"], 3),
     ],
 )
@@ -158,6 +161,78 @@ def test_a_failed_export_has_the_daemons_exit_code(
 def test_an_export_without_a_daemon_exits_with_7(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "m"), "--state-dir", str(tmp_path)]) == 7
     assert not (tmp_path / "m").exists()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What the daemon was asked; the first item is what it answers, or raises."""
+    box: Seen = [{}]
+
+    def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        box.append(request)
+        if isinstance(box[0], Exception):
+            raise box[0]
+        answer: dict[str, Any] = box[0]
+        return answer
+
+    monkeypatch.setattr("decod.daemon.control.ask", ask)
+    return box
+
+
+@pytest.mark.parametrize(
+    ("command", "capacity", "line"),
+    [
+        ("pause", 4, "pausing when the iteration in hand ends"),
+        ("pause", 0, "paused"),
+        ("resume", 0, "takes microbatches when the iteration in hand ends"),
+        ("resume", 4, "this node takes microbatches\n"),
+    ],
+)
+def test_pausing_says_whether_it_is_done(
+    asked: Seen, command: str, capacity: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[0] = {"capacity": capacity}
+    assert main([command]) == 0
+    assert asked[1:] == [{"command": command}]
+    assert line in capsys.readouterr().out
+
+
+def test_a_pause_that_is_refused_says_why(asked: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    asked[0] = RejectedError("this node can't be paused now", why="stage 1 would stop", fix="f")
+    assert main(["pause"]) == 5
+    assert "stage 1 would stop" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_"),
+    [
+        ([], {"wait": True}),
+        (["--no-wait"], {"wait": False}),
+        (["--timeout", "0s"], {"wait": True, "timeout_s": 0.0}),
+        (["--timeout", "2m"], {"wait": True, "timeout_s": 120.0}),
+    ],
+)
+def test_draining_waits_unless_it_is_told_not_to(
+    asked: Seen, arguments: list[str], request_: dict[str, Any]
+) -> None:
+    assert main(["drain", *arguments]) == 0
+    assert asked[1:] == [{"command": "drain", **request_}]
+
+
+def test_draining_tells_how_the_node_left(asked: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    asked[0] = {"draining": True, "detail": "time was up\x1b[2J"}
+    assert main(["drain"]) == 0
+    assert capsys.readouterr().out == "left the run: time was up?[2J\n"
+
+
+def test_a_daemon_that_ends_before_it_can_answer_has_left(
+    asked: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[0] = NotRunningError("w", why="w", fix="f", code="E-RUN-007")
+    assert main(["drain"]) == 0
+    assert "the daemon has ended" in capsys.readouterr().out
+    asked[0] = NotRunningError("w", why="w", fix="f")
+    assert main(["drain"]) == 7
 
 
 def test_a_line_from_a_peer_cannot_forge_a_second_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ import click
 import pytest
 
 from decod.cli.main import main
-from decod.cli.status import DurationType, Show, is_well, watch
+from decod.cli.options import DurationType
+from decod.cli.status import Show, is_well, watch
 from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_status
 from decod.daemon.control import SOCKET_NAME
 from decod.errors import NotRunningError
@@ -121,6 +122,15 @@ def test_the_table_shows_run_node_and_stages(
     assert rows[3][:3] == ["2", "nobody", "empty"]
     assert "waiting to enter: relay-9" in lines
     assert daemon.requests == [{"command": "status"}]
+
+
+def test_a_paused_node_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    paused = node("relay-1", state="paused", capacity=0, flows=0)
+    text = text_of(status_answer(stages=[{"index": 1, "nodes": [paused]}], node=paused), capsys)
+    assert "you relay-1 (relay-1-)   paused" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("1 ")]
+    assert row.split() == ["1", "relay-1", "paused", "0", "0", "120", "127.0.0.1:7701"]
+    assert not is_well(status_answer(state="paused"))
 
 
 def test_json_is_the_daemons_object_on_one_line(
@@ -253,13 +263,13 @@ def test_watching_ends_with_the_daemon() -> None:
     ("text", "duration_s"), [("2s", 2.0), ("500ms", 0.5), ("1.5m", 90.0), ("24h", 86400.0)]
 )
 def test_a_length_of_time_has_a_unit(text: str, duration_s: float) -> None:
-    assert DurationType().convert(text, None, None) == duration_s
+    assert DurationType(minimum_s=0.2).convert(text, None, None) == duration_s
 
 
 @pytest.mark.parametrize("text", ["2", "", "s", "-1s", "1e3s", "nan s", "0s", "25h", "٣s", "1ss"])
 def test_what_is_no_length_of_time_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        DurationType().convert(text, None, None)
+        DurationType(minimum_s=0.2).convert(text, None, None)
 
 
 def test_checking_and_watching_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

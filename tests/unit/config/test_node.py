@@ -78,6 +78,8 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
         {"device": "tpu"},
         {"device": "cuda:x"},
         {"capacity": 0},
+        {"drain_timeout_s": -1.0},
+        {"drain_timeout_s": float("nan")},
         {"num_threads": 100_000},
         {"name": ""},
         {"name": "\x1b[31mred"},

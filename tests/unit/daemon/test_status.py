@@ -17,10 +17,10 @@ from decod.daemon.volunteer import full_status
 from decod.driver.driver import NodeDriver
 from decod.ids import NodeId
 from decod.protocol.identity import Identity
-from decod.protocol.messages import Join
+from decod.protocol.messages import Join, NodeLoad
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Role
+from decod.protocol.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
@@ -87,6 +87,28 @@ def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
             told = {candidate["name"]: candidate for candidate in status["candidates"]}
             assert told["calm-crane"]["capacity"] == 3
             json.dumps(status, allow_nan=False)
+
+    asyncio.run(test())
+
+
+def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            machine, me = give_core(node), node.identity.node_id
+            assert machine.leader is not None
+            members = [
+                Member(me, "h:1", Role.DATA, 0, 2, 0),
+                Member(STRANGER, "h:2", Role.RELAY, 1, 0),
+            ]
+            view = View.of(members, version=1, leader=me, term=1, num_stages=2)
+            machine.context.adopt(view)
+            machine.leader.view = view
+            for said, shown in (("training", "paused"), ("draining", "draining")):
+                machine.leader.loads[STRANGER] = NodeLoad(STRANGER, 3, 4, 9, said)
+                status = node.local_status()
+                (paused,) = status["stages"][1]["nodes"]
+                assert (paused["state"], paused["capacity"]) == (shown, 0)
+            assert "all members of stage 1 are paused" in status["message"]
 
     asyncio.run(test())
 

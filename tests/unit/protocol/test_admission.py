@@ -102,6 +102,14 @@ def test_members_that_leave_do_not_count_for_their_stage(admission: Admission) -
     assert sent(admission.assign_waiting(view, loads, {R1A})) == [(R1B, Assign(1, -1))]
 
 
+def test_members_that_are_paused_do_not_count_for_their_stage(admission: Admission) -> None:
+    view = view_of("d0", member("r1a", capacity=0), "r2a")
+    assert not admission.enough(view, started=True)
+    loads = {R1A: NodeLoad(R1A, 0, 0, 0, ""), R2A: NodeLoad(R2A, 2, 2, 0, "")}
+    admission.join(view, R1B, RELAY)
+    assert sent(admission.assign_waiting(view, loads)) == [(R1B, Assign(1, -1))]
+
+
 def test_candidates_on_their_way_count_as_capacity() -> None:
     admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
     for name, stage in (("a", 1), ("b", 2), ("c", 1)):

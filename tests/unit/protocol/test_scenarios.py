@@ -9,7 +9,8 @@ A file holds commands, and after each `----` what came of it, up to an empty lin
     wait 5.0                            time passes
     lose | repeat | hold Deny from=r1a  the first such message on its way
     release                             messages held arrive
-    kill r1a; drain r1a                 ends a node; asks it to leave
+    kill r1a; drain r1a [9.0]           ends a node; asks it to leave (within so many seconds)
+    pause r1a; resume r1a               asks it to take no microbatches; to take them again
     work r1a | refuse r1a reason        the first job of a node's device ends
     show                                the state of every node
 
@@ -22,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.events import DrainRequested
+from decod.protocol.events import DrainRequested, PauseRequested
 from tests.unit.protocol.cast import configured
 from tests.unit.protocol.world import Parcel, World
 
@@ -94,7 +95,14 @@ class Story:
         self.world.kill(words[0])
 
     def do_drain(self, words: list[str]) -> None:
-        self.world.step(words[0], DrainRequested())
+        limits = (float(word) for word in words[1:])
+        self.world.step(words[0], DrainRequested(*limits))
+
+    def do_pause(self, words: list[str]) -> None:
+        self.world.step(words[0], PauseRequested(paused=True))
+
+    def do_resume(self, words: list[str]) -> None:
+        self.world.step(words[0], PauseRequested(paused=False))
 
     def do_work(self, words: list[str]) -> None:
         self.world.work(words[0])

@@ -11,12 +11,13 @@ from decod.protocol.view import (
     View,
     flow_quota,
     next_peers,
+    orphans,
     previous_peers,
     tree_place,
     watched,
     watchers,
 )
-from tests.unit.protocol.cast import D0, D1, R1A, R1B, R2A, STRANGER, member, view_of
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, R1C, R2A, STRANGER, member, view_of
 
 
 def build(stages: list[list[int]]) -> View:
@@ -30,7 +31,10 @@ def build(stages: list[list[int]]) -> View:
 
 
 capacities_1 = st.lists(st.integers(1, 5), min_size=1, max_size=14)
-views = st.lists(capacities_1, min_size=2, max_size=5).map(build)
+partly_paused = st.lists(st.integers(0, 5), min_size=1, max_size=14).filter(any)
+views = st.tuples(capacities_1, st.lists(partly_paused, min_size=1, max_size=4)).map(
+    lambda drawn: build([drawn[0], *drawn[1]])
+)
 gappy = st.tuples(
     capacities_1, st.lists(st.lists(st.integers(1, 5), max_size=8), min_size=1, max_size=6)
 ).map(lambda drawn: build([drawn[0], *drawn[1]]))
@@ -53,9 +57,15 @@ def test_a_view_knows_its_members_and_its_empty_stages() -> None:
     view = view_of("d0", "r2a", num_stages=4)
     assert D0 in view
     assert STRANGER not in view
-    assert view.empty_stages == (1, 3)
+    assert view.empty_stages == view.idle_stages == (1, 3)
     assert [m.node_id for m in view.data_nodes] == [D0]
     assert view.roster(2)[0].node_id == R2A
+
+
+def test_a_stage_is_idle_when_all_its_members_are_paused() -> None:
+    view = build([[2], [0, 1], [0, 0], []])
+    assert [len(workers) for workers in view.workers] == [1, 1, 0, 0]
+    assert (view.idle_stages, view.empty_stages) == ((2, 3), (3,))
 
 
 def test_the_leader_heads_its_stage_though_its_id_is_not_the_first() -> None:
@@ -127,27 +137,28 @@ def test_who_may_send_and_who_may_receive_agree(view: View, max_peers: int) -> N
 
 
 @given(views, st.integers(1, 9))
-def test_every_member_is_known_to_somebody_of_the_stage_before(view: View, max_peers: int) -> None:
-    for node in view.by_id:
-        assert previous_peers(view, node, max_peers=max_peers)
-        assert next_peers(view, node, max_peers=max_peers)
+def test_who_works_is_known_to_somebody_of_the_stage_before(view: View, max_peers: int) -> None:
+    """And who is paused knows nobody of another stage, nor is known."""
+    for m in view.members:
+        assert bool(previous_peers(view, m.node_id, max_peers=max_peers)) == bool(m.capacity)
+        assert bool(next_peers(view, m.node_id, max_peers=max_peers)) == bool(m.capacity)
 
 
 @given(views, st.integers(1, 9))
 def test_relays_know_a_bounded_number_of_relays(view: View, max_peers: int) -> None:
     for m in view.members:
-        if 0 < m.stage_index < view.num_stages - 1:
-            here, there = len(view.roster(m.stage_index)), len(view.roster(m.stage_index + 1))
+        if m.capacity and 0 < m.stage_index < view.num_stages - 1:
+            here, there = len(view.workers[m.stage_index]), len(view.workers[m.stage_index + 1])
             bound = max(max_peers, -(-there // here))
             assert len(next_peers(view, m.node_id, max_peers=max_peers)) == min(bound, there)
 
 
 @given(views)
 def test_data_nodes_know_all_of_the_first_stage_and_of_the_last(view: View) -> None:
-    first = tuple(m.node_id for m in view.roster(1))
+    first = tuple(m.node_id for m in view.workers[1])
     for data_node in view.data_nodes:
         assert next_peers(view, data_node.node_id, max_peers=1) == first
-    for m in view.roster(view.num_stages - 1):
+    for m in view.workers[view.num_stages - 1]:
         all_data = tuple(d.node_id for d in view.data_nodes)
         assert next_peers(view, m.node_id, max_peers=1) == all_data
 
@@ -208,3 +219,10 @@ def test_neighbours_along_the_pipeline_serve_the_same_data_nodes() -> None:
     view = build([[2, 2], [2, 2], [1, 1, 1, 1]])
     quotas = [[flow_quota(view, m.node_id) for m in roster] for roster in view.rosters[1:]]
     assert quotas == [[{D0: 2}, {D1: 2}], [{D0: 1}, {D0: 1}, {D1: 1}, {D1: 1}]]
+
+
+def test_orphans_are_the_children_of_those_that_are_gone() -> None:
+    view = view_of("d0", "r1a", "r1b", "r1c", "r2a")
+    assert orphans(view, [R1A], fanout=1) == [R1B, R2A]
+    assert orphans(view, [R1A, R1B], fanout=1) == [R1C, R2A]
+    assert orphans(view, [R1C], fanout=1) == []

@@ -323,7 +323,8 @@ def text_of_fields(fields: object) -> str:
 
 def _text(value: object) -> str:
     if hasattr(value, "view"):  # An opening.
-        names = ",".join(m.node_id for m in value.view.members)
+        members = value.view.members
+        names = ",".join(m.node_id if m.capacity else f"{m.node_id}:0" for m in members)
         flags = [f for f in ("paused", "finished", "failed") if getattr(value, f)]
         return f"{value.round}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
     if hasattr(value, "members"):  # A view.

@@ -51,7 +51,7 @@ def views(draw: st.DrawFn) -> View:
             address=draw(addresses),
             role=Role.DATA if i < num_data else Role.RELAY,
             stage_index=0 if i < num_data else draw(st.integers(1, num_stages - 1)),
-            capacity=draw(st.integers(1, 65536)),
+            capacity=draw(st.integers(1 if i < num_data else 0, 65536)),
             data_node_index=i if i < num_data else -1,
             since_iteration=draw(iterations),
             name=draw(names),
@@ -141,6 +141,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "data_node_index": st.integers(-1, 65535),
     "reason": reasons,
     "failure": reasons,
+    "refusal": reasons,
     "node_id": node_ids,
     "data_node": node_ids,
     "nonce": numbers,
@@ -198,6 +199,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
+    (m.Capacity, "capacity"): flows,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
     (m.FlowCost, "cost_s"): durations | st.just(math.inf),
@@ -291,6 +293,9 @@ BAD: dict[str, pb.Envelope] = {
     "capacity 0": envelope(
         join=pb.Join(address="h:1", role=1, capacity=0, manifest_sha256="0" * 64)
     ),
+    "capacity asked for negative": envelope(capacity=pb.Capacity(capacity=-1)),
+    "member capacity negative": commit(member(0), member(1, capacity=-1)),
+    "data node paused": commit(member(0, capacity=0), member(1)),
     "no port": envelope(join=pb.Join(address="h", role=1, capacity=1, manifest_sha256="0" * 64)),
     "port 70000": envelope(
         join=pb.Join(address="h:70000", role=1, capacity=1, manifest_sha256="0" * 64)

@@ -9,7 +9,7 @@ from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.work import Work
 from decod.sim.compute import ComputeProfile
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
 SCENARIO = Scenario(
@@ -57,6 +57,22 @@ def test_an_iteration_of_two_dozen_rounds_ends_with_a_new_settlement() -> None:
     num_iterations = simulation.checker.num_iterations - iteration
     assert 20 < 25.0 / num_iterations / SCENARIO.protocol.negotiation_interval_s < 30
     assert leader_epoch(simulation) - epoch >= num_iterations - 1
+
+
+def test_settlements_pass_by_a_relay_that_is_paused_and_use_it_again() -> None:
+    pause = HostFault(FaultKind.PAUSE, "relay1", at_s=4.0, duration_s=8.0)
+    simulation = Simulation(replace(SCENARIO, num_iterations=1000, faults=(pause,)))
+    work: list[tuple[float | None, int, int]] = []
+    for until_s in (11.5, 22.0):
+        simulation.kernel.run(until_s=until_s, done=lambda: False)
+        paused = works(simulation)["relay1"]
+        work.append((paused.routing.deadline_s, paused.num_flows, leader_epoch(simulation)))
+    (tick_s, num_flows, epoch), (tick_after_s, num_flows_after, epoch_after) = work
+    assert (tick_s, num_flows) == (None, 0)
+    assert epoch >= 1
+    assert tick_after_s is not None
+    assert num_flows_after > 0
+    assert epoch_after >= 1
 
 
 def leader_epoch(simulation: Simulation) -> int:

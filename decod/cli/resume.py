@@ -1,0 +1,31 @@
+"""`decod resume`: the node of this host takes microbatches again."""
+
+from pathlib import Path
+
+import click
+
+from decod.cli.node_options import state_dir_option
+
+_TIMEOUT_S = 20.0
+"""Above the time that the daemon waits for the leader."""
+
+
+@click.command()
+@state_dir_option
+def resume(state_dir: Path) -> None:
+    """Take microbatches again, after `decod pause`.
+
+    \b
+    Examples:
+      decod resume
+      decod resume --state-dir /tmp/relay-1
+
+    To go on with a run after a stop, see `decod leader --resume`.
+    """
+    from decod.daemon.control import ask
+
+    answer = ask(state_dir, {"command": "resume"}, timeout_s=_TIMEOUT_S)
+    if answer.get("capacity"):
+        click.echo("this node takes microbatches")
+    else:
+        click.echo("this node takes microbatches when the iteration in hand ends")

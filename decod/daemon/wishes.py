@@ -1,0 +1,128 @@
+"""What this host's operator asks of its node while it runs: to leave, to pause, to go on.
+
+Signals and the commands of the local socket end up here, and from here in the core, which decides
+what becomes of them. A command that pauses waits for the leader's answer, not until the next round
+begins: iterations may be long.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.protocol.events import DrainRequested, PauseRequested
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+ANSWER_TIMEOUT_S = 15.0
+"""How long a command waits for the leader's answer. The node goes on asking."""
+
+DRAIN_TIMEOUT_MAX_S = 86_400.0
+
+
+class Wishes:
+    """The operator's wishes of one node, and the commands that bring them."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._leaving = asyncio.Event()
+        self._timeout_s = node.config.drain_timeout_s
+        self._told = False
+        """The core knows that this node is to leave."""
+        self._asking = asyncio.Lock()
+        self._answer: asyncio.Future[str] | None = None
+        """Why the leader refuses, or nothing."""
+        node.commands["drain"] = self._drain
+        node.commands["pause"] = lambda _: self._pause(paused=True)
+        node.commands["resume"] = lambda _: self._pause(paused=False)
+
+    # --- leaving ------------------------------------------------------------------------------
+
+    def leave(self, timeout_s: float | None = None) -> None:
+        """Have the node leave, by the end of its timeout at the latest; asking again may shorten
+        that."""
+        if timeout_s is not None:
+            shorter = min(self._timeout_s, timeout_s)
+            self._timeout_s = shorter if self._leaving.is_set() else timeout_s
+        self._leaving.set()
+        if self._told:
+            self.tell_core()
+
+    async def wait_leaving(self) -> None:
+        """Return when the node is to leave."""
+        await self._leaving.wait()
+
+    def tell_core(self) -> None:
+        """Have the core finish what it holds and leave."""
+        assert self._node.driver is not None
+        if not self._told:
+            self._told = True
+            self._node.note("node.draining", timeout_s=self._timeout_s)
+        self._node.driver.post(DrainRequested(self._timeout_s))
+
+    async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.leave(_timeout_of(request))
+        driver = self._node.driver
+        if driver is None or not request.get("wait"):
+            return {"draining": True}
+        # Shielded: a client that goes away must not take the future along.
+        stop = await asyncio.shield(driver.stopped)
+        return {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
+
+    # --- pausing ------------------------------------------------------------------------------
+
+    async def _pause(self, *, paused: bool) -> dict[str, Any]:
+        driver = self._node.driver
+        if driver is None:
+            raise _refused("it has not entered the run yet", paused=paused)
+        async with self._asking:
+            self._answer = asyncio.get_running_loop().create_future()
+            driver.post(PauseRequested(paused=paused))
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    refusal = await self._answer
+            except TimeoutError as error:
+                raise NetworkError(
+                    f"the leader has not answered for {ANSWER_TIMEOUT_S:.0f} s",
+                    why="it can't be reached, or is busy",
+                    fix="nothing: the node goes on asking; `decod status` shows when it is done",
+                    code="E-NET-024",
+                ) from error
+            finally:
+                self._answer = None
+        if refusal:
+            raise _refused(refusal, paused=paused)
+        return {"paused": paused, "capacity": driver.machine.own_load().capacity}
+
+    def noted(self, event: str, fields: dict[str, Any]) -> None:
+        """Take in what the core notes of its wishes."""
+        if self._answer is None or self._answer.done():
+            return
+        if event == "capacity.agreed":
+            self._answer.set_result("")
+        elif event == "capacity.refused":
+            self._answer.set_result(str(fields["reason"]))
+
+
+def _timeout_of(request: dict[str, Any]) -> float | None:
+    value = request.get("timeout_s")
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= DRAIN_TIMEOUT_MAX_S:
+        raise ConfigError(
+            f"a time to leave of {str(value)[:40]}",
+            why=f"it is a number of seconds from 0 to {DRAIN_TIMEOUT_MAX_S:.0f}",
+            fix="use the decod command of the same version",
+            code="E-CFG-049",
+        )
+    return float(value)
+
+
+def _refused(reason: str, *, paused: bool) -> DecodError:
+    return RejectedError(
+        f"this node can't be {'paused' if paused else 'resumed'} now",
+        why=reason,
+        fix="look at `decod status`; `decod drain` leaves the run",
+        code="E-REJ-007",
+    )

@@ -1,0 +1,81 @@
+"""An operator pauses a node, resumes it, and has it leave; what is learnt stays the same."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
+from tests.support.runs import loss_error, make_run, reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+def node_of(cluster: Cluster, daemon: Daemon) -> dict[str, object]:
+    """Returns what the leader's status says of a member; empty for a stranger."""
+    nodes = stage_nodes(cluster.leader.status())
+    return next((node for node in nodes if node["name"] == daemon.name), {})
+
+
+def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
+    tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader()
+        relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
+        alone = cluster.start_relay("relay-2-0", "--stage", "2")
+        relay = relays[1]
+        cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its first work")
+
+        refused = run_decod("pause", "--state-dir", alone.state_dir)
+        assert_refused(refused, exit_code=5, holds=["E-REJ-007", "stage 2 would stop"])
+
+        paused = run_decod("pause", "--state-dir", relay.state_dir)
+        assert paused.returncode == 0, paused
+        cluster.wait_for(lambda: node_of(cluster, relay).get("state") == "paused", "its pause")
+        assert node_of(cluster, relay)["capacity"] == 0
+        # What it did in the iteration in hand is known when the leader has asked once more.
+        cluster.wait_for(lambda: node_of(cluster, relay)["flows"] == 0, "the leader's question")
+        before = node_of(cluster, relay)["microbatches"]
+        cluster.wait_for_iteration(leader.iteration + 10)
+        assert node_of(cluster, relay)["microbatches"] == before
+        # It is as far as the others: it commits what it takes no part in.
+        cluster.wait_for_iteration(leader.iteration, node=relay)
+
+        resumed = run_decod("resume", "--state-dir", relay.state_dir)
+        assert resumed.returncode == 0, resumed
+        cluster.wait_for(lambda: node_of(cluster, relay)["microbatches"] != before, "its work")
+
+        start_s = time.monotonic()
+        drained = run_decod("drain", "--state-dir", relay.state_dir)
+        print(f"left after {time.monotonic() - start_s:.1f} s")
+        assert drained.returncode == 0, drained
+        assert "left the run" in drained.stdout
+        assert relay.wait(timeout_s=10.0) == 0
+        cluster.wait_for_iteration(leader.iteration + 3)
+        assert not node_of(cluster, relay)
+        assert not leader.events("member.lost")
+
+        # The last node of a stage waits for a successor, but not for ever.
+        hurried = run_decod("drain", "--timeout", "2s", "--state-dir", alone.state_dir)
+        assert "time was up" in hurried.stdout, hurried
+        assert alone.wait(timeout_s=10.0) == 0
+        assert leader.wait(timeout_s=20.0) == 1, "nobody has the weights of stage 2 any more"
+        found = leader.losses()
+        expected, _ = reference(cluster.run, corpus, len(found))
+        assert loss_error(found, expected) < 1e-8
+
+
+def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
+    tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        cluster.start_leader()
+        (relay, _) = cluster.start_relays(1)
+        cluster.wait_for_iteration(2)
+        relay.send(signal.SIGTERM)
+        cluster.wait_for(lambda: relay.events("stage.held"), "that it waits")
+        relay.send(signal.SIGTERM)
+        assert relay.wait(timeout_s=5.0) == 130
+        assert "stopped at once" in relay.stdout

@@ -1,0 +1,164 @@
+"""What the operator asks of a node: the commands of its socket, and how they are answered."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon import wishes as module
+from decod.daemon.host import Node
+from decod.driver.driver import NodeDriver
+from decod.errors import ConfigError, NetworkError, RejectedError
+from decod.protocol.effects import Note, Stop, StopReason
+from decod.protocol.events import DrainRequested, Event, PauseRequested
+from tests.unit.daemon.nodes import make_node
+
+Answers = list[Note]
+
+
+class Core:
+    """Stands in for the driver: keeps what it is told, and says what a test wants it to say."""
+
+    def __init__(self, node: Node, *notes: Note) -> None:
+        self.node = node
+        self.events: list[Event] = []
+        self.notes = list(notes)
+        self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        self.machine = SimpleNamespace(own_load=lambda: SimpleNamespace(capacity=2))
+        node.driver = cast("NodeDriver", self)
+
+    def post(self, event: Event) -> None:
+        self.events.append(event)
+        while self.notes:
+            self.node._noted(self.notes.pop(0))
+
+
+def run(folder: Path, test: Callable[[Node], Awaitable[None]]) -> None:
+    async def within() -> None:
+        with make_node(folder, leads=False) as node:
+            await test(node)
+
+    asyncio.run(within())
+
+
+AGREED = Note("capacity.agreed", (("capacity", 0),))
+REFUSED = Note("capacity.refused", (("reason", "stage 1 would stop"),))
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_pause_is_answered_when_the_leader_has_agreed(tmp_path: Path, paused: bool) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node, Note("flow.completed"), AGREED, REFUSED)
+        answer = await node._answer({"command": "pause" if paused else "resume"})
+        assert answer == {"paused": paused, "capacity": 2}
+        assert core.events == [PauseRequested(paused=paused)]
+
+    run(tmp_path, test)
+
+
+def test_a_refusal_is_an_error_that_says_why(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        Core(node, REFUSED)
+        with pytest.raises(RejectedError, match="stage 1 would stop"):
+            await node._answer({"command": "pause"})
+
+    run(tmp_path, test)
+
+
+def test_a_node_that_has_no_core_yet_can_not_be_paused(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        with pytest.raises(RejectedError, match="not entered"):
+            await node._answer({"command": "pause"})
+
+    run(tmp_path, test)
+
+
+def test_a_leader_that_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def test(node: Node) -> None:
+        Core(node)
+        with pytest.raises(NetworkError, match="has not answered"):
+            await node._answer({"command": "pause"})
+        # An answer that comes later is nobody's.
+        node._noted(AGREED)
+
+    run(tmp_path, test)
+
+
+def test_two_commands_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node)
+        first = asyncio.create_task(node._answer({"command": "pause"}))
+        second = asyncio.create_task(node._answer({"command": "resume"}))
+        for answer in (REFUSED, AGREED):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            node._noted(answer)
+        with pytest.raises(RejectedError):
+            await first
+        assert (await second)["paused"] is False
+        assert [cast("PauseRequested", event).paused for event in core.events] == [True, False]
+
+    run(tmp_path, test)
+
+
+def test_draining_tells_the_core_how_long_it_may_take(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node)
+        await node._answer({"command": "drain"})
+        await node.wishes.wait_leaving()
+        assert core.events == [], "at a leader the model is kept first"
+        node.wishes.tell_core()
+        # Asking again shortens what is left, and never prolongs it.
+        for timeout_s in (500, 5.0, 7):
+            await node._answer({"command": "drain", "timeout_s": timeout_s})
+        assert core.events == [DrainRequested(s) for s in (60.0, 60.0, 5.0, 5.0)]
+
+    run(tmp_path, test)
+
+
+def test_the_first_request_may_give_more_time_than_the_daemon_was_told(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node)
+        await node._answer({"command": "drain", "timeout_s": 500.0})
+        node.wishes.tell_core()
+        assert core.events == [DrainRequested(500.0)]
+
+    run(tmp_path, test)
+
+
+def test_who_waits_for_the_end_hears_how_it_came(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node)
+        waiting = asyncio.create_task(node._answer({"command": "drain", "wait": True}))
+        await node.wishes.wait_leaving()
+        core.stopped.set_result(Stop(StopReason.DRAINED, "finished"))
+        answer = await waiting
+        assert answer == {"draining": True, "reason": "drained", "detail": "finished"}
+
+    run(tmp_path, test)
+
+
+def test_a_client_that_goes_away_does_not_take_the_node_along(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        core = Core(node)
+        waiting = asyncio.create_task(node._answer({"command": "drain", "wait": True}))
+        await node.wishes.wait_leaving()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not core.stopped.done()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 1e9, float("nan"), "5", True, [1]])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
+    async def test(node: Node) -> None:
+        with pytest.raises(ConfigError, match="E-CFG-049"):
+            await node._answer({"command": "drain", "timeout_s": timeout_s})
+
+    run(tmp_path, test)
