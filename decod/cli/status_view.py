@@ -16,6 +16,8 @@ from decod.obs.text import clean_text
 NUM_NODES_SHOWN_MAX = 64
 """Beyond this a table of nodes is no overview; the stages remain."""
 
+NUM_RECENT_SHOWN_MAX = 5
+
 _PLAIN_WIDTH = 120
 """Columns where the output is no terminal: a log file, a pipe."""
 
@@ -45,6 +47,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
         parts.append(Text(clean_text(status["message"]), style="" if routine else "yellow"))
+    parts += [_recent_line(one) for one in _sequence(status, "recent")[-NUM_RECENT_SHOWN_MAX:]]
     parts.append(Text())
     parts.append(_stage_table(_sequence(status, "stages")))
     if flows:
@@ -59,6 +62,12 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         join_string = clean_text(status["join_string"], limit=10_000)
         parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))
     return Group(*parts)
+
+
+def _recent_line(one: Mapping[str, Any]) -> Text:
+    """Returns what was not routine, and how long ago it was."""
+    age = f"{_number(one.get('age_s'), '.0f')} s ago"
+    return Text(f"{age:>9}  {clean_text(one.get('text', ''), limit=300)}", style="yellow")
 
 
 def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:

@@ -29,6 +29,7 @@ from decod.config.schema import Manifest, RunConfig, activation_size_bytes, coun
 from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
 from decod.daemon.gateway import Gateway
+from decod.daemon.happenings import Happenings
 from decod.daemon.status import Progress, status_of
 from decod.daemon.wishes import Wishes
 from decod.driver.arena import Arena, Region
@@ -193,6 +194,7 @@ class Node:
         self.identity: KeyIdentity = host.identity
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
+        self.happenings = Happenings()
         self.driver: NodeDriver | None = None
         self.compute: ComputeProcess | None = None
         self.arena: Arena | None = None
@@ -219,6 +221,7 @@ class Node:
             self.identity.node_id, part.run_id, self.gateway, watch=self.gateway.watch
         )
         host.log.name_of = self.gateway.name_of
+        self._named = host.log.named
         self._stack = AsyncExitStack()
         self._signals = 0
 
@@ -516,10 +519,11 @@ class Node:
         fields = dict(note.fields)
         self.progress.take(note.event, fields, now_s=time.monotonic())
         self.wishes.noted(note.event, fields)
-        log_note(_log, note.event, fields)
+        self.note(note.event, **fields)
 
     def note(self, event: str, **fields: object) -> None:
-        """Log an event of the daemon itself."""
+        """Log an event, and show it in the status if it is not routine."""
+        self.happenings.take(event, self._named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
 
 

@@ -1,6 +1,7 @@
 """What `decod status` tells, as one JSON object. Fields are only ever added; see docs/status.md."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "counters": node.server.counters.totals(),
         "timing": node.timing(),
         "message": _message(machine, progress),
+        "recent": node.happenings.describe(time.monotonic()),
     }
 
 

@@ -81,7 +81,7 @@ _SPECS = (
     EventSpec("member.lost", "{peer} is gone: {reason}", _W),
     EventSpec("run.opened", "training begins with round {round}: {reason}"),
     EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}", _D),
-    EventSpec("round.mended", "round {round} goes on: {reason}", _W),
+    EventSpec("round.mended", "round {round} goes on: {reason}; others do its part again", _W),
     EventSpec("round.aborted", "round {round} is repeated: {reason}", _W),
 )
 

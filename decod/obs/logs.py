@@ -36,6 +36,14 @@ class LogContext:
     name_of: Callable[[str], str | None] = lambda _: None
     """Returns the name of the node with an id; the text log shows it beside the id."""
 
+    def named(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Returns fields with ids of known nodes replaced by name and short id."""
+        named = dict(list(fields.items())[:NUM_FIELDS_MAX])
+        for key, value in named.items():
+            if isinstance(value, str) and (name := self.name_of(value)):
+                named[key] = f"{name} ({value[:8]})"
+        return named
+
 
 def _plain(value: object) -> Any:
     """Returns what JSON can hold of a value; anything unusual as cleaned text."""
@@ -81,19 +89,11 @@ class TextFormatter(logging.Formatter):
         super().__init__()
         self._context = context
 
-    def _named(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Returns the fields with ids of known nodes replaced by name and short id."""
-        named = dict(list(fields.items())[:NUM_FIELDS_MAX])
-        for key, value in named.items():
-            if isinstance(value, str) and (name := self._context.name_of(value)):
-                named[key] = f"{name} ({value[:8]})"
-        return named
-
     @override
     def format(self, record: logging.LogRecord) -> str:
         event = getattr(record, "event", None)
         text = (
-            render_note(event, self._named(_record_fields(record)))
+            render_note(event, self._context.named(_record_fields(record)))
             if isinstance(event, str)
             else clean_text(record.getMessage(), limit=1000)
         )

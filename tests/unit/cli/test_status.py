@@ -287,3 +287,13 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_what_went_wrong_lately_is_shown_with_its_age(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recent = [{"age_s": 3.0 + k, "text": f"otter-{k} is gone\x1b"} for k in range(7)]
+    shown = text_of(status_answer(recent=recent), capsys)
+    assert "3 s ago" not in shown, "the newest five, which are the last"
+    assert "9 s ago  otter-6 is gone" in shown
+    assert "\x1b" not in shown

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import volunteer
+from decod.daemon.happenings import Happenings
 from decod.daemon.host import Node, facts_of
 from decod.daemon.status import Progress
 from decod.daemon.volunteer import full_status
@@ -179,3 +180,30 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
             assert "made_up" not in status
 
     asyncio.run(test())
+
+
+def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            node.gateway._remember_name(STRANGER, "brave-otter")
+            node.note("round.opened", round="2.1", num_members=3, view_version=1)
+            assert node.local_status()["recent"] == [], "routine"
+            for _ in range(3):
+                node.note("member.lost", peer=STRANGER, reason="timeout")
+            node.note("round.mended", round="2.1", reason="lost brave-otter (timeout)")
+            lost, mended = node.local_status()["recent"]
+            assert lost["text"] == f"brave-otter ({STRANGER[:8]}) is gone: timeout"
+            assert mended["event"] == "round.mended"
+            assert "others do its part again" in mended["text"]
+            assert 0 <= mended["age_s"] <= lost["age_s"] < 60
+
+    asyncio.run(test())
+
+
+def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
+    happenings = Happenings()
+    for k in range(20):
+        happenings.take("member.lost", {"peer": f"n{k}", "reason": "gone"}, now_s=float(k))
+    told = happenings.describe(20.0)
+    assert [one["age_s"] for one in told] == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert len(happenings.describe(617.5)) == 2

@@ -1,0 +1,47 @@
+"""What has gone wrong lately at a node, and what was done about it, for `decod status`."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from decod.obs.events import event_level, render_note
+
+_KEPT_MAX = 8
+_KEPT_S = 600.0
+"""Older ones are in the log."""
+
+_TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
+"""Orderly events that people wonder about."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Happening:
+    at_s: float
+    event: str
+    text: str
+
+
+@dataclass(slots=True)
+class Happenings:
+    """The last events that were not routine, oldest first."""
+
+    _kept: deque[_Happening] = field(default_factory=lambda: deque(maxlen=_KEPT_MAX))
+
+    def take(self, event: str, fields: Mapping[str, object], *, now_s: float) -> None:
+        """Take in one note; `fields` with names of nodes where they are known."""
+        if event_level(event) < logging.WARNING and event not in _TOLD_TOO:
+            return
+        text = render_note(event, fields)
+        if self._kept and self._kept[-1].text == text:
+            self._kept.pop()
+        self._kept.append(_Happening(now_s, event, text))
+
+    def describe(self, now_s: float) -> list[dict[str, Any]]:
+        """Return them as `decod status --json` shows them."""
+        return [
+            {"age_s": round(now_s - one.at_s, 1), "event": one.event, "text": one.text}
+            for one in self._kept
+            if now_s - one.at_s <= _KEPT_S
+        ]
