@@ -119,7 +119,7 @@ class Leader:
         return []
 
     def overdue(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = self._probes.overdue(now_s)
         if silent := self._probes.silent(now_s):
             effects += self._remove(now_s, silent)
         if self._round_by_s is not None and self._round_by_s <= now_s:
@@ -159,10 +159,10 @@ class Leader:
         self._probes.answered(sender, nonce)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
-        """A message to `node` could not be delivered; if it was the second ping, it is gone."""
+        """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
         if not ping or node not in self._probes:
             return self.suspect(now_s, node, reason)
-        again = self._probes.undelivered(node)
+        again = self._probes.undelivered(node, last=node in self.view.last_workers)
         return self._remove(now_s, {node: reason}) if again is None else again
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:

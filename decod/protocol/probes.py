@@ -8,14 +8,25 @@ from decod.ids import NodeId
 from decod.protocol.effects import Effect, Send
 from decod.protocol.messages import Ping
 
+_TRIES = 2
+"""Pings that may fail, at once, before a node counts as gone."""
+
+_TRIES_LAST = 6
+"""The same for the last one of a stage."""
+
+_ASKED = 3
+"""How often a node that does not answer is asked in all."""
+
 
 @dataclass(slots=True)
 class _Probe:
     nonce: int
     deadline_s: float
+    again_s: float
+    """When it is asked again: question or answer may have been lost on the way."""
     reason: str
-    failed: bool = False
-    """The first ping did not reach it."""
+    num_failed: int = 0
+    """Pings that did not reach it."""
 
 
 @dataclass(slots=True)
@@ -28,7 +39,7 @@ class Probes:
 
     @property
     def deadline_s(self) -> float | None:
-        return min((probe.deadline_s for probe in self._open.values()), default=None)
+        return min((min(p.again_s, p.deadline_s) for p in self._open.values()), default=None)
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._open
@@ -38,7 +49,8 @@ class Probes:
         if node in self._open:
             return []
         nonce = next(iter(self._nonces))
-        self._open[node] = _Probe(nonce, now_s + self.timeout_s, reason)
+        again_s = now_s + self.timeout_s / _ASKED
+        self._open[node] = _Probe(nonce, now_s + self.timeout_s, again_s, reason)
         return [Send(node, Ping(nonce))]
 
     def answered(self, node: NodeId, nonce: int) -> None:
@@ -46,14 +58,23 @@ class Probes:
         if probe is not None and probe.nonce == nonce:
             del self._open[node]
 
-    def undelivered(self, node: NodeId) -> list[Effect] | None:
-        """A ping did not reach a node: ask again, once; None if that was the second time."""
+    def undelivered(self, node: NodeId, *, last: bool) -> list[Effect] | None:
+        """A ping did not reach a node: ask again; None if that has been tried often enough.
+
+        One lost packet must not cost a member, and several not the `last` one of a stage.
+        """
         probe = self._open[node]
-        if probe.failed:
+        probe.num_failed += 1
+        if probe.num_failed >= (_TRIES_LAST if last else _TRIES):
             return None
-        # One lost packet must not cost a member, least of all its stage's last.
-        probe.failed = True
         return [Send(node, Ping(probe.nonce))]
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Ask again who has not answered yet, and has time left."""
+        due = [(n, p) for n, p in self._open.items() if p.again_s <= now_s < p.deadline_s]
+        for _, probe in due:
+            probe.again_s = now_s + self.timeout_s / _ASKED
+        return [Send(node, Ping(probe.nonce)) for node, probe in due]
 
     def silent(self, now_s: float) -> dict[NodeId, str]:
         """Return who has not answered in time, and why it was doubted."""

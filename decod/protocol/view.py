@@ -103,6 +103,11 @@ class View:
         return tuple(index for index, workers in enumerate(self.workers) if not workers)
 
     @cached_property
+    def last_workers(self) -> frozenset[NodeId]:
+        """Those without whom nobody would work on their stage."""
+        return frozenset(workers[0].node_id for workers in self.workers if len(workers) == 1)
+
+    @cached_property
     def data_nodes(self) -> tuple[Member, ...]:
         return self.roster(0)
 

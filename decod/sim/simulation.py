@@ -305,8 +305,9 @@ class Simulation:
         num = self.scenario.num_iterations
         if self.checker.num_iterations != num:
             raise self._stuck(f"{self.checker.num_iterations} iterations committed, {num} wanted")
-        # The end of the run may overtake the last commit where messages are lost.
-        least = num - 1 if self.scenario.link_faults.loss_ratio else num
+        # The end of the run may overtake the last commit where messages are lost or nodes stall.
+        freezes = any(fault.kind is FaultKind.FREEZE for fault in self.scenario.faults)
+        least = num - 1 if freezes or self.scenario.link_faults.loss_ratio else num
         for host in self.hosts.values():
             finished = host.stop is not None and host.stop.reason is StopReason.FINISHED
             if finished and not least <= host.compute.iteration <= num:
