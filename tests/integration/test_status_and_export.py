@@ -149,7 +149,8 @@ def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: 
         training.wait_for_iteration(iteration + 1)
         batch = microbatches(training.run, training.corpus, iteration + 1)
         loss = transformers_loss(folder, batch)
-        assert abs(loss / training.leader.losses()[iteration + 1] - 1) < 1e-8
+        # transformers norms in float32, even in float64 models.
+        assert abs(loss / training.leader.losses()[iteration + 1] - 1) < 1e-6
         iterations.append(iteration)
     assert iterations[0] < iterations[1]
     assert_agreement(tmp_path / "model-1")
