@@ -27,14 +27,11 @@ from decod.protocol import node as node_module
 from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.leader import Leader, LeaderState
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
 from decod.protocol.relay_microbatches import RelayMicrobatches
 from decod.sim.invariants import InvariantViolation
-from decod.sim.network import LinkFaults
-from decod.sim.scenario import Scenario, random_faults, random_scenario
+from decod.sim.scenario import faulty_scenario
 from decod.sim.simulation import Simulation
 
-BAD_LINKS = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
 CHUNK = 25
 """Seeds that a process runs at a time."""
 
@@ -107,24 +104,9 @@ def mutated(mutation: Mutation | None) -> Iterator[None]:
         setattr(mutation.owner, mutation.function, original)
 
 
-def scenario_of(seed: int) -> Scenario:
-    stages = 1 + seed % 4
-    scenario = random_scenario(
-        seed,
-        num_relay_stages=stages,
-        num_relays=4 * stages,
-        capacity_min=2,
-        capacity_max=4,
-        num_iterations=6,
-        link_faults=BAD_LINKS if seed % 3 == 0 else LinkFaults(),
-        protocol=ProtocolConfig(min_nodes_per_stage=2),
-    )
-    return random_faults(scenario, begin_s=6.0, end_s=25.0)
-
-
 def failure_of(seed: int, tally: Counter[str]) -> str:
     """Run one seed. Returns what went wrong and how to replay it, or nothing."""
-    scenario = scenario_of(seed)
+    scenario = faulty_scenario(seed)
     simulation = Simulation(scenario)
     try:
         result = simulation.run()

@@ -177,9 +177,7 @@ class DataMicrobatches:
         return [self._keeper.send_forward(held, output)]
 
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
-        held = self.held.get(message.microbatch)
-        if held is not None and held.downstream == sender and held.phase is Phase.SENT:
-            self._waits.completed(now_s, held)
+        self._waits.completed(now_s, sender, self.held.get(message.microbatch))
         return []
 
     def activation(

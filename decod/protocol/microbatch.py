@@ -160,7 +160,10 @@ class Waits:
         held.complete_by_s = now_s + patience_s
         self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
 
-    def completed(self, now_s: float, held: Held) -> None:
+    def completed(self, now_s: float, sender: NodeId, held: Held | None) -> None:
+        """Take in a COMPLETE, if it is the one that `held` waits for."""
+        if held is None or held.downstream != sender or held.phase is not Phase.SENT:
+            return
         waited_s = now_s - held.sent_s
         self._usual_s = (
             waited_s if self._usual_s is None else self._usual_s + 0.1 * (waited_s - self._usual_s)

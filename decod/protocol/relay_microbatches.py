@@ -159,9 +159,7 @@ class RelayMicrobatches:
         return effects + context.compute.submit(Backward(microbatch), [gradient])
 
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
-        held = self.held.get(message.microbatch)
-        if held is not None and held.downstream == sender and held.phase is Phase.SENT:
-            self._waits.completed(now_s, held)
+        self._waits.completed(now_s, sender, self.held.get(message.microbatch))
         return []
 
     # --- backward -----------------------------------------------------------------------------

@@ -279,8 +279,24 @@ def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
     )
 
 
-def random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> Scenario:
-    """Return the scenario with one to four faults of relays, drawn from its seed."""
+def faulty_scenario(seed: int) -> Scenario:
+    """Return a small run with one to four faults of relays; every third has bad links too."""
+    stages = 1 + seed % 4
+    bad = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
+    scenario = random_scenario(
+        seed,
+        num_relay_stages=stages,
+        num_relays=4 * stages,
+        capacity_min=2,
+        capacity_max=4,
+        num_iterations=6,
+        link_faults=bad if seed % 3 == 0 else LinkFaults(),
+        protocol=ProtocolConfig(min_nodes_per_stage=2),
+    )
+    return replace(scenario, faults=tuple(_random_faults(scenario, begin_s=6.0, end_s=25.0)))
+
+
+def _random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> list[HostFault]:
     rng = seeded(scenario.seed, "faults")
     kinds = (
         *[FaultKind.KILL] * 3,
@@ -289,7 +305,7 @@ def random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> Scenar
         FaultKind.RESTART,
         FaultKind.COMPUTE,
     )
-    faults = tuple(
+    return [
         HostFault(
             rng.choice(kinds),
             f"relay{rng.randrange(scenario.num_relays)}",
@@ -297,5 +313,4 @@ def random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> Scenar
             duration_s=round(rng.uniform(1.0, 12.0), 3),
         )
         for _ in range(rng.randint(1, 4))
-    )
-    return replace(scenario, faults=faults)
+    ]

@@ -18,7 +18,7 @@ from decod.sim.scenario import (
     FaultKind,
     HostFault,
     Scenario,
-    random_faults,
+    faulty_scenario,
     random_kill,
     random_scenario,
 )
@@ -97,27 +97,13 @@ def test_a_relay_that_dies_between_commits_costs_no_round() -> None:
     assert not any("is repeated" in line for line in result.trace)
 
 
-STURDY = ProtocolConfig(min_nodes_per_stage=2)
-BAD_LINKS = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
-
-
 @pytest.mark.parametrize("block", range(10))
 def test_relays_die_freeze_and_return_and_all_iterations_are_committed(block: int) -> None:
     """Up to four faults, on good and bad links; hardly ever does one cost a round."""
     num_mended = num_repeated = 0
     for seed in range(block, NUM_SEEDS, 10):
-        stages, links = 1 + seed % 4, BAD_LINKS if seed % 3 == 0 else LinkFaults()
-        scenario = random_scenario(
-            seed,
-            num_relay_stages=stages,
-            num_relays=4 * stages,
-            capacity_min=2,
-            capacity_max=4,
-            num_iterations=6,
-            link_faults=links,
-            protocol=STURDY,
-        )
-        result = run_scenario(random_faults(scenario, begin_s=6.0, end_s=25.0))
+        scenario = faulty_scenario(seed)
+        result = run_scenario(scenario)
         assert result.lost_stage or result.num_iterations == scenario.num_iterations
         num_mended += sum(" goes on: " in line for line in result.trace)
         num_repeated += sum("is repeated" in line for line in result.trace)
