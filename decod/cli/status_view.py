@@ -83,13 +83,14 @@ def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:
 
 def _run_line(status: Mapping[str, Any]) -> Text:
     leader = _mapping(status, "leader")
+    electing = ", another is being elected" if leader.get("electing") is True else ""
     pieces = [
         Text(f"run {_text(status, 'run_name')}", style="bold"),
         _state(status.get("run_state")),
         Text(f"iteration {_text(status, 'iteration')}"),
         Text(f"loss {_number(status.get('loss'), '.4f')}"),
         Text(f"{_number(status.get('tokens_per_s'), ',.0f')} tokens/s"),
-        Text(f"leader {_who(leader)} (term {_text(leader, 'term')})"),
+        Text(f"leader {_who(leader)} (term {_text(leader, 'term')}{electing})"),
     ]
     return Text("   ").join(pieces)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from decod.config.schema import Manifest
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.peers import KnownPeers
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net.ask import hello
@@ -31,7 +32,7 @@ class Contact:
     addresses: tuple[str, ...]
 
 
-async def find_run(text: str, known: KnownManifests) -> Contact:
+async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = None) -> Contact:
     """Ask the nodes that a join string names, one after another, about their run.
 
     A node that knows the run but not its leader's address still leads there, through the DHT.
@@ -39,6 +40,7 @@ async def find_run(text: str, known: KnownManifests) -> Contact:
     Args:
         text: A join string.
         known: Tells what has changed, if another run is found and the expected one was seen before.
+        peers: Knows other nodes to ask, if this host was in the run before.
 
     Raises:
         NetworkError: The string is damaged, or nobody answers.
@@ -46,14 +48,22 @@ async def find_run(text: str, known: KnownManifests) -> Contact:
     """
     join = JoinString.parse(text)
     error: DecodError | None = None
-    for address in join.addresses:
+    seen = peers.find(join.run_id) if peers is not None else ()
+    addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
+    for address in addresses:
         try:
             # Of any run: what another one is like is part of the message.
             info = await hello(address, HelloRequest())
         except NetworkError as caught:
-            error = caught
+            # That of a node which the string names says most.
+            error = error or caught
             continue
-        manifest = _checked_manifest(address, info, join, known)
+        try:
+            manifest = _checked_manifest(address, info, join, known)
+        except RejectedError:
+            if address in join.addresses:
+                raise
+            continue  # Somebody else has got that address since.
         leader = await _leader_of(address, info, join)
         if leader is None:
             error = NetworkError(
@@ -69,7 +79,7 @@ async def find_run(text: str, known: KnownManifests) -> Contact:
             leader=leader[0],
             leader_address=leader[1],
             observed_address=info.observed_address,
-            addresses=join.addresses,
+            addresses=addresses,
         )
     assert error is not None
     raise error

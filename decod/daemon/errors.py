@@ -43,6 +43,12 @@ def exit_code_of(stop: Stop) -> int:
                 why=stop.detail,
                 fix="run the same command again",
             )
+        case StopReason.SUPERSEDED:
+            raise TemporaryError(
+                "this node leads the run no more",
+                why=f"the others did not hear from it for a while: {stop.detail}",
+                fix="run decod leader with --join and the join string, to go on as one of them",
+            )
         case StopReason.FAILED:
             raise DecodError(
                 "this node can't go on",

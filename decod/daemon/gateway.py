@@ -16,9 +16,16 @@ from decod.net.ask import fetch_state
 from decod.net.client import PeerClient, Probed
 from decod.net.server import HelloInfo, HelloRequest, StateBlob, StateRequest
 from decod.protocol.events import LinkMeasured, Received
-from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, LinkProbe, Message
+from decod.protocol.messages import (
+    BackwardGradient,
+    ForwardActivation,
+    Join,
+    LeaderIs,
+    LinkProbe,
+    Message,
+)
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
-from decod.protocol.view import Member
+from decod.protocol.view import Member, Role
 from decod.stopwatch import Stopwatch
 
 FORGET_AFTER_S = 30.0
@@ -92,6 +99,7 @@ class Gateway:
         self._status = status
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
+        self._data_nodes: frozenset[NodeId] = frozenset()
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are no members, and when each is forgotten."""
         self._candidates_max = candidates_max()
@@ -105,15 +113,17 @@ class Gateway:
 
     # --- from the server ----------------------------------------------------------------------
 
-    def deliver(self, sender: NodeId, term: int, message: Message) -> None:  # noqa: ARG002
-        """Take a control message. Terms matter once leaders are elected."""
+    def deliver(self, sender: NodeId, term: int, message: Message) -> None:
+        """Take a control message."""
         if self._driver is None or self._driver.stopped.done():
             return
         if isinstance(message, Join) and not self._meet(sender, message):
             return
         if sender in self._candidates:
             self._remember_candidate(sender)
-        self._driver.post(Received(sender, message))
+        if isinstance(message, LeaderIs) and message.leader and message.address:
+            self._remember_leader(message.leader, message.address)
+        self._driver.post(Received(sender, message, term=term))
 
     def _meet(self, sender: NodeId, offer: Join) -> bool:
         """Take in a candidate's address; returns whether its offer can be looked at."""
@@ -132,6 +142,11 @@ class Gateway:
         self.client.set_address(sender, offer.address)
         self._remember_name(sender, offer.name)
         return True
+
+    def _remember_leader(self, node: NodeId, address: str) -> None:
+        """Take in where another leader is, unless the members' own addresses say it."""
+        if node not in self._members and node != self._node_id:
+            self.client.set_address(node, address)
 
     def _remember_candidate(self, node: NodeId) -> None:
         if node in self._candidates:
@@ -183,6 +198,7 @@ class Gateway:
     def tensor_arrived(
         self,
         sender: NodeId,
+        term: int,
         message: Message,
         buffer: memoryview,
         seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
@@ -193,7 +209,7 @@ class Gateway:
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
         else:
-            self._driver.tensor_arrived(sender, message, buffer)
+            self._driver.tensor_arrived(sender, term, message, buffer)
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
@@ -270,9 +286,14 @@ class Gateway:
             self._remember_name(member.node_id, member.name)
             if member.node_id != self._node_id:
                 self.client.set_address(member.node_id, member.address)
+        loop = asyncio.get_running_loop()
         for gone in self._members - now:
-            asyncio.get_running_loop().call_later(FORGET_AFTER_S, self._forget, gone)
+            # A data node may have led, and must be told who does now, whenever it comes back.
+            data = gone in self._data_nodes
+            after_s = FORGET_CANDIDATE_AFTER_S if data else FORGET_AFTER_S
+            loop.call_later(after_s, self._forget, gone)
         self._members = now
+        self._data_nodes = frozenset(m.node_id for m in members if m.role is Role.DATA)
         for node in now:
             self._drop_candidate(node)
 

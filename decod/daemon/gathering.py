@@ -92,7 +92,9 @@ class _Gathering:
         self._node = node
         self._driver: NodeDriver = driver
         self._view: View = leader.view
-        self._iteration, self._loss = leader.committed.iteration, leader.loss
+        # A leader that was elected knows the loss of what others committed as a member.
+        loss = leader.loss if leader.loss is not None else node.progress.loss
+        self._iteration, self._loss = leader.committed.iteration, loss
         self._num_deferred = node.progress.num_deferred
         self._with_optimizer = with_optimizer
         self._uncopied = set(range(leader.view.num_stages))

@@ -9,7 +9,6 @@
 
 import asyncio
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -22,15 +21,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from decod.config.node import NodeConfig, parse_listen
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
+from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
+from decod.daemon.peers import KnownPeers
 from decod.daemon.status import Progress, status_of
+from decod.daemon.succession import leader_of
+from decod.daemon.threads import in_thread
+from decod.daemon.votes import VoteFile
 from decod.daemon.wishes import Wishes
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
@@ -46,6 +50,7 @@ from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Note, Stop
+from decod.protocol.election import Promise
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Role
@@ -110,45 +115,6 @@ def _sizes_of(run: RunConfig) -> Sizes:
     )
 
 
-class StateFolder:
-    """The folder of one node, locked while its daemon runs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: IO[str] | None = None
-
-    def lock(self) -> None:
-        """Lock the folder.
-
-        Raises:
-            ConfigError: The folder can't be used, or another daemon uses it.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (self.path / "lock").open("a")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.unlock()
-            raise ConfigError(
-                f"another decod daemon uses {self.path}",
-                why="a folder holds one node's identity",
-                fix="stop it, or give this one its own --state-dir",
-                code="E-CFG-041",
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"can't use the state folder {self.path}",
-                why=str(error),
-                fix="give a --state-dir that you may write to",
-                code="E-CFG-042",
-            ) from error
-
-    def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-
 class Host:
     """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
 
@@ -202,6 +168,10 @@ class Node:
         self.join_string: str | None = None
         self.ending = False
         """At the leader: nothing is committed any more, so what is kept is the last there is."""
+        self.elected = asyncio.Event()
+        """This node has been elected leader, once or more often."""
+        self.completed = asyncio.Event()
+        """At the leader: the last iteration is committed."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
         self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
         """At the leader: what `decod status` shows of the checkpoints."""
@@ -223,6 +193,8 @@ class Node:
         host.log.name_of = self.gateway.name_of
         self._named = host.log.named
         self._stack = AsyncExitStack()
+        self._view_version: object = 0
+        self._votes = VoteFile(config.state_dir, part.run_id)
         self._signals = 0
 
     # --- start --------------------------------------------------------------------------------
@@ -380,7 +352,7 @@ class Node:
         machine = NodeMachine(
             identity,
             run.protocol,
-            facts_of(part.manifest),
+            dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
             leader=part.leader,
             compute_s=compute_s,
             rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
@@ -391,8 +363,9 @@ class Node:
             self.arena,
             _sizes_of(run),
             on_note=self._noted,
-            on_run_complete=self.on_run_complete,
+            on_run_complete=self._run_completed,
         )
+        self.driver.keep_vote = self._keep_vote
         self._stack.push_async_callback(self.driver.close)
         if part.leader_address:
             self.gateway.client.set_address(part.leader, part.leader_address)
@@ -461,13 +434,13 @@ class Node:
     def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
         if not self.address:
             return None
-        leader = self.identity.node_id == self.part.leader
+        leader = leader_of(self)
         return HelloInfo(
             run_id=self.part.run_id,
             manifest_json=self.part.manifest.to_json(),
             node_id=self.identity.node_id,
-            leader=self.part.leader,
-            leader_address=self.address if leader else self.part.leader_address,
+            leader=None if leader.electing else leader.node_id,
+            leader_address=leader.address,
         )
 
     def local_status(self) -> dict[str, Any]:
@@ -513,13 +486,33 @@ class Node:
             "node_cpu_s": time.process_time(),
         }
 
+    async def _keep_vote(self, promise: Promise) -> bool:
+        kept = await in_thread(lambda: self._votes.keep(promise))
+        if not kept:
+            self.note("vote.failed", term=promise.term)
+        return kept
+
+    def _run_completed(self, iteration: int) -> None:
+        self.completed.set()
+        self.on_run_complete(iteration)
+
     # --- notes --------------------------------------------------------------------------------
 
     def _noted(self, note: Note) -> None:
         fields = dict(note.fields)
         self.progress.take(note.event, fields, now_s=time.monotonic())
+        if note.event == "leader.elected":
+            self.elected.set()
+        elif note.event == "round.opened" and fields["view_version"] != self._view_version:
+            self._view_version = fields["view_version"]
+            self._remember_members()
         self.wishes.noted(note.event, fields)
         self.note(note.event, **fields)
+
+    def _remember_members(self) -> None:
+        assert self.driver is not None
+        view, peers = self.driver.machine.context.view, KnownPeers(self.config.state_dir)
+        in_thread(lambda: peers.keep(self.part.run_id, view, own=self.address))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""

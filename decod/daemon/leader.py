@@ -20,8 +20,10 @@ from decod.daemon.errors import exit_code_of, not_begun
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import find_resumed
 from decod.daemon.shown import ShownProgress
+from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
 from decod.daemon.volunteer import announce, full_status, same_identity, take_part
 from decod.data.corpus import corpus_folder
@@ -32,7 +34,6 @@ from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_from_hf
 from decod.net.identity import Identity
-from decod.net.join_string import JoinString
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CommitsHeld, DrainRequested
 from decod.protocol.view import Role
@@ -67,28 +68,56 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 
 async def _run(options: LeaderOptions, say: Say) -> int:
     with Host(options.node) as host:
-        data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
-        # Sizes are checked now, every byte while torch loads.
-        with Dataset.open(data_dir) as dataset:
-            manifest = Manifest(
-                run=options.run_file.run,
-                data_index_sha256=dataset.index_sha256,
-                data_vocab_size=dataset.vocab_size,
-                initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
-            )
-            checkpoint_dir = None
-            if options.resume is not None:
-                checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
-            part, contacts = await _part(options, host.identity, manifest, data_dir)
-            part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
-            async with Node(options.node, part, host, say) as node:
-                verified = in_thread(dataset.verify)
-                if part.leader == host.identity.node_id:
-                    return exit_code_of(await _lead(node, options, verified))
-                node.commands["status"] = lambda _: full_status(node)
-                if not await node.unless_drained(_wait(verified)):
-                    return 0
-                return exit_code_of(await take_part(node, contacts))
+        while True:
+            stop, join_string = await _run_once(options, host, say)
+            if stop.reason is not StopReason.SUPERSEDED:
+                return exit_code_of(stop)
+            # The others did not hear from this node for a while and go on with another leader.
+            say(f"{stop.detail}: this node joins it again as a data node")
+            options = dataclasses.replace(options, join=join_string, init_dir=None, resume=None)
+
+
+async def _run_once(options: LeaderOptions, host: Host, say: Say) -> tuple[Stop, str]:
+    """Run one life of the node; return how it ended, and where the others of its run are."""
+    data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
+    # Sizes are checked now, every byte while torch loads.
+    with Dataset.open(data_dir) as dataset:
+        manifest = Manifest(
+            run=options.run_file.run,
+            data_index_sha256=dataset.index_sha256,
+            data_vocab_size=dataset.vocab_size,
+            initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
+        )
+        checkpoint_dir = None
+        if options.resume is not None:
+            checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
+        part, contacts = await _part(options, host.identity, manifest, data_dir)
+        part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
+        async with Node(options.node, part, host, say) as node:
+            verified = in_thread(dataset.verify)
+            if part.leader == host.identity.node_id:
+                stop = await _lead(node, options, verified)
+            else:
+                stop = await _follow(node, options, contacts, verified)
+            return stop, join_string_of(node, others=True)
+
+
+async def _follow(
+    node: Node, options: LeaderOptions, contacts: tuple[str, ...], verified: "asyncio.Future[None]"
+) -> Stop:
+    """Train as a further data node of a run, and lead it if elected."""
+
+    async def lead() -> Stop:
+        node.say(f"this node leads the run now, in term {leader_of(node).term}")
+        leading = _Leading(node, options)
+        node.join_string = join_string_of(node)
+        node.say(f"join string: {node.join_string}")
+        return await leading.run()
+
+    node.commands["status"] = lambda _: full_status(node)
+    if not await node.unless_drained(_wait(verified)):
+        return Stop(StopReason.DRAINED, "it had not begun to train")
+    return await take_part(node, contacts, lead)
 
 
 def _resumed(
@@ -122,7 +151,7 @@ async def _part(
         )
         return part, ()
     known = KnownManifests(options.node.state_dir)
-    contact = await find_run(options.join, known)
+    contact = await find_run(options.join, known, KnownPeers(options.node.state_dir))
     if identity.node_id == contact.leader:
         raise same_identity(options.node)
     if options.init_dir is None:
@@ -203,9 +232,7 @@ def _check_model(path: Path, model: ModelConfig) -> None:
 
 
 async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
-    prefix = node.part.manifest.sha256[:16]
-    join = JoinString(run_id=node.part.run_id, manifest_prefix=prefix, addresses=(node.address,))
-    node.join_string = str(join)
+    node.join_string = join_string_of(node)
     node.say(f"join string: {node.join_string}")
     last = node.part.manifest.run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
@@ -231,7 +258,6 @@ class _Leading:
         )
         self._run_file = options.run_file.path
         self._exporting = asyncio.Lock()
-        self._complete = asyncio.Event()
         self._shown = ShownProgress(node)
         self._checkpoints = Checkpoints(node, options.run_file.checkpoint, self._exporting)
         self._keeping: asyncio.Task[None] | None = None
@@ -240,14 +266,21 @@ class _Leading:
             node.gateway.initial_state = self._initial_state
             node.gateway.start_iteration = manifest.start_iteration
         node.commands["export"] = self._export
-        node.on_run_complete = lambda _: self._complete.set()
+        self._complete = node.completed
         node.progress.on_stage_ending = self._keep_early
 
     async def run(self) -> Stop:
         """Wait for the end of the run, whatever it is, and keep what there is to keep."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (publish_terms(self._node), seek_successor(self._node))
+        ]
         try:
             stop = await self._run()
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._checkpoints.close()
         last = self._checkpoints.last
         if last is not None and not self._complete.is_set():

@@ -24,6 +24,11 @@ class ShownProgress:
             self._shown_s = now_s
             self._say()
 
+    def stop(self) -> None:
+        """Leave it to somebody else to show what comes."""
+        self._node.progress.on_commit.remove(self._show)
+        self._iteration = self._node.progress.iteration
+
     def show_last(self) -> None:
         """Say how it ended, if that has not been shown."""
         if self._node.progress.iteration != self._iteration:

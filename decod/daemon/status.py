@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from decod import __version__
+from decod.daemon.succession import join_string_of, leader_of
 from decod.protocol.identity import NodeState
 from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
@@ -48,6 +49,8 @@ class Progress:
                 call()
         elif event == "iteration.committed":
             self.num_deferred = int(fields["num_deferred"])
+        elif event == "leader.elected":
+            self.message = f"this node leads the run in term {fields['term']}"
         elif event in ("round.aborted", "member.lost", "peer.suspected", "state.failed"):
             self.message = str(fields.get("reason", ""))
         elif event == "member.leaving":
@@ -63,8 +66,7 @@ def status_of(node: "Node") -> dict[str, Any]:
     driver, part, progress = node.driver, node.part, node.progress
     machine = driver.machine if driver is not None else None
     view = machine.context.view if machine is not None else None
-    leads = node.identity.node_id == part.leader
-    leader_member = view.by_id.get(part.leader) if view is not None else None
+    leader = leader_of(node)
     me = {
         "id": node.identity.node_id,
         "name": node.config.name or node.identity.name,
@@ -88,17 +90,18 @@ def status_of(node: "Node") -> dict[str, Any]:
         "loss": progress.loss,
         "tokens_per_s": progress.tokens_per_s,
         "leader": {
-            "id": part.leader,
-            "name": leader_member.name if leader_member is not None else "",
-            "address": node.address if leads else part.leader_address,
-            "term": view.term if view is not None else 0,
+            "id": leader.node_id,
+            "name": leader.name,
+            "address": leader.address,
+            "term": leader.term,
+            "electing": leader.electing,
         },
         "node": me,
         "stages": _stages(machine, part.manifest.run.stages.num_relay_stages + 1),
         "flows": _flows(machine),
         "candidates": _candidates(machine.leader if machine is not None else None),
         "checkpoint": node.describe_checkpoint(),
-        "join_string": node.join_string,
+        "join_string": node.join_string and join_string_of(node),
         "counters": node.server.counters.totals(),
         "timing": node.timing(),
         "message": _message(machine, progress),
@@ -114,6 +117,11 @@ def _run_state(machine: NodeMachine | None) -> str:
 
 def _message(machine: NodeMachine | None, progress: Progress) -> str:
     leader = machine.leader if machine is not None else None
+    if machine is not None and machine.office.election.electing:
+        return "the leader is silent: another is being elected"
+    if leader is not None and leader.electorate.lacking:
+        num_gone = len(leader.electorate.lacking)
+        return f"NO QUORUM: {num_gone} members are gone, and training waits for some"
     view: View | None = leader.view if leader is not None else None
     if view is not None and view.empty_stages:
         missing = ", ".join(str(stage) for stage in view.empty_stages)

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,17 @@ from decod.daemon.contact import Contact, find_run
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
+from decod.daemon.peers import KnownPeers
 from decod.daemon.shown import ShownProgress
+from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.net.ask import ask_status
-from decod.net.dht_record import LEADER, peer_name
+from decod.net.dht_record import peer_name
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.view import Role
 
 _STATUS_TIMEOUT_S = 0.3
 """How long the leader may take; after that the node tells what it knows itself."""
-
-_RECORD_TTL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 async def _run(options: JoinOptions, say: Say) -> int:
     known = KnownManifests(options.node.state_dir)
-    contact = await find_run(options.join_string, known)
+    contact = await find_run(options.join_string, known, KnownPeers(options.node.state_dir))
     stages = contact.manifest.run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(
@@ -84,8 +85,18 @@ def same_identity(config: NodeConfig) -> ConfigError:
     )
 
 
-async def take_part(node: Node, contacts: tuple[str, ...]) -> Stop:
-    """Train with a run that another node leads, until it ends or this node is to leave."""
+Lead = Callable[[], Awaitable[Stop]]
+"""What a node does once it has been elected, until it stops."""
+
+
+async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = None) -> Stop:
+    """Train with a run that another node leads, until it ends or this node is to leave.
+
+    Args:
+        node: This node.
+        contacts: Nodes of the run.
+        lead: Taken up if this node is elected; None: it can't be.
+    """
 
     async def begin() -> None:
         await announce(node, contacts, leads=False)
@@ -93,7 +104,7 @@ async def take_part(node: Node, contacts: tuple[str, ...]) -> Stop:
 
     if not await node.unless_drained(begin()):
         return Stop(StopReason.DRAINED, "it had not begun to train")
-    return await run_until_stopped(node)
+    return await run_until_stopped(node, lead)
 
 
 def _advertise_observed(node: Node, contact: Contact) -> None:
@@ -114,23 +125,32 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
     if contacts:
         await dht.bootstrap(contacts)
     record = {"node_id": node.identity.node_id, "address": node.address}
-    await dht.publish(peer_name(node.identity.node_id), record, ttl_s=_RECORD_TTL_S)
+    await dht.publish(peer_name(node.identity.node_id), record, ttl_s=RECORD_TTL_S)
     if leads:
-        await dht.publish(LEADER, {**record, "term": 1}, ttl_s=_RECORD_TTL_S)
+        await publish_leader(node)
 
 
-async def run_until_stopped(node: Node) -> Stop:
+async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait for the core to stop; a signal makes it leave first."""
     assert node.driver is not None
     shown = ShownProgress(node)
     drained = asyncio.create_task(node.wishes.wait_leaving())
-    ends: list[asyncio.Future[Any]] = [drained, node.driver.stopped]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not node.driver.stopped.done():
-        node.wishes.tell_core()
-    drained.cancel()
-    stop = await node.wait_stopped()
-    shown.show_last()
+    elected = asyncio.create_task(node.elected.wait())
+    seeking = asyncio.create_task(seek_leader(node))
+    ends: list[asyncio.Future[Any]] = [drained, node.driver.stopped, elected]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if elected.done() and lead is not None and not node.driver.stopped.done():
+            shown.stop()
+            return await lead()
+        if not node.driver.stopped.done():
+            node.wishes.tell_core()
+        stop = await node.wait_stopped()
+    finally:
+        for task in (drained, elected, seeking):
+            task.cancel()
+        await asyncio.gather(drained, elected, seeking, return_exceptions=True)
+        shown.show_last()
     if stop.reason is StopReason.DRAINED:
         node.say(f"left the run: {stop.detail}")
     return stop
@@ -139,9 +159,12 @@ async def run_until_stopped(node: Node) -> Stop:
 async def full_status(node: Node) -> dict[str, Any]:
     """Return the leader's status with this node's own part, or what this node knows itself."""
     own = node.local_status()
+    leader = leader_of(node)
+    if leader.node_id == node.identity.node_id or not leader.address:
+        return own
     try:
         text = await ask_status(
-            node.part.leader_address,
+            leader.address,
             node.part.run_id,
             node.identity.node_id,
             timeout_s=_STATUS_TIMEOUT_S,

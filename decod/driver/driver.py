@@ -9,7 +9,7 @@ happened, and a traced run can be replayed.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ from decod.ids import JobId, NodeId, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
+from decod.protocol.election import Promise
 from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
@@ -107,6 +108,8 @@ class NodeDriver:
         self._sizes = sizes
         self._on_note = on_note
         self._on_run_complete = on_run_complete
+        self.keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
+        """Writes a vote to disk; returns whether it is there. Without it the node never votes."""
         self._transport: Transport | None = None
         self._clock = asyncio.get_running_loop().time
         self._timer: asyncio.TimerHandle | None = None
@@ -224,6 +227,8 @@ class NodeDriver:
                 self._answer(request_id, reason)
             case fx.ProbeLink(to, size_bytes):
                 self._own(self._probe(to, term, size_bytes))
+            case fx.PersistVote(term, candidate):
+                self._own(self._persist(Promise(term, candidate)))
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():
@@ -251,6 +256,12 @@ class NodeDriver:
         sizes = self._sizes
         return sizes.num_parameters * max(sizes.wire_element_bytes, sizes.sum_element_bytes)
 
+    async def _persist(self, promise: Promise) -> None:
+        """Keep a vote; if that can't be done, the node abstains."""
+        if await self.keep_vote(promise) and not self.stopped.done():
+            assert promise.candidate is not None
+            self.post(ev.VotePersisted(promise.term, promise.candidate))
+
     # --- tensors ------------------------------------------------------------------------------
 
     def _keep(self, region: Region) -> ev.Tensor:
@@ -271,9 +282,11 @@ class NodeDriver:
         """Return the regions of buffers that `allocate` or `request_state` gave."""
         return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
 
-    def tensor_arrived(self, sender: NodeId, message: Message, buffer: memoryview) -> None:
+    def tensor_arrived(
+        self, sender: NodeId, term: int, message: Message, buffer: memoryview
+    ) -> None:
         tensor = self._keep(self._incoming.pop(id(buffer)))
-        self.post(ev.Received(sender, message, tensor))
+        self.post(ev.Received(sender, message, tensor, term))
 
     def tensor_failed(self, buffer: memoryview) -> None:
         self.arena.free(self._incoming.pop(id(buffer)))
@@ -465,6 +478,10 @@ class NodeDriver:
             return False
         future.set_result(answer)
         return True
+
+
+async def _abstain(_: Promise) -> bool:
+    return False
 
 
 async def _taken(future: asyncio.Future[ServedState | str]) -> ServedState | str:

@@ -114,7 +114,7 @@ class PeerHandler(Protocol):
         """
 
     def tensor_arrived(
-        self, sender: NodeId, message: Message, buffer: memoryview, seconds: float
+        self, sender: NodeId, term: int, message: Message, buffer: memoryview, seconds: float
     ) -> None:
         """Takes a whole tensor. `seconds` is the time since its header arrived."""
 
@@ -346,7 +346,9 @@ class PeerServer:
                 self._handler.tensor_failed(buffer)
         if arrived:
             seconds = loop.time() - start_s
-            self._handler.tensor_arrived(decoded.sender, decoded.message, buffer, seconds)
+            self._handler.tensor_arrived(
+                decoded.sender, decoded.term, decoded.message, buffer, seconds
+            )
             return tensor_pb2.PUSH_STATE_RECEIVED
         if not filler.complete:
             self._count("tensor.broken", _host_of(context), "it ended before its size was reached")

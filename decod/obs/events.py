@@ -61,6 +61,12 @@ _SPECS = (
     EventSpec("state.failed", "state from {peer} not loaded: {reason}", _W),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
+    # Elections.
+    EventSpec("leader.doubted", "nothing heard from {peer}, leader of term {term}", _W),
+    EventSpec("leader.standing", "standing for leader of term {term} in round {round}", _W),
+    EventSpec("leader.elected", "this node leads term {term}, by {num_votes} votes", _W),
+    EventSpec("leader.stopped", "this node's term {term} is over: another was voted for", _W),
+    EventSpec("vote.failed", "the vote in term {term} can't be written: this node abstains", _E),
     # Flows and microbatches.
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
@@ -79,6 +85,11 @@ _SPECS = (
         _W,
     ),
     EventSpec("member.lost", "{peer} is gone: {reason}", _W),
+    EventSpec(
+        "quorum.lost",
+        "NO QUORUM: {num_gone} of {num_total} members are gone, and training waits for some",
+        _E,
+    ),
     EventSpec("run.opened", "training begins with round {round}: {reason}"),
     EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}", _D),
     EventSpec("round.mended", "round {round} goes on: {reason}; others do its part again", _W),

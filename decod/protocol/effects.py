@@ -82,6 +82,18 @@ class ProbeLink:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistVote:
+    """Keep, beyond this process's life, whom this node votes for: then `VotePersisted`.
+
+    If that can't be done, nothing: the node abstains. A vote is sent only when it is kept, or a
+    node that restarts could vote twice in a term.
+    """
+
+    term: int
+    candidate: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class UseMembers:
     """From now on these are the members: addresses to dial, peers to listen to."""
 
@@ -116,6 +128,8 @@ class StopReason(Enum):
     """The run went on without this node; it may join again."""
     LEADER_LOST = "leader_lost"
     """Nobody leads the run any more."""
+    SUPERSEDED = "superseded"
+    """This node led; the others took it for dead and have elected another leader."""
     FAILED = "failed"
     """This node can't go on: its compute process failed, or a whole stage is lost."""
 
@@ -137,6 +151,7 @@ Effect = (
     | ServeState
     | RefuseState
     | ProbeLink
+    | PersistVote
     | UseMembers
     | Note
     | CompleteRun

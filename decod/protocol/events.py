@@ -23,6 +23,8 @@ class Received:
     sender: NodeId
     message: Message
     tensor: Tensor | None = None
+    term: int = 0
+    """Of the sender's view; 0 if it is not known, and then it is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,23 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class VotePersisted:
+    """A `PersistVote` effect has ended well: the vote may be sent."""
+
+    term: int
+    candidate: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderFound:
+    """Another node leads the run than this one was told, as it seems: a candidate offers itself
+    there, and a leader that has no quorum gives up."""
+
+    leader: NodeId
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateRequested:
     """A peer, or this host's operator, wants a consistent copy of this stage's state."""
 
@@ -149,6 +168,8 @@ Event = (
     | TensorSent
     | SendFailed
     | LinkMeasured
+    | VotePersisted
+    | LeaderFound
     | StateRequested
     | StateFetched
     | StateFetchFailed

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from decod.ids import NodeId
 from decod.protocol.admission import RunShape
+from decod.protocol.election import NO_PROMISE, Promise
 from decod.protocol.view import Role
 
 
@@ -48,3 +49,5 @@ class RunFacts:
     activation_size_bytes: int
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
+    promise: Promise = NO_PROMISE
+    """The vote that this node has kept of an earlier life in this run."""

@@ -6,9 +6,12 @@ The candidate repeats what it said last until the leader lets it in; the leader 
 alike. A run that starts from a given state adds a step: the stage's part comes from the leader.
 """
 
+from dataclasses import replace
+
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, FetchState, Note, Send, Stop, StopReason
+from decod.protocol.events import LeaderFound
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.messages import Assign, Join, Prepared
@@ -63,6 +66,16 @@ class Joining:
         if self._initial_due:
             return self._fetch_initial()
         return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
+
+    def redirected(self, now_s: float, event: LeaderFound) -> list[Effect]:
+        """Another node leads the run by now: begin again there."""
+        view = self._context.view
+        if event.leader == view.leader:
+            return []
+        self._context.view = replace(view, leader=event.leader)
+        self._assigned = self._heard_s = None
+        self._fetching = False
+        return self.knock(now_s)
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""

@@ -18,9 +18,11 @@ If a stage loses its last member after an iteration has been committed, nobody h
 the run stops and says so, since anything else would be another model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import count
+from typing import Any
 
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
@@ -28,6 +30,8 @@ from decod.protocol.capacity import Capacities
 from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
 from decod.protocol.effects import CompleteRun, Effect, Note, Send
+from decod.protocol.election import Succession
+from decod.protocol.electorate import Electorate, electors_of
 from decod.protocol.messages import (
     Abort,
     BeginAggregation,
@@ -63,6 +67,9 @@ class LeaderState(Enum):
     FINISHED = "finished"
 
 
+_UNDER_WAY = (LeaderState.TRAINING, LeaderState.AGGREGATING)
+
+
 class Leader:
     """The state that only the leader has. Driven by its own node's `NodeMachine`."""
 
@@ -89,10 +96,12 @@ class Leader:
         self.loads: dict[NodeId, NodeLoad] = {}
         """The newest answers to the utilisation query."""
         self.loss: float | None = None
-        self.held = False
+        self.held, self._vote_term = False, 0
         self._probes = Probes(config.probe_timeout_s)
         self._reports: dict[NodeId, Report] = {}
+        self._begun: BeginAggregation | None = None
         self._vote: Ready | None = None
+        self.electorate = Electorate(node_id)
         self._last: Commit | Abort | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
@@ -118,6 +127,31 @@ class Leader:
         self._query_s = now_s + self.config.admission_interval_s
         return []
 
+    def take_over(
+        self, now_s: float, won: Succession, begun: BeginAggregation | None
+    ) -> list[Effect]:
+        """Go on where the last leader ended: finish the round if it may have, else repeat it.
+
+        `begun` is what was announced of the round's batch, if anything.
+        """
+        opening, view = won.opening, replace(won.view, term=won.term)
+        self.view, self.round, self.committed = view, opening.round, opening.committed
+        self.electorate.settle(view, electors_of(opening))
+        self._query_ids = count(won.term << 32)
+        self._probes = Probes(self.config.probe_timeout_s, _nonces=count(won.term << 32))
+        old = [] if won.old == self.node_id else [won.old]
+        if opening.paused:
+            self.state = LeaderState.PAUSED
+        elif won.hashes and begun is not None and begun.num_committed:
+            self.state, self._begun = LeaderState.AGGREGATING, begun
+            self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
+            self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
+            return self._decide(now_s)
+        reason = "lost the leader" if old else "the leader's term was called in question"
+        notes: list[Effect] = [_note("member.lost", peer=node, reason=reason) for node in old]
+        view = self._next_view(without=old, admit=False)
+        return notes + self._open(now_s, view, reason=reason, goodbye=old)
+
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self._probes.overdue(now_s)
         if silent := self._probes.silent(now_s):
@@ -137,6 +171,7 @@ class Leader:
             if self.admission.repeated(sender, join):
                 return self._last_word(sender)
             effects += self._remove(now_s, {sender: "restarted"})
+        self.electorate.readmit(sender)
         return effects + self.admission.join(self.view, sender, join)
 
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
@@ -146,6 +181,10 @@ class Leader:
         if gathering and self.admission.enough(self.view, started=self._started):
             view = self._next_view()
             effects += self._open(now_s, view, reason="every stage has its members")
+        elif self.electorate.lacking and self.admission.any_prepared:
+            effects += self._remove(
+                now_s, dict.fromkeys(self.electorate.lacking, "gone"), admit=True
+            )
         return effects
 
     # --- doubts and leaving -------------------------------------------------------------------
@@ -168,12 +207,13 @@ class Leader:
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
             return []
+        self.electorate.dismiss(sender)
         if message.at_once:
             return self._remove(now_s, {sender: message.reason})
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
-        needed = self._started and sender in self._stay()
+        needed = self._started and sender in _stay(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
         effects: list[Effect] = [_note("member.leaving", peer=sender, reason=message.reason)]
@@ -198,10 +238,9 @@ class Leader:
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
         """Repeat the last decision to a node that may have missed it."""
-        begin = self._begin_message()
-        if sender in self.view and message.round == self.round and begin is not None:
+        if sender in self.view and message.round == self.round and self._begun is not None:
             mend = [Send(sender, self._mend)] if self._mend is not None else []
-            return [*mend, Send(sender, begin)]
+            return [*mend, Send(sender, self._begun)]
         return self._last_word(sender)
 
     def _last_word(self, node: NodeId) -> list[Effect]:
@@ -209,36 +248,36 @@ class Leader:
         words = [word for word in (self._last, self._mend) if word is not None]
         return [Send(node, word) for word in words]
 
-    def _remove(self, now_s: float, nodes: dict[NodeId, str]) -> list[Effect]:
+    def _remove(
+        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
+    ) -> list[Effect]:
         """Go on without some nodes: the round is repeated, or the run has lost a stage."""
         effects: list[Effect] = []
         for node, reason in nodes.items():
             self._probes.forget(node)
-            self.admission.candidates.pop(node, None)
+            if not admit:
+                self.admission.candidates.pop(node, None)
             self.leaving.pop(node, None)
             self.loads.pop(node, None)
-            if node in self.view:
+            if node in self.view and node not in self.electorate.lacking:
                 effects.append(_note("member.lost", peer=node, reason=reason))
         gone = [node for node in nodes if node in self.view]
         if not gone:
             return effects
+        gone += [n for n in self.electorate.lacking if n in self.view and n not in gone]
         # What others want can wait until a round ends in order: now they are needed as they are.
-        view = self._next_view(without=gone, admit=False, resize=False)
+        view = self._next_view(without=gone, admit=admit, resize=False)
+        if not self.electorate.allows(view):
+            return effects + self.electorate.wait_for(gone, self.view)
         names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
-        reason = f"lost {names} ({nodes[gone[0]]})"
+        reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
         if view.empty_stages and self._started:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
-        if self._survives(gone, view):
+        if not admit and self.state in _UNDER_WAY and _survives(self.view, view, gone):
             return effects + self._go_on(now_s, view, reason=reason, gone=gone)
         return effects + self._open(now_s, view, reason=reason, goodbye=gone)
-
-    def _survives(self, gone: Sequence[NodeId], view: View) -> bool:
-        """Whether others can do again in this round what those that are gone have done in it."""
-        relays = all(self.view.by_id[node].role is Role.RELAY for node in gone)
-        under_way = self.state in (LeaderState.TRAINING, LeaderState.AGGREGATING)
-        return relays and under_way and not view.idle_stages
 
     def _go_on(
         self, now_s: float, view: View, *, reason: str, gone: Sequence[NodeId]
@@ -248,6 +287,8 @@ class Leader:
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
         words = [word for node in left for word in self._last_word(node)]
         self.view, self.state, self._vote = view, LeaderState.TRAINING, None
+        self._begun = None
+        self.electorate.opened(view)
         self._reports.clear()
         self._progressed(now_s)
         self._mend = mend = Mend(self.round, view, reason[:200])
@@ -261,7 +302,7 @@ class Leader:
         """A data node's share is done; when all are, the batch is."""
         member = self.view.by_id.get(sender)
         ours = member is not None and member.role is Role.DATA and message.round == self.round
-        if not ours or self.state not in (LeaderState.TRAINING, LeaderState.AGGREGATING):
+        if not ours or self.state not in _UNDER_WAY:
             return []
         if message.failure:
             return self._repeat(now_s, message.failure, counts=False)
@@ -271,23 +312,11 @@ class Leader:
         self._progressed(now_s)
         if len(self._reports) < len(self.view.data_nodes):
             return []
-        begin = self._begin_message()
-        assert begin is not None
+        begin = _begin(self.round, self.view.version, self._reports.values())
         if begin.num_committed == 0:
             return self._repeat(now_s, "no microbatch found a way through", counts=True)
-        self.state = LeaderState.AGGREGATING
+        self.state, self._begun = LeaderState.AGGREGATING, begin
         return [Send(self.node_id, begin)]
-
-    def _begin_message(self) -> BeginAggregation | None:
-        if len(self._reports) < max(1, len(self.view.data_nodes)):
-            return None
-        reports = self._reports.values()
-        return BeginAggregation(
-            self.round,
-            sum(r.num_committed for r in reports),
-            add_digests(r.digest for r in reports),
-            self.view.version,
-        )
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
         """All members have voted (or one against): decide, unless commits are held."""
@@ -296,7 +325,7 @@ class Leader:
             return []
         if vote.failure:
             return self._repeat(now_s, vote.failure, counts=True)
-        self._vote = vote
+        self._vote, self._vote_term = vote, self.view.term
         self._progressed(now_s)
         return self._decide(now_s)
 
@@ -306,48 +335,32 @@ class Leader:
 
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the round. The only place where a commit is made."""
-        if self.held or self._vote is None:
+        begun = self._begun
+        if self.held or self._vote is None or begun is None:
             return []
         self.committed, self._num_failures = self.round, 0
-        reports = self._reports.values()
-        self.loss = sum(r.loss_sum for r in reports) / sum(r.num_committed for r in reports)
-        num_tokens = sum(r.num_tokens for r in reports)
+        self.electorate.settle(self.view)
+        self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         duration_s = now_s - self._round_start_s
         self._round_usual_s = duration_s
-        note = _note(
-            "iteration.committed",
-            round=str(self.round),
-            loss=self.loss,
-            num_tokens=num_tokens,
-            duration_s=round(duration_s, 6),
-            num_deferred=sum(r.num_deferred for r in reports),
-        )
+        note = _committed(self.round, self.loss, duration_s, begun)
         total = self.shape.num_iterations
         done = total > 0 and self.round.iteration >= total
-        stay = self._stay()
+        stay = _stay(self.view, self.leaving)
         gone = [node for node in self.leaving if node not in stay]
         comes = not done and self.admission.any_prepared
         changed = gone or comes or (not done and self.capacities.pending(self.view))
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_round = Round(self.round.iteration + 1, 1)
-        opening = Opening(next_round, self.committed, view, paused=done, epoch=epoch)
-        message = Commit(self.round, opening, self.loss, num_tokens)
+        opening = self._opening(next_round, view, paused=done, epoch=epoch)
+        voted_in = (self.view.version, self._vote_term)
+        message = Commit(self.round, opening, self.loss, num_tokens, *voted_in)
         effects: list[Effect] = [note, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._round_by_s = LeaderState.PAUSED, None
             effects.append(CompleteRun(self.committed.iteration))
         return effects
-
-    def _stay(self) -> set[NodeId]:
-        """Return leaving nodes that are needed until somebody else serves their stage."""
-        stay: set[NodeId] = set()
-        for roster, workers in zip(self.view.rosters, self.view.workers, strict=True):
-            # Where all are paused, one keeps the weights.
-            serving = workers or roster
-            if serving and all(m.node_id in self.leaving for m in serving):
-                stay.add(serving[0].node_id)
-        return stay
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
         """Repeat the round with the same members and new flows."""
@@ -363,13 +376,8 @@ class Leader:
         if self.state is LeaderState.FINISHED:
             return []
         self.state, self._round_by_s, self._query_s = LeaderState.FINISHED, None, None
-        opening = Opening(
-            Round(self.round.iteration, self.round.attempt + 1),
-            self.committed,
-            self.view,
-            finished=True,
-            failed=failed,
-        )
+        next_round = Round(self.round.iteration, self.round.attempt + 1)
+        opening = self._opening(next_round, self.view, finished=True, failed=failed)
         waiting = [
             Send(node, Refuse(reason)) for node in self.admission.candidates if node != self.node_id
         ]
@@ -382,24 +390,23 @@ class Leader:
         """Open another attempt at the iteration."""
         aborted = self.round
         next_round = Round(aborted.iteration, aborted.attempt + 1)
-        opening = Opening(next_round, self.committed, view, paused=self.state is LeaderState.PAUSED)
+        opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
         message = Abort(aborted, opening, reason[:200])
-        # Attempt 0 was never trained: it stands for the time before the first members.
-        first = aborted.attempt == 0
-        note = (
-            _note("run.opened", round=str(next_round), reason=reason)
-            if first
-            else _note("round.aborted", round=str(aborted), reason=reason)
-        )
+        note = _opened(aborted, next_round, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
+
+    def _opening(self, next_round: Round, view: View, **how: Any) -> Opening:
+        electors = self.electorate.told_with(view)
+        return Opening(next_round, self.committed, view, electors=electors, **how)
 
     def _announce(
         self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
     ) -> list[Effect]:
         """Make a decision known, and start the round that it opens."""
-        self._last, self._mend, self._vote = message, None, None
+        self._last, self._mend, self._vote, self._begun = message, None, None, None
         self._reports.clear()
         self.view, self.round = message.opening.view, message.opening.round
+        self.electorate.opened(self.view)
         for node in self.view.by_id:
             self.admission.candidates.pop(node, None)
         for node in goodbye:
@@ -462,6 +469,49 @@ class Leader:
         """The answers of all members have come up the tree."""
         self.loads.update({load.node_id: load for load in loads})
         return self.admission.assign_waiting(self.view, self.loads, self.leaving)
+
+
+def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
+    """Whether others can do again in the round what those that are gone have done in it."""
+    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
+    return relays and not view.idle_stages
+
+
+def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
+    """Return leaving nodes that are needed until somebody else serves their stage."""
+    # Where all are paused, one keeps the weights.
+    serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
+    return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
+
+
+def _begin(round_: Round, view_version: int, reports: Collection[Report]) -> BeginAggregation:
+    return BeginAggregation(
+        round_,
+        num_committed=sum(r.num_committed for r in reports),
+        digest=add_digests(r.digest for r in reports),
+        view_version=view_version,
+        loss_sum=sum(r.loss_sum for r in reports),
+        num_tokens=sum(r.num_tokens for r in reports),
+        num_deferred=sum(r.num_deferred for r in reports),
+    )
+
+
+def _opened(aborted: Round, next_round: Round, reason: str) -> Note:
+    # Attempt 0 was never trained: it stands for the time before the first members.
+    if aborted.attempt == 0:
+        return _note("run.opened", round=str(next_round), reason=reason)
+    return _note("round.aborted", round=str(aborted), reason=reason)
+
+
+def _committed(round_: Round, loss: float, duration_s: float, begun: BeginAggregation) -> Note:
+    return _note(
+        "iteration.committed",
+        round=str(round_),
+        loss=loss,
+        num_tokens=begun.num_tokens,
+        duration_s=round(duration_s, 6),
+        num_deferred=begun.num_deferred,
+    )
 
 
 def _note(event: str, **fields: object) -> Note:

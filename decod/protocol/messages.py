@@ -299,6 +299,10 @@ class BeginAggregation:
     digest: int
     view_version: int
     """Of the view whose members reduce."""
+    loss_sum: float = 0.0
+    """Of all reports, like what follows: whoever has to finish the round can tell of it."""
+    num_tokens: int = 0
+    num_deferred: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +351,10 @@ class Commit:
     """Mean over the iteration's committed microbatches. 0 for the opening of the run."""
     num_tokens: int
     """Trained on in the iteration."""
+    view_version: int = 0
+    """Of the view whose members have voted. Who voted in another one has reduced otherwise."""
+    view_term: int = 0
+    """Of that view: two leaders may count rounds and views alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +419,68 @@ class UtilisationAnswer:
     loads: tuple[NodeLoad, ...]
 
 
+# --- election -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Canvass:
+    """A data node has not heard from the leader for a while: has the receiver? Binds nobody."""
+
+    view_term: int
+    """Term of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanvassAnswer:
+    """What the receiver of a `Canvass` has found out by asking the leader itself."""
+
+    view_term: int
+    """As in the question, like what follows."""
+    round: Round
+    view_version: int
+    silent: bool
+    """The leader does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidacy:
+    """A data node stands for leader: the receiver may vote once in a term."""
+
+    term: int
+    view_term: int
+    """Of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The answer to a `Candidacy`. Who grants follows no leader of a lower term any more."""
+
+    term: int
+    """Of the candidacy; if it was not granted, the one that the sender is bound to."""
+    granted: bool
+    view_term: int
+    """Of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+    hashes: tuple[tuple[int, str], ...] = ()
+    """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderIs:
+    """Tells a node that is behind of a higher term."""
+
+    term: int
+    leader: NodeId | None
+    """None: the sender has voted in that term, and does not know who won."""
+    address: str | None = None
+    """Of the leader; None if unknown."""
+
+
 Message = (
     Join
     | Assign
@@ -448,6 +518,11 @@ Message = (
     | CanTake
     | UtilisationQuery
     | UtilisationAnswer
+    | Canvass
+    | CanvassAnswer
+    | Candidacy
+    | Vote
+    | LeaderIs
 )
 
 OF_ROUND_AND_VIEW = BeginAggregation | ReducePart | ReducedPart | Ready
@@ -458,6 +533,9 @@ OF_CHANGED_PATH = ForwardActivation | Reroute
 
 VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
 """Messages that belong to a version of the view, whatever its round."""
+
+ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | LeaderIs
+"""Messages that are about terms, and say which one they mean."""
 
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

@@ -41,6 +41,7 @@ from decod.protocol.events import (
     Event,
     JobFailed,
     JobFinished,
+    LeaderFound,
     LinkMeasured,
     PauseRequested,
     Received,
@@ -49,13 +50,14 @@ from decod.protocol.events import (
     StateFetchFailed,
     StateRequested,
     TensorSent,
+    VotePersisted,
 )
 from decod.protocol.identity import Identity, NodeState, RunFacts
 from decod.protocol.joining import Joining
 from decod.protocol.leader import Leader
 from decod.protocol.links import LinkTable
 from decod.protocol.membership import Membership
-from decod.protocol.messages import Message
+from decod.protocol.office import FOR_OFFICE, Fate, Office
 from decod.protocol.outbox import Outbox
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.standing import Standing
@@ -112,9 +114,7 @@ class NodeMachine:
         self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
-        self.leader: Leader | None = None
-        if leader == identity.node_id:
-            self.leader = Leader(leader, config, facts.shape, lambda: work.routing.agreed_epoch)
+        self.office = Office(self.context, facts, work, rng)
         self._membership = Membership(self.context)
         self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
@@ -126,6 +126,11 @@ class NodeMachine:
         self._stash: deque[Received] = deque()
 
     # --- what others may ask ------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Leader | None:
+        """This node's decisions, if it leads."""
+        return self.office.leader
 
     @property
     def in_view(self) -> bool:
@@ -165,7 +170,7 @@ class NodeMachine:
             self._standing.deadline_s,
             self._survey.deadline_s,
             self.work.deadline_s,
-            self.leader.deadline_s if self.leader is not None else None,
+            self.office.deadline_s,
             self._outbox.deadline_s,
         )
 
@@ -173,8 +178,7 @@ class NodeMachine:
 
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
-        effects = self.leader.start(now_s) if self.leader is not None else []
-        return self._settle(now_s, [*effects, *self._joining.knock(now_s)])
+        return self._settle(now_s, [*self.office.start(now_s), *self._joining.knock(now_s)])
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
@@ -193,6 +197,8 @@ class NodeMachine:
                 said = self._receive(now_s, Received(effect.to, effect.message))
                 queue.extendleft(reversed(said))
                 continue
+            if self.office.fence(effect):
+                continue
             if isinstance(effect, Stop):
                 self._stopped, effect = True, self._standing.ended(effect)
             settled.append(effect)
@@ -205,7 +211,7 @@ class NodeMachine:
             case Received():
                 self._membership.heard(now_s, event.sender)
                 self._joining.heard(now_s, event.sender)
-                return self._receive(now_s, event)
+                return self._screen(now_s, event)
             case DeadlinePassed():
                 return self._overdue(now_s)
             case JobFinished():
@@ -219,6 +225,12 @@ class NodeMachine:
                 return self._undelivered(now_s, event)
             case LinkMeasured():
                 return self._survey.measured(now_s, event)
+            case VotePersisted():
+                return self.office.persisted(now_s, event)
+            case LeaderFound():
+                if self.in_view:
+                    return self.office.found(event)
+                return self._joining.redirected(now_s, event)
             case StateRequested():
                 return self.work.stage.requested(event)
             case StateFetched():
@@ -231,6 +243,7 @@ class NodeMachine:
             case DrainRequested(timeout_s):
                 if self.leader is not None:
                     return self.leader.finish(reason="the leader has ended the run", failed=False)
+                self.office.election.abstains = True
                 return self._standing.drain(now_s, timeout_s)
             case PauseRequested(paused):
                 return self._standing.pause(now_s, paused=paused)
@@ -242,8 +255,7 @@ class NodeMachine:
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
             effects += self._joining.knock(now_s)
-        if self.leader is not None:
-            effects += self.leader.overdue(now_s)
+        effects += self.office.overdue(now_s)
         if self.in_view:
             effects += self._standing.overdue(now_s)
             effects += self._membership.overdue(now_s)
@@ -255,22 +267,28 @@ class NodeMachine:
         """Doubt the receiver, and try again later if the message still matters then."""
         effects = self._outbox.undelivered(now_s, event)
         self._survey.undelivered(event)
-        if self.leader is not None:
-            ping = isinstance(event.message, messages.Ping)
-            return effects + self.leader.unreachable(
-                now_s, event.to, ping=ping, reason=event.reason
-            )
+        handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
+        if handled is not None:
+            return effects + handled
         return effects + self._membership.suspect(now_s, event.to, event.reason)
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - the same.
+    def _screen(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message, unless its term is another than this node's."""
+        fate, effects = self.office.screen(now_s, received)
+        match fate:
+            case Fate.TAKE:
+                return effects + self._receive(now_s, received)
+            case Fate.KEEP:
+                return effects + self._keep(received)
+        return effects + _released(received)
+
+    def _receive(self, now_s: float, received: Received) -> list[Effect]:
         message, sender = received.message, received.sender
         match message:
-            case messages.Join() | messages.Prepared() | messages.Suspect() | messages.Pong():
-                return _for_leader(self.leader, now_s, sender, message)
-            case messages.Leave() | messages.CatchUp() | messages.Report() | messages.Capacity():
-                return _for_leader(self.leader, now_s, sender, message)
+            case _ if isinstance(message, FOR_OFFICE):
+                return self.office.received(now_s, received)
             case messages.CapacityAnswer():
                 return self._standing.answered(sender, message)
             case messages.Assign():
@@ -289,7 +307,7 @@ class NodeMachine:
             case _ if isinstance(message, messages.VIEW_MESSAGES):
                 return self._of_view(now_s, received, message.view_version)
             case messages.LinkProbe():
-                return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
+                return _released(received)
             case _:
                 return self._of_round(now_s, received, message.round)
 
@@ -308,7 +326,7 @@ class NodeMachine:
         if place > here:
             return self._keep(received)
         if place < here or received.sender not in context.view:
-            return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
+            return _released(received)
         return self._round_message(now_s, received)
 
     def _keep(self, received: Received) -> list[Effect]:
@@ -316,46 +334,37 @@ class NodeMachine:
         self._stash.append(received)
         if len(self._stash) <= _STASH_MAX:
             return []
-        dropped = self._stash.popleft()
-        return [FreeTensor(dropped.tensor.id)] if dropped.tensor is not None else []
+        return _released(self._stash.popleft())
 
     def _round_message(self, now_s: float, received: Received) -> list[Effect]:
         message = received.message
         match message:
             case messages.BeginAggregation() | messages.UtilisationQuery():
                 self._membership.announced(now_s)
+                self.office.election.heard(now_s, received.sender, announced=True)
         match message:
             case messages.UtilisationQuery():
-                return self._utilisation.queried(message, self.own_load()) + self._counted()
+                asked = self._utilisation.queried(message, self.own_load())
+                return asked + self.office.counted(self._utilisation)
             case messages.UtilisationAnswer():
-                return self._utilisation.answered(received.sender, message) + self._counted()
+                counted = self._utilisation.answered(received.sender, message)
+                return counted + self.office.counted(self._utilisation)
             case messages.Mend():
                 return self._mend(now_s, message)
-        return self.work.round_message(now_s, received) + self._count_vote(now_s)
-
-    def _counted(self) -> list[Effect]:
-        loads = self._utilisation.complete() if self.leader is not None else None
-        if loads is None or self.leader is None:
-            return []
-        return self.leader.utilisation(loads)
-
-    def _count_vote(self, now_s: float) -> list[Effect]:
-        if self.leader is None or (vote := self.work.vote) is None:
-            return []
-        return self.leader.voted(now_s, vote)
+        return self.work.round_message(now_s, received) + self.office.voted(now_s)
 
     # --- rounds -------------------------------------------------------------------------------
 
     def _decided(self, now_s: float, message: messages.Commit | messages.Abort) -> list[Effect]:
         """A round is over, one way or the other; pass the word on and open the next."""
         opening, node_id = message.opening, self.identity.node_id
-        if opening.round <= self.context.round:
+        if (opening.view.term, opening.round) <= (self.context.view.term, self.context.round):
             return []
         effects: list[Effect] = []
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
             place = tree_place(opening.view, node_id, fanout=fanout)
-            if opening.view.version != self.context.view.version:
+            if _changed(opening, self.context):
                 # First: those who are told next may be new, and are dialled where the view says.
                 effects.append(UseMembers(opening.view.members))
             effects += [Send(child, message) for child in place.children]
@@ -365,10 +374,10 @@ class NodeMachine:
             return [*effects, *self.work.end(), Stop(reason, detail)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
-            return [self._standing.dismissed()] if self.in_view else []
+            return [self._dismissed(opening.view)] if self.in_view else []
         if not self.in_view and not self._joining.admitted(opening):
             return effects
-        if not self._in_step(opening):
+        if self.in_view and not _in_step(self.context, self.work, message):
             detail = f"the run has committed iteration {opening.committed.iteration} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
         if isinstance(message, messages.Commit):
@@ -378,39 +387,38 @@ class NodeMachine:
                 ("num_tokens", message.num_tokens),
             )
             effects.append(Note("round.committed", fields))
-        return effects + self._open(now_s, opening)
+        return effects + self._open(now_s, message)
 
     def _mend(self, now_s: float, message: messages.Mend) -> list[Effect]:
         """Members are lost, but the round is not: pass the word on, and go on without them."""
         context, view = self.context, message.view
-        if view.version <= context.view.version:
+        if view.term != context.view.term or view.version <= context.view.version:
             return []
         if self.identity.node_id not in view:
-            return [self._standing.dismissed()]
+            return [self._dismissed(view)]
         place = tree_place(view, self.identity.node_id, fanout=context.config.tree_fanout)
         told = [Send(child, message) for child in place.children]
         effects: list[Effect] = [UseMembers(view.members), *told]
         context.adopt(view)
         self._membership.adopt(now_s)
+        self.office.election.mended(now_s, message)
         self._survey.opened(now_s, renewed=True)
         return [*effects, *self.work.mend(now_s), *self._replay(now_s)]
 
-    def _in_step(self, opening: Opening) -> bool:
-        """Whether this node can follow: it is new, or holds what was committed, or voted for it."""
-        return (
-            not self.in_view
-            or opening.committed.iteration == self.work.stage.iteration
-            or self.work.voted_for(opening.committed)
-        )
+    def _dismissed(self, view: View) -> Effect:
+        leads = self.context.view.leader == self.identity.node_id
+        return _superseded(view) if leads else self._standing.dismissed()
 
-    def _open(self, now_s: float, opening: Opening) -> list[Effect]:
+    def _open(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
         context, work, entering = self.context, self.work, not self.in_view
+        opening = decision.opening
         committed, effects = work.close(opening)
-        renewed = opening.view.version != context.view.version
+        renewed = _changed(opening, context)
         context.round = opening.round
         if renewed:
             context.adopt(opening.view)
             self._membership.adopt(now_s)
+        effects += self.office.adopt(now_s, decision)
         self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
         self._joining.entered()
@@ -437,7 +445,7 @@ class NodeMachine:
         if isinstance(event.result, jobs.Built) and not self.in_view:
             initial = isinstance(job, jobs.Load)
             return effects + self._joining.built(now_s, event.result, initial=initial)
-        return effects + self.work.job_finished(now_s, job, event) + self._count_vote(now_s)
+        return effects + self.work.job_finished(now_s, job, event) + self.office.voted(now_s)
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
@@ -450,7 +458,7 @@ class NodeMachine:
             handled = self.work.job_failed(now_s, job, event.reason)
         if handled is None:
             return effects + self._crippled(event.reason)
-        return effects + handled + self._count_vote(now_s)
+        return effects + handled + self.office.voted(now_s)
 
     def _crippled(self, reason: str) -> list[Effect]:
         """Without its compute process this node can't keep its word: say so and stop."""
@@ -460,34 +468,34 @@ class NodeMachine:
         return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
 
 
-def _for_leader(
-    leader: Leader | None, now_s: float, sender: NodeId, message: Message
-) -> list[Effect]:
-    """Hand a message to the leader, if this node is it."""
-    if leader is None:
-        return []
-    match message:
-        case messages.Join():
-            return leader.join(now_s, sender, message)
-        case messages.Prepared():
-            return leader.prepared(now_s, sender, message)
-        case messages.Suspect(node, reason):
-            return leader.suspect(now_s, node, reason)
-        case messages.Pong(nonce):
-            leader.answered(sender, nonce)
-            return []
-        case messages.Leave():
-            return leader.leave(now_s, sender, message)
-        case messages.Capacity():
-            return leader.capacity(now_s, sender, message)
-        case messages.CatchUp():
-            return leader.catch_up(sender, message)
-        case messages.Report():
-            return leader.report(now_s, sender, message)
-    return []
+def _released(received: Received) -> list[Effect]:
+    """Give the tensor of a message back that is not taken."""
+    return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
 
 
-def _place_of(message: Message, round_: Round, *, view_version: int) -> tuple[Round, int]:
+def _changed(opening: Opening, context: Context) -> bool:
+    """Whether an opening's view is another than the context's."""
+    old, new = context.view, opening.view
+    return (old.term, old.version) != (new.term, new.version)
+
+
+def _superseded(view: View) -> Stop:
+    leader = view.by_id[view.leader]
+    detail = f"{leader.name or leader.node_id[:8]} leads the run in term {view.term}"
+    return Stop(StopReason.SUPERSEDED, detail)
+
+
+def _in_step(context: Context, work: Work, decision: messages.Commit | messages.Abort) -> bool:
+    """Whether a member can follow: it holds what was committed, or has voted for it."""
+    committed, view = decision.opening.committed, context.view
+    voted = work.voted_for(committed)
+    if isinstance(decision, messages.Commit) and decision.view_term:
+        told = (decision.view_term, decision.view_version)
+        voted = voted and told == (view.term, view.version)
+    return committed.iteration == work.stage.iteration or voted
+
+
+def _place_of(message: messages.Message, round_: Round, *, view_version: int) -> tuple[Round, int]:
     """Return the round and the view that a message of a round means; `view_version`: any view."""
     if isinstance(message, messages.OF_ROUND_AND_VIEW):
         return round_, message.view_version

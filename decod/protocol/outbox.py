@@ -4,7 +4,15 @@ from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.events import SendFailed
-from decod.protocol.messages import Abort, Commit, Heartbeat, Leave, LinkReport, Message
+from decod.protocol.messages import (
+    ELECTION_MESSAGES,
+    Abort,
+    Commit,
+    Heartbeat,
+    Leave,
+    LinkReport,
+    Message,
+)
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -15,11 +23,12 @@ class Outbox:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._waiting: list[tuple[float, Send | SendTensor]] = []
+        self._waiting: list[tuple[float, int, Send | SendTensor]] = []
+        """With the instant and the term that each is tried again at."""
 
     @property
     def deadline_s(self) -> float | None:
-        return min((due_s for due_s, _ in self._waiting), default=None)
+        return min((due_s for due_s, _, _ in self._waiting), default=None)
 
     def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Keep a message for another try, if its receiver would still care."""
@@ -27,16 +36,17 @@ class Outbox:
             again: Send | SendTensor = Send(event.to, event.message)
             if event.tensor is not None:
                 again = SendTensor(event.to, event.message, event.tensor)
-            self._waiting.append((now_s + _RETRY_S, again))
+            self._waiting.append((now_s + _RETRY_S, self._context.view.term, again))
             return []
         return self._context.tensors.release(event.tensor) if event.tensor is not None else []
 
     def overdue(self, now_s: float) -> list[Effect]:
-        due = [effect for due_s, effect in self._waiting if due_s <= now_s]
+        due = [(term, effect) for due_s, term, effect in self._waiting if due_s <= now_s]
         self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
         effects: list[Effect] = []
-        for effect in due:
-            if self._current(effect.to, effect.message):
+        for term, effect in due:
+            same_term = term == self._context.view.term
+            if same_term and self._current(effect.to, effect.message):
                 effects.append(effect)
             elif isinstance(effect, SendTensor):
                 effects += self._context.tensors.release(effect.tensor)
@@ -48,6 +58,8 @@ class Outbox:
             return message.opening.round == self._context.round
         if isinstance(message, Leave):
             return True
+        if isinstance(message, ELECTION_MESSAGES):
+            return False  # An election that has not ended is begun again.
         if isinstance(message, (Heartbeat, LinkReport)):
             return False  # A newer one follows by itself.
         if receiver not in self._context.view:

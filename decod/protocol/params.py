@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Grows when members of two releases can no longer train together."""
 
 
@@ -53,6 +53,9 @@ class ProtocolConfig:
     """Data nodes that the first iteration waits for."""
     utilisation_interval_s: float = 2.0
     """Least time between two of the leader's utilisation queries."""
+    election_timeout_s: float = 2.0
+    """Silence of the leader after which a data node asks all members whether it answers them. If
+    it does not for half as long again, another is elected. Raise it when leaders stall."""
     keep_max_bytes: int = 2 << 30
     """Activations and gradients that a node keeps till the end of the round, so that others can
     take a lost node's place. What does not fit is not kept, and a loss repeats the round."""
@@ -70,6 +73,7 @@ class ProtocolConfig:
             "round_timeout_s",
             "admission_interval_s",
             "utilisation_interval_s",
+            "election_timeout_s",
             "leader_timeout_s",
         ):
             if not 0 < getattr(self, name) <= 86_400:

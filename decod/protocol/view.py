@@ -132,6 +132,9 @@ class Opening:
     """It ended because it could not go on, not because somebody wanted it to."""
     epoch: int = 0
     """The settlement whose flows are used from this round on; 0: those that Request Flow built."""
+    electors: tuple[NodeId, ...] = ()
+    """Members of the last settled view, its leader first: see `protocol.electorate`. None: they
+    are the members of `view`."""
 
 
 def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from decod.ids import FlowId, NodeId
+from decod.ids import FlowId, NodeId, Round
 from decod.planner.graph import Route
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Effect, Send
+from decod.protocol.election import NO_PROMISE, Promise
 from decod.protocol.events import Event, Received
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.identity import Identity, RunFacts
@@ -54,6 +55,8 @@ class Founding:
     num_microbatches: int
     """Of each data node, per iteration."""
     num_iterations: int
+    promise: Promise = NO_PROMISE
+    """The vote that the node's host has kept."""
 
 
 def build_machine(
@@ -78,11 +81,38 @@ def build_machine(
         shape=shape,
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
+        promise=founding.promise,
     )
     compute_s = profile.pass_s(data=founding.data)
     return NodeMachine(
         identity, config, facts, leader=founding.leader, compute_s=compute_s, rng=rng
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a node has got, as a checker sees it."""
+
+    term: int
+    """Of its view."""
+    round: Round
+    leads: bool
+    """It decides for that term."""
+
+
+def place_of(machine: object) -> Place | None:
+    """Return where a node is; None if it is no real core."""
+    core = getattr(machine, "wrapped", machine)
+    if not isinstance(core, NodeMachine):
+        return None
+    context = core.context
+    return Place(context.view.term, context.round, core.leader is not None)
+
+
+def term_of(machine: object) -> int:
+    """Return the term that goes with a node's messages; 0 if it is no real core."""
+    place = place_of(machine)
+    return place.term if place is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

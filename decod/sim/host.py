@@ -8,7 +8,7 @@ twice, ask for a deadline that never moves) ends the run with words.
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -28,7 +28,8 @@ from decod.sim.compute import (
     MisuseError,
     Step,
 )
-from decod.sim.core import Machine
+from decod.sim.core import Machine, term_of
+from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
 from decod.sim.probe import Probe, RoundTrips
@@ -133,6 +134,7 @@ class Host:
         speed: Of its device, compared with `profile`; both may change while it runs.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
         num_microbatch_jobs: Forward and backward passes that it has run.
+        disk: Outlives crashes.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Host:
         self.num_probes = 0
         self.num_microbatch_jobs = 0
         self.num_leaked = 0
+        self.disk = Disk(world.kernel)
         self.tensors = TensorTable(world.profile)
         self._world = world
         self.speed = speed
@@ -184,6 +187,7 @@ class Host:
             fx.ServeState: self._serve_state,
             fx.RefuseState: self._refuse_state,
             fx.ProbeLink: self._probe,
+            fx.PersistVote: self._persist,
             fx.UseMembers: self._ignore,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,
@@ -334,13 +338,13 @@ class Host:
         self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
         receiver = self._world.hosts.get(effect.to)
-        event = ev.Received(self.node_id, effect.message)
+        said = self._said(effect.message)
         self._world.network.send_control(
             Transfer(
                 sender=self,
                 receiver=receiver,
                 size_bytes=0,
-                delivered=partial(receiver.deliver, event) if receiver else _nothing,
+                delivered=partial(receiver.deliver, said) if receiver else _nothing,
                 sent=self._round_trips.timed(effect.to),
                 failed=partial(self._send_failed, effect.to, effect.message),
             )
@@ -359,26 +363,26 @@ class Host:
         self._world.observer.sent(self, effect.to, effect.message)
         stored = self.tensors.usable(effect.tensor, effect)
         stored.num_sends += 1
-        receiver = self._world.hosts.get(effect.to)
+        receiver, said = self._world.hosts.get(effect.to), self._said(effect.message)
         self._world.network.send_tensor(
             Transfer(
                 sender=self,
                 receiver=receiver,
                 size_bytes=stored.size_bytes,
                 delivered=(
-                    partial(receiver.take_tensor, self, effect.message, stored.content)
-                    if receiver
-                    else _nothing
+                    partial(receiver.take_tensor, said, stored.content) if receiver else _nothing
                 ),
                 sent=partial(self._tensor_sent, self._life, effect),
                 failed=partial(self._tensor_failed, self._life, effect),
             )
         )
 
-    def take_tensor(self, sender: "Host", message: Message, content: Content) -> None:
+    def _said(self, message: Message) -> ev.Received:
+        return ev.Received(self.node_id, message, term=term_of(self._machine))
+
+    def take_tensor(self, event: ev.Received, content: Content) -> None:
         """A peer's tensor has arrived in whole."""
-        tensor = self.tensors.add(content)
-        self.deliver(ev.Received(sender.node_id, message, tensor))
+        self.deliver(replace(event, tensor=self.tensors.add(content)))
 
     def _tensor_sent(self, life: int, effect: fx.SendTensor, duration_s: float) -> None:
         if life == self._life:
@@ -460,7 +464,7 @@ class Host:
         stored = self.tensors.usable(effect.tensor, effect)
         stored.freed, stored.num_sends = True, stored.num_sends + len(effect.request_ids)
         for request_id in effect.request_ids:
-            fetch = self._asked_for(request_id)
+            fetch = _asked_for(self._asked, request_id)
             ended = partial(self._end_serve, self._life, request_id, effect.tensor)
             self._world.network.send_tensor(
                 Transfer(
@@ -479,7 +483,7 @@ class Host:
             self.tensors.end_send(tensor)
 
     def _refuse_state(self, effect: fx.RefuseState) -> None:
-        fetch = self._asked_for(effect.request_id)
+        fetch = _asked_for(self._asked, effect.request_id)
         del self._asked[effect.request_id]
         self._world.network.send_control(
             Transfer(
@@ -492,18 +496,14 @@ class Host:
             )
         )
 
-    def _asked_for(self, request_id: int) -> "_Fetch":
-        fetch = self._asked.get(request_id)
-        if fetch is None:
-            raise MisuseError(
-                f"answer to request {request_id}, which nobody made or has its answer"
-            )
-        return fetch
-
     # --- the rest -----------------------------------------------------------------------------
 
     def _ignore(self, effect: Effect) -> None:
         """Addresses mean nothing here: every host can reach every other by its id."""
+
+    def _persist(self, effect: fx.PersistVote) -> None:
+        life = self._life
+        self.disk.keep(effect, lambda: life == self._life, self.deliver)
 
     def _note(self, effect: fx.Note) -> None:
         self._world.observer.noted(self, effect.event, effect.fields)
@@ -521,6 +521,13 @@ class Host:
 
     def _trace(self, event: str, **fields: object) -> None:
         self._world.observer.noted(self, event, tuple(fields.items()))
+
+
+def _asked_for(asked: dict[int, _Fetch], request_id: int) -> _Fetch:
+    fetch = asked.get(request_id)
+    if fetch is None:
+        raise MisuseError(f"answer to request {request_id}, which nobody made or has its answer")
+    return fetch
 
 
 def _in_turn(first: Callable[[str], None], second: Callable[[str], None], reason: str) -> None:

@@ -6,6 +6,8 @@
   the leader announced and the data nodes reported.
 - I3 same: all members of a stage hold the same parameters after the same step; no round is
   committed by one node and aborted by another.
+- I4 one leader: nobody leads a term that another has led; a node's term and round never go back,
+  whatever it is told.
 - I6 memory: what a node stores stays within bounds that follow from its capacity and its stage.
 - I7 progress: all iterations are committed within the time that the scenario gives.
 - I8 quiet: control messages per node and iteration stay within a bound that follows from the
@@ -20,6 +22,7 @@ from typing import get_args
 
 from decod.ids import FlowId, NodeId, Round
 from decod.protocol import messages as msg
+from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.jobs import Job
 from decod.protocol.messages import Message
@@ -27,12 +30,20 @@ from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.draft import DraftMessage
 from decod.protocol.survey import SURVEY_INTERVAL_S
 from decod.sim.compute import ComputeProfile, Counts, Step
-from decod.sim.core import FlowTable, flow_table
+from decod.sim.core import FlowTable, Place, flow_table, place_of
 from decod.sim.host import Host, World
 from decod.sim.trace import Trace
 
-_ADMISSION = (msg.Join, msg.Assign, msg.Refuse, msg.Prepared)
-"""Paid once per candidate, not per iteration."""
+_ADMISSION = (
+    msg.Join,
+    msg.Assign,
+    msg.Refuse,
+    msg.Prepared,
+    msg.Ping,
+    msg.Pong,
+    *get_args(msg.ELECTION_MESSAGES),
+)
+"""Paid once per candidate, suspect or election, not per iteration."""
 
 
 _FLOWLESS = (
@@ -81,6 +92,10 @@ class NodeCounts:
     control_per_iteration: list[int] = field(default_factory=list)
 
 
+_Term = tuple[int, Round]
+"""A round, with the term that it was opened in: two leaders may count attempts alike."""
+
+
 @dataclass(slots=True)
 class _Committed:
     """What is known of one committed iteration."""
@@ -124,9 +139,12 @@ class Checker:
         self.num_iterations = 0
         """Committed by somebody."""
         self._iterations: dict[int, _Committed] = {}
-        self._announced: dict[Round, int] = {}
-        self._reports: dict[tuple[Round, int], dict[NodeId, int]] = {}
-        self._decisions: dict[Round, tuple[str, str]] = {}
+        self._announced: dict[_Term, int] = {}
+        self._reports: dict[tuple[_Term, int], dict[NodeId, int]] = {}
+        self._decisions: dict[_Term, tuple[str, str]] = {}
+        self._leaders: dict[int, str] = {}
+        self._places: dict[tuple[NodeId, int], Place] = {}
+        """Where each node was after its last step, by its life."""
         self._names: dict[str, str] = {}
         self._num_complete: dict[NodeId, int] = {}
         self._losses: dict[int, float] = {}
@@ -172,6 +190,7 @@ class Checker:
             if table is not None:
                 self._check_flows(host, table)
         self._check_memory(host)
+        self._check_term(host)
 
     def sent(self, host: Host, to: NodeId, message: Message) -> None:
         del to
@@ -268,26 +287,28 @@ class Checker:
             extra = [str(m) for m, _ in step.counts if m not in dict(known.counts)]
             what = f"lacks {missing} and has too much {extra}, compared with {known.first}"
             raise self.violated("I2", host, f"iteration {step.iteration} {what}")
-        rounds = [r for r in self._announced if r.iteration == step.iteration]
+        rounds = [(t, r) for t, r in self._announced if r.iteration == step.iteration]
         if rounds and self._announced[max(rounds)] != len(step.counts):
             what = f"{len(step.counts)} microbatches, {self._announced[max(rounds)]} announced"
-            raise self.violated("I2", host, f"round {max(rounds)} committed {what}")
+            raise self.violated("I2", host, f"round {max(rounds)[1]} committed {what}")
 
     def _reported(self, host: Host, message: Message) -> None:
         assert isinstance(message, msg.Report)
         if message.failure:
             return  # It asks for the round to be repeated: nothing of it will be committed.
         # A loss makes earlier reports void.
-        reports = self._reports.setdefault((message.round, message.view_version), {})
+        key = (self._term_of(host, message.round), message.view_version)
+        reports = self._reports.setdefault(key, {})
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
             raise self.violated("I2", host, f"two different reports of round {message.round}")
 
     def _begun(self, host: Host, message: Message) -> None:
         assert isinstance(message, msg.BeginAggregation)
-        num = self._announced.setdefault(message.round, message.num_committed)
+        round_ = self._term_of(host, message.round)
+        num = self._announced.setdefault(round_, message.num_committed)
         if num != message.num_committed:
             raise self.violated("I2", host, f"two different batches announced: {message.round}")
-        reported = sum(self._reports.get((message.round, message.view_version), {}).values())
+        reported = sum(self._reports.get((round_, message.view_version), {}).values())
         if num < reported:
             what = f"{num} microbatches announced, {reported} reported"
             raise self.violated("I2", host, f"round {message.round}: {what}")
@@ -307,10 +328,34 @@ class Checker:
         decision = "commit" if isinstance(message, msg.Commit) else "abort"
         if isinstance(message, msg.Commit):
             self._losses[message.round.iteration] = message.loss
-        first = self._decisions.setdefault(message.round, (decision, host.name))
+        before = self._places.get((host.node_id, host.life))
+        place = place_of(host.machine)
+        if before is None or place is None or not place.leads:
+            return  # The others pass on what the leader of the term that came after has decided.
+        round_ = (before.term, message.round)
+        first = self._decisions.setdefault(round_, (decision, host.name))
         if first[0] != decision:
             what = f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
             raise self.violated("I3", host, what)
+
+    # --- I4 -----------------------------------------------------------------------------------
+
+    def _check_term(self, host: Host) -> None:
+        place = place_of(host.machine)
+        if place is None:
+            return
+        before = self._places.get((host.node_id, host.life), place)
+        if (place.term, place.round) < (before.term, before.round):
+            was, now = f"{before.term}/{before.round}", f"{place.term}/{place.round}"
+            raise self.violated("I4", host, f"term and round went back from {was} to {now}")
+        self._places[host.node_id, host.life] = place
+        leader = self._leaders.setdefault(place.term, host.name) if place.leads else host.name
+        if leader != host.name:
+            raise self.violated("I4", host, f"it leads term {place.term}, which {leader} has led")
+
+    def _term_of(self, host: Host, round_: Round) -> "_Term":
+        place = place_of(host.machine)
+        return (place.term if place is not None else 0, round_)
 
     # --- I6 -----------------------------------------------------------------------------------
 
@@ -350,8 +395,8 @@ class Checker:
     def quiet_bound(self, host: Host, *, duration_s: float, num_microbatches: int) -> int:
         """Return how many control messages a node may send in an iteration.
 
-        Watchers get heartbeats, and peers of the adjacent stages reports of their links, by the
-        clock. Neighbours in the tree get announcements, reports and
+        Watchers and the leader's deputies get heartbeats, and peers of the adjacent stages reports
+        of their links, by the clock. Neighbours in the tree get announcements, reports and
         the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
         as a slot of theirs or ours changes hands, and repeats by the clock. In the search for
         better flows each neighbour, other data nodes among them, is told of two walks that do not
@@ -361,6 +406,10 @@ class Checker:
         table = flow_table(host.machine) if host.reachable else None
         num_peers = 2 * config.max_peers_per_stage if table is None else table.num_peers
         beats = config.num_watchers * (duration_s / config.heartbeat_interval_s + 2)
+        place = place_of(host.machine) if host.reachable else None
+        if place is not None and place.leads:
+            beat_s = config.election_timeout_s / BEATS_PER_TIMEOUT
+            beats += DEPUTIES_MAX * (duration_s / beat_s + 2)
         repeats = duration_s / config.answer_timeout_s + 2
         queries = duration_s / config.utilisation_interval_s + 2
         tree = (2 * config.tree_fanout + 1) * (8 + queries)

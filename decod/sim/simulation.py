@@ -9,11 +9,19 @@ from functools import partial
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol.effects import StopReason
 from decod.protocol.params import Routing
 from decod.sim.compute import Compute
-from decod.sim.core import Founding, InstalledFlows, Machine, build_machine, members_wanted
+from decod.sim.core import (
+    Founding,
+    InstalledFlows,
+    Machine,
+    build_machine,
+    members_wanted,
+    place_of,
+)
 from decod.sim.host import Host, World
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
@@ -22,6 +30,9 @@ from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
 from decod.sim.scenario import FaultKind, HostFault, RoutingKind, Scenario
 from decod.sim.trace import Trace
+
+_SEARCH_S = 2.0
+"""Pause between two looks for the leader."""
 
 _FAREWELL_S = 10.0
 """Within which, and the time in which nodes miss their leader, all nodes must have stopped."""
@@ -99,10 +110,41 @@ class Simulation:
         self._plan_start()
         for fault in scenario.faults:
             self._plan_fault(fault)
+        if scenario.num_data_nodes > 1:
+            self._tell_candidates()
 
     @property
     def leader(self) -> Host:
+        """The first leader."""
         return self.hosts[self.scenario.host_names[0]]
+
+    @property
+    def _acting(self) -> Host | None:
+        """The leader of the highest term, as a look into the DHT would tell."""
+        places = [(place_of(host.machine), host) for host in self._data_hosts if host.reachable]
+        leading = [(place.term, host) for place, host in places if place and place.leads]
+        return max(leading, key=lambda found: found[0])[1] if leading else None
+
+    @property
+    def _data_hosts(self) -> list[Host]:
+        names = self.scenario.host_names[: self.scenario.num_data_nodes]
+        return [self.hosts[name] for name in names]
+
+    @property
+    def _end(self) -> fx.Stop | None:
+        """How the run has ended, at a node that led it or could have."""
+        stop = self.leader.stop
+        if stop is not None and stop.reason not in (StopReason.SUPERSEDED, StopReason.REMOVED):
+            return stop
+        stops = [host.stop for host in self._data_hosts if host.stop is not None]
+        return next((stop for stop in stops if stop.reason is StopReason.FINISHED), None)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the run has ended, or nobody is left who could go on with it."""
+        started = any(host.life for host in self._data_hosts)
+        gone = started and not any(host.reachable for host in self._data_hosts)
+        return self._end is not None or (gone and self._num_coming == 0)
 
     def run(self) -> Result:
         """Run to the end.
@@ -112,7 +154,7 @@ class Simulation:
             ConfigError: By the scenario's faults the run has not enough hosts (E-CFG-070).
         """
         deserted = self._run_until_stop()
-        stop = self.leader.stop
+        stop = self._end
         if stop is None:
             return self._result(deserted)
         lost = self._lost_stage() if stop.reason is StopReason.FAILED else None
@@ -130,14 +172,18 @@ class Simulation:
     def _run_until_stop(self) -> int | None:
         """Run until the leader stops; or return the stage that nobody is left or comes to serve."""
         limit_s = self.scenario.duration_max_s
-        while self.leader.stop is None:
+        while not self._over:
             if (deserted := self._deserted_stage()) is not None:
                 return deserted
             next_s = self.kernel.next_s
             if next_s is None or next_s > limit_s:
                 raise self._stuck(f"no end of the run within {limit_s} s")
             until_s = min(limit_s, next_s + _LOOK_INTERVAL_S)
-            self.kernel.run(until_s=until_s, done=lambda: self.leader.stop is not None)
+            self.kernel.run(until_s=until_s, done=lambda: self._over)
+        if self._end is None:
+            if self.scenario.hosts:
+                raise self._leader_lost()
+            raise self._stuck("all data nodes are gone")
         return None
 
     def _deserted_stage(self) -> int | None:
@@ -145,16 +191,15 @@ class Simulation:
 
         Only of described hosts it is known where they belong.
         """
-        leader, num_hosts = self.leader, Counter[int]()
-        if self._num_coming or not self.scenario.hosts:
+        leader, num_hosts = self._acting, Counter[int]()
+        if self._num_coming or not self.scenario.hosts or leader is None:
+            # Without a leader there will be another, or no data node is left: see `_over`.
             return None
-        if not leader.reachable:
-            raise self._leader_lost()
         for described in self.scenario.hosts:
             num_hosts[described.stage_index] += self.hosts[described.name].reachable
         for stage in range(self.scenario.num_relay_stages + 1):
             wanted, num = members_wanted(leader.machine, data=stage == 0), num_hosts[stage]
-            if num < wanted and leader.life > 1:
+            if num < wanted and leader is self.leader and leader.life > 1:
                 raise self._leader_lost()
             if num < wanted and num > 0:
                 raise ConfigError(
@@ -172,7 +217,7 @@ class Simulation:
     def _leader_lost(self) -> ConfigError:
         return ConfigError(
             f"host {self.leader.name} was lost, the data node that leads the run",
-            why="no run goes on without its leader",
+            why="no run goes on without a leader, and no other data node could be elected",
             fix="take that fault out, or let another data node lead: the first in the file does",
             code="E-CFG-070",
         )
@@ -210,10 +255,11 @@ class Simulation:
 
     def _machine(self, host: Host) -> Machine:
         scenario, described = self.scenario, self.scenario.described(host.name)
+        leader = self.leader if self.leader.life <= 1 else self._acting or self.leader
         founding = Founding(
             name=host.name,
             node_id=host.node_id,
-            leader=self.leader.node_id,
+            leader=leader.node_id,
             capacity=self.capacities[host.node_id],
             data=scenario.is_data(host.name),
             stage_index=None if described is None else described.stage_index,
@@ -221,6 +267,7 @@ class Simulation:
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
+            promise=host.disk.promise,
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)
         profile = scenario.profile if described is None else described.profile
@@ -243,11 +290,26 @@ class Simulation:
             self.kernel.after(delay_s, self._start, host)
 
     def _start(self, host: Host) -> None:
+        if host.life and self.scenario.num_data_nodes > 1 and self._acting is None:
+            # It has run before, and knows by now that there is nobody to knock at.
+            self.kernel.after(_SEARCH_S, self._start, host)
+            return
         self._num_coming -= 1
-        if host.reachable or self.leader.stop is not None:
+        if host.reachable or self._end is not None:
             return  # After the end of the run there is nobody to knock at.
         host.compute = self._compute()
         host.start(self._machine(host))
+
+    def _tell_candidates(self) -> None:
+        """Let those who are not in the run yet find its leader, as their daemons do in the DHT."""
+        acting = self._acting
+        for host in self.hosts.values():
+            place = place_of(host.machine) if host.reachable else None
+            if acting is not None and place is not None and not place.round.iteration:
+                leading = place_of(acting.machine)
+                assert leading is not None
+                host.deliver(ev.LeaderFound(acting.node_id, leading.term))
+        self.kernel.after(_SEARCH_S, self._tell_candidates)
 
     # --- faults -------------------------------------------------------------------------------
 

@@ -119,6 +119,7 @@ _OPENING = f.Struct(
         "finished": f.BOOLEAN,
         "failed": f.BOOLEAN,
         "epoch": f.NUMBER,
+        "electors": f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True),
     },
 )
 _LOAD = f.Struct(
@@ -133,6 +134,12 @@ _LOAD = f.Struct(
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
+_HASHES = f.Tuples(f.Repeated(_HASH, _STAGES_MAX))
+_PLACE: Mapping[str, f.Field] = {
+    "view_term": f.ITERATION,
+    "round": _ROUND,
+    "view_version": f.ITERATION,
+}
 _TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH, "flow_id": f.FLOW}
 _PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
 _NEW_PATH: Mapping[str, f.Field] = {"path": _PATH, "path_version": f.ITERATION}
@@ -239,6 +246,9 @@ _BODIES: Mapping[str, f.Struct] = {
             "num_committed": f.COUNT,
             "digest": f.NUMBER,
             "view_version": f.ITERATION,
+            "loss_sum": f.FINITE,
+            "num_tokens": f.NUMBER,
+            "num_deferred": f.COUNT,
         },
     ),
     "reduce_part": f.Struct(
@@ -258,14 +268,21 @@ _BODIES: Mapping[str, f.Struct] = {
         m.Ready,
         {
             "round": _ROUND,
-            "hashes": f.Tuples(f.Repeated(_HASH, _STAGES_MAX)),
+            "hashes": _HASHES,
             "view_version": f.ITERATION,
             "failure": f.REASON,
         },
     ),
     "commit": f.Struct(
         m.Commit,
-        {"round": _ROUND, "opening": _OPENING, "loss": f.FINITE, "num_tokens": f.NUMBER},
+        {
+            "round": _ROUND,
+            "opening": _OPENING,
+            "loss": f.FINITE,
+            "num_tokens": f.NUMBER,
+            "view_version": f.ITERATION,
+            "view_term": f.ITERATION,
+        },
     ),
     "abort": f.Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": f.REASON}),
     "mend": f.Struct(m.Mend, {"round": _ROUND, "view": _VIEW, "reason": f.REASON}),
@@ -274,6 +291,21 @@ _BODIES: Mapping[str, f.Struct] = {
     "utilisation_answer": f.Struct(
         m.UtilisationAnswer,
         {"query_id": f.NUMBER, "round": _ROUND, "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX)},
+    ),
+    "canvass": f.Struct(m.Canvass, _PLACE),
+    "canvass_answer": f.Struct(m.CanvassAnswer, {**_PLACE, "silent": f.BOOLEAN}),
+    "candidacy": f.Struct(m.Candidacy, {"term": f.ITERATION, **_PLACE}),
+    "vote": f.Struct(
+        m.Vote,
+        {"term": f.ITERATION, "granted": f.BOOLEAN, **_PLACE, "hashes": _HASHES},
+    ),
+    "leader_is": f.Struct(
+        m.LeaderIs,
+        {
+            "term": f.ITERATION,
+            "leader": f.Optional(f.NODE_ID),
+            "address": f.Optional(f.ADDRESS),
+        },
     ),
 }
 
@@ -297,7 +329,8 @@ def encode(
     """Returns the envelope of a message of this node.
 
     Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
-    member, so that the limit of 4 MiB a message is reached at some 45000 members.
+    member, and 54 an elector where these differ, so that the limit of 4 MiB a message is reached at
+    some 29000 members.
 
     Raises:
         AssertionError: A field is not what a peer would accept, which is a bug of this node.

@@ -94,6 +94,11 @@ def control_messages() -> list[m.Message]:
         m.CanTake(ROUND),
         m.UtilisationQuery(1, ROUND),
         m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        m.Canvass(1, ROUND, 1),
+        m.CanvassAnswer(1, ROUND, 1, silent=True),
+        m.Candidacy(2, 1, ROUND, 1),
+        m.Vote(2, True, 1, ROUND, 1, ((1, "0" * 64),)),
+        m.LeaderIs(2, ALICE, "h:1"),
         *_draft_messages(),
         *_gwtf_messages(),
     ]

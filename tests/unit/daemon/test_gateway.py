@@ -145,7 +145,7 @@ def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> N
         buffers = [gateway.allocate(PEER, probe, most) for _ in range(20)]
         taken = [buffer for buffer in buffers if buffer is not None]
         assert 0 < len(taken) < 20
-        gateway.tensor_arrived(PEER, probe, taken[0], 0.1)
+        gateway.tensor_arrived(PEER, 1, probe, taken[0], 0.1)
         gateway.tensor_failed(taken[1])
         assert gateway.allocate(PEER, probe, 0) is not None
         assert gateway.allocate(PEER, probe, 0) is not None
@@ -164,7 +164,7 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
         assert not gateway.stopped
         driver.stopped.set_result(None)
         assert gateway.stopped
-        gateway.tensor_arrived(PEER, message, buffer, 0.1)
+        gateway.tensor_arrived(PEER, 1, message, buffer, 0.1)
         gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
         gateway.on_latency(PEER, 0.1)
         gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
@@ -181,7 +181,7 @@ def test_the_leader_remembers_where_a_candidate_is() -> None:
         assert gateway.client.address_of(PEER) == "127.0.0.1:7"
         assert gateway.name_of(PEER) == "merry-marlin"
         assert gateway.name_of(OTHER) is None
-        assert driver.events == [Received(PEER, offer())]
+        assert driver.events == [Received(PEER, offer(), term=1)]
 
     run(test)
 

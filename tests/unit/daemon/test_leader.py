@@ -79,7 +79,7 @@ class Joining:
             addresses=("127.0.0.1:1", "127.0.0.1:2"),
         )
 
-        async def find(_: str, _known: object) -> Contact:
+        async def find(_: str, _known: object, _peers: object) -> Contact:
             return contact
 
         monkeypatch.setattr(module, "find_run", find)

@@ -140,7 +140,7 @@ class Bench:
         buffer = self.driver.allocate(len(data))
         assert buffer is not None
         buffer[:] = data
-        self.driver.tensor_arrived(PEER, MESSAGE, buffer)
+        self.driver.tensor_arrived(PEER, 1, MESSAGE, buffer)
         event = self.machine.events[-1]
         assert isinstance(event, ev.Received)
         assert event.tensor is not None

@@ -69,8 +69,9 @@ class Host:
         return memoryview(bytearray(size_bytes))
 
     def tensor_arrived(
-        self, sender: NodeId, message: m.Message, buffer: memoryview, seconds: float
+        self, sender: NodeId, term: int, message: m.Message, buffer: memoryview, seconds: float
     ) -> None:
+        assert term >= 1
         self.arrived.append((sender, message, bytes(buffer)))
 
     def tensor_failed(self, buffer: memoryview) -> None:

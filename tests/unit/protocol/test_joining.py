@@ -3,13 +3,24 @@
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
+from decod.protocol.events import LeaderFound
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.joining import Joining
 from decod.protocol.links import LinkTable
 from decod.protocol.messages import Assign, Join, Prepared
 from decod.protocol.view import Role, View
-from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, R1A, ROUND, STRANGER, jobs_of, view_of
+from tests.unit.protocol.cast import (
+    CONFIG,
+    D0,
+    D1,
+    MANIFEST,
+    R1A,
+    ROUND,
+    STRANGER,
+    jobs_of,
+    view_of,
+)
 
 IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2)
 OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
@@ -107,3 +118,14 @@ def test_a_candidate_gives_up_when_the_leader_is_silent_for_long() -> None:
     assert joining.knock(80.0) == [Send(D0, OFFER)]
     stop = Stop(StopReason.LEADER_LOST, "the leader has not answered for 61 s")
     assert joining.knock(81.0) == [stop]
+
+
+def test_a_candidate_begins_again_at_the_leader_that_was_elected_meanwhile() -> None:
+    joining, context = machine()
+    joining.knock(0.0)
+    joining.assigned(ASSIGN)
+    joining.built(1.0, Built("h"), initial=False)
+    assert joining.redirected(2.0, LeaderFound(D1, 2)) == [Send(D1, OFFER)]
+    assert context.view.leader == D1
+    assert joining.redirected(3.0, LeaderFound(D1, 2)) == [], "it knows"
+    assert joining.knock(50.0) == [Send(D1, OFFER)], "the new one has its time too"

@@ -155,7 +155,7 @@ def test_when_all_shares_are_done_the_batch_is_their_sum() -> None:
     leader = Run(R1A).leader
     assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == []
     assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == [], "a repeat"
-    begin = BeginAggregation(leader.round, 3, 12, 1)
+    begin = BeginAggregation(leader.round, 3, 12, 1, loss_sum=7.5, num_tokens=30, num_deferred=2)
     assert leader.report(1.0, D1, report(leader.round, 1, digest=7)) == [Send(D0, begin)]
     assert leader.state is LeaderState.AGGREGATING
     assert leader.report(1.0, D1, report(leader.round)) == []
@@ -519,7 +519,7 @@ def test_who_missed_a_decision_gets_the_last_one() -> None:
 def test_who_missed_the_beginning_of_aggregation_gets_that() -> None:
     run = Run(R1A)
     run.aggregate()
-    begin = BeginAggregation(Round(1, 1), 4, 14, 1)
+    begin = BeginAggregation(Round(1, 1), 4, 14, 1, loss_sum=10, num_tokens=40, num_deferred=2)
     assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, begin)]
 
 

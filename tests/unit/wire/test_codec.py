@@ -67,7 +67,17 @@ def views(draw: st.DrawFn) -> View:
     )
 
 
-openings = st.builds(Opening, rounds, rounds, views(), st.booleans(), st.booleans(), st.booleans())
+openings = st.builds(
+    Opening,
+    rounds,
+    rounds,
+    views(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    numbers,
+    st.lists(node_ids, max_size=4, unique=True).map(tuple),
+)
 loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32))
 
 places = st.tuples(node_ids, st.booleans())
@@ -149,6 +159,11 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "view_version": iterations,
     "request_id": numbers,
     "query_id": numbers,
+    "term": iterations,
+    "view_term": iterations,
+    "granted": st.booleans(),
+    "silent": st.booleans(),
+    "leader": st.none() | node_ids,
     "num_unpaired": flows,
     "latency_s": st.floats(0, 3600),
     "bandwidth_bytes_per_s": st.floats(0, 1e15),
@@ -199,6 +214,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
+    (m.LeaderIs, "address"): st.none() | addresses,
     (m.Capacity, "capacity"): flows,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),

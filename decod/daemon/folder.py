@@ -1,0 +1,46 @@
+"""The folder in which a node keeps its identity and its logs: one daemon uses it at a time."""
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from decod.errors import ConfigError
+
+
+class StateFolder:
+    """The folder of one node, locked while its daemon runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def lock(self) -> None:
+        """Lock the folder.
+
+        Raises:
+            ConfigError: The folder can't be used, or another daemon uses it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (self.path / "lock").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.unlock()
+            raise ConfigError(
+                f"another decod daemon uses {self.path}",
+                why="a folder holds one node's identity",
+                fix="stop it, or give this one its own --state-dir",
+                code="E-CFG-041",
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"can't use the state folder {self.path}",
+                why=str(error),
+                fix="give a --state-dir that you may write to",
+                code="E-CFG-042",
+            ) from error
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

@@ -1,0 +1,62 @@
+"""Keeps a node's last vote on disk, so that a restart can't make it vote twice in a term."""
+
+import json
+import os
+from pathlib import Path
+
+from decod.errors import DecodError, HardwareError
+from decod.ids import RunId
+from decod.protocol.election import NO_PROMISE, Promise
+from decod.wire import validate
+
+
+class VoteFile:
+    """The vote of one run, in the folder of that run.
+
+    Args:
+        state_dir: The node's state folder.
+        run_id: Votes of another run do not count.
+    """
+
+    def __init__(self, state_dir: Path, run_id: RunId) -> None:
+        self._path = state_dir / "runs" / run_id / "vote.json"
+
+    def load(self) -> Promise:
+        """Return the vote that was kept last.
+
+        Raises:
+            HardwareError: There is one that can't be read: who votes without it may vote twice.
+        """
+        try:
+            fields = json.loads(self._path.read_text(encoding="utf-8"))
+            term = validate.iteration("term", int(fields["term"]))
+            return Promise(term, validate.node_id("candidate", fields["candidate"]))
+        except FileNotFoundError:
+            return NO_PROMISE
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, DecodError) as error:
+            raise HardwareError(
+                f"can't read {self._path}",
+                why=f"{error}: without it this node might vote twice for a leader",
+                fix="remove the file if this node has been out of the run for a minute",
+                code="E-HW-008",
+            ) from error
+
+    def keep(self, promise: Promise) -> bool:
+        """Write a vote so that it outlives a loss of power; return whether that was done."""
+        new = self._path.with_suffix(".new")
+        text = json.dumps({"term": promise.term, "candidate": promise.candidate})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with new.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            new.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            return False
+        return True

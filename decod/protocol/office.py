@@ -1,0 +1,285 @@
+"""Who leads, as one node sees it: its own decisions if it leads, its part in elections if not.
+
+`Office` owns the `Leader` of this node's term, while there is one, and its `Election`. It decides
+which terms count: a message of a lower term than this node's view is dropped and its sender told;
+one of a higher term is kept until the decision arrives that opened it, and that is asked for.
+"""
+
+from enum import Enum
+from random import Random
+
+from decod.ids import NodeId
+from decod.protocol import messages
+from decod.protocol.admission import RunShape
+from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
+from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
+from decod.protocol.election import (
+    BEATS_PER_TIMEOUT,
+    DEPUTIES_MAX,
+    Election,
+    Hashes,
+    Promise,
+)
+from decod.protocol.events import LeaderFound, Received, VotePersisted
+from decod.protocol.identity import RunFacts
+from decod.protocol.leader import Leader, LeaderState
+from decod.protocol.messages import Message
+from decod.protocol.utilisation import Utilisation
+from decod.protocol.work import Work
+
+_ANY_TERM = (
+    messages.Join
+    | messages.Prepared
+    | messages.Ping
+    | messages.Pong
+    | messages.Leave
+    | messages.CatchUp
+    | messages.Commit
+    | messages.Abort
+    | messages.ELECTION_MESSAGES
+)
+"""What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
+
+
+FOR_OFFICE = (
+    messages.Join
+    | messages.Prepared
+    | messages.Suspect
+    | messages.Pong
+    | messages.Leave
+    | messages.CatchUp
+    | messages.Report
+    | messages.Capacity
+    | messages.ELECTION_MESSAGES
+)
+"""Messages for the leader, or about who that is."""
+
+
+_TOLD_MAX = 4096
+"""Nodes of other terms that are remembered as told; beyond that all are forgotten."""
+
+
+class Fate(Enum):
+    """What becomes of a message because of its term."""
+
+    TAKE = "take"
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class Office:
+    """One node's view of the leader's office."""
+
+    def __init__(self, context: Context, facts: RunFacts, work: Work, rng: Random) -> None:
+        shape = facts.shape
+        self.leader: Leader | None = None
+        if context.view.leader == context.node_id:
+            self.leader = self._leader_of(context, shape, work)
+        self.election = Election(context, rng, facts.promise, self._hashes)
+        self._context = context
+        self._shape = shape
+        self._work = work
+        self._beat_s: float | None = None
+        self._told_s: dict[NodeId, float] = {}
+        """When nodes that are behind in terms were last told."""
+
+    @staticmethod
+    def _leader_of(context: Context, shape: RunShape, work: Work) -> Leader:
+        def agreed_epoch() -> int:
+            return work.routing.agreed_epoch
+
+        return Leader(context.node_id, context.config, shape, agreed_epoch)
+
+    def _hashes(self) -> Hashes:
+        vote = self._work.vote
+        return vote.hashes if vote is not None and not vote.failure else ()
+
+    # --- time ---------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        leader_s = self.leader.deadline_s if self.leader is not None else None
+        return earliest(leader_s, self.election.deadline_s, self._beat_s)
+
+    def start(self, now_s: float) -> list[Effect]:
+        return self.leader.start(now_s) if self.leader is not None else []
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects = self.leader.overdue(now_s) if self.leader is not None else []
+        if self._beat_s is not None and self._beat_s <= now_s:
+            effects += self._beat(now_s)
+        if self._context.node_id in self._context.view:
+            effects += self.election.overdue(now_s)
+        return effects + self._take_over(now_s)
+
+    def _beat(self, now_s: float) -> list[Effect]:
+        """Show the deputies that this node lives."""
+        context = self._context
+        deputies = [m.node_id for m in context.view.data_nodes if m.node_id != context.node_id]
+        if self.leader is None or not deputies:
+            self._beat_s = None
+            return []
+        self._beat_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
+        beat = messages.Heartbeat(context.round)
+        return [Send(node, beat) for node in deputies[:DEPUTIES_MAX]]
+
+    # --- terms --------------------------------------------------------------------------------
+
+    def screen(self, now_s: float, received: Received) -> tuple[Fate, list[Effect]]:
+        """Say what becomes of a message, from its sender's term."""
+        context, term, sender = self._context, received.term, received.sender
+        ours, known = context.view.term, sender in context.view
+        any_term = isinstance(received.message, _ANY_TERM)
+        if term in (0, ours):
+            self.election.heard(now_s, sender)
+            return Fate.TAKE, []
+        if any_term and (term < ours or not known):
+            return Fate.TAKE, []
+        if term < ours:
+            return Fate.DROP, self._tell(now_s, sender)
+        if not known:
+            return Fate.TAKE, []
+        effects: list[Effect] = []
+        if self.election.superseded(now_s, term):
+            effects += self._step_down()
+        if any_term:
+            return Fate.TAKE, effects
+        if self._rarely(now_s, sender):
+            effects.append(Send(sender, messages.CatchUp(context.round)))
+        return Fate.KEEP, effects
+
+    def _rarely(self, now_s: float, node: NodeId) -> bool:
+        """Whether a node may be told or asked something about terms again."""
+        pause_s = self._context.config.heartbeat_interval_s
+        if now_s - self._told_s.get(node, -pause_s) < pause_s:
+            return False
+        if len(self._told_s) >= _TOLD_MAX:
+            self._told_s.clear()
+        self._told_s[node] = now_s
+        return True
+
+    def _tell(self, now_s: float, node: NodeId) -> list[Effect]:
+        return self.election.behind(node) if self._rarely(now_s, node) else []
+
+    def _step_down(self) -> list[Effect]:
+        """This node's term is over: it decides nothing any more."""
+        self.leader, self._beat_s = None, None
+        return [Note("leader.stopped", (("term", self._context.view.term),))]
+
+    def fence(self, effect: Effect) -> bool:
+        """Whether this node must not send a message: it has voted for another leader."""
+        vote = isinstance(effect, Send) and isinstance(effect.message, messages.Ready)
+        return vote and self.election.bound
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def adopt(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+        """The context has a new round, which this decision has opened."""
+        effects = self.election.adopt(now_s, decision)
+        self._told_s.clear()
+        if decision.opening.view.leader != self._context.node_id:
+            self.leader = None
+        elif self._beat_s is None:
+            self._beat_s = now_s
+        return effects
+
+    def _take_over(self, now_s: float) -> list[Effect]:
+        """Lead, if this node has just been elected."""
+        won = self.election.take()
+        if won is None:
+            return []
+        work = self._work
+        self.leader = leader = self._leader_of(self._context, self._shape, work)
+        begun = work.aggregation.begun if work.aggregation is not None else None
+        effects = leader.start(now_s) + leader.take_over(now_s, won, begun)
+        if leader.state is LeaderState.PAUSED:
+            effects.append(CompleteRun(leader.committed.iteration))
+        return effects
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def received(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message for the leader, or about who that is."""
+        message, sender = received.message, received.sender
+        election = self.election
+        match message:
+            case messages.Canvass():
+                return election.canvassed(now_s, sender, message)
+            case messages.CanvassAnswer():
+                return election.canvass_answered(now_s, sender, message)
+            case messages.Candidacy():
+                return election.stood(now_s, sender, message)
+            case messages.Vote():
+                effects = election.voted(now_s, sender, message)
+                return effects + self._take_over(now_s)
+            case messages.LeaderIs() if sender in self._context.view:
+                stopped, effects = election.leader_is(now_s, message)
+                return (self._step_down() if stopped else []) + effects
+            case messages.Pong(nonce) if self.leader is None:
+                return election.check.answered(sender, nonce)
+            case messages.CatchUp(round_) if self.leader is None:
+                term = received.term or self._context.view.term
+                return election.catch_up(sender, round_, view_term=term)
+        if self.leader is None:
+            return []
+        return _for_leader(now_s, self.leader, sender, message)
+
+    def found(self, event: LeaderFound) -> list[Effect]:
+        """Somebody says that another leads. Believed only where this node can't lead anyway."""
+        leader, term = self.leader, self._context.view.term
+        if leader is None or not leader.electorate.lacking or event.term <= term:
+            return []
+        name = event.leader[:8]
+        return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]
+
+    def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
+        """A vote is on disk."""
+        effects = self.election.persisted(now_s, Promise(event.term, event.candidate))
+        return effects + self._take_over(now_s)
+
+    def unreachable(
+        self, now_s: float, node: NodeId, message: Message, reason: str
+    ) -> list[Effect] | None:
+        """A message could not be delivered. None: whoever leads is to hear of it."""
+        ping = isinstance(message, messages.Ping)
+        if self.leader is not None:
+            return self.leader.unreachable(now_s, node, ping=ping, reason=reason)
+        if node == self._context.view.leader and self._context.node_id in self._context.view:
+            self.election.doubt(now_s)
+            return self.election.check.unreachable(node) if ping else None
+        return None
+
+    def counted(self, utilisation: Utilisation) -> list[Effect]:
+        """The utilisation query has come back to this node, from all members or some."""
+        loads = utilisation.complete() if self.leader is not None else None
+        return self.leader.utilisation(loads) if self.leader and loads is not None else []
+
+    def voted(self, now_s: float) -> list[Effect]:
+        """Count the vote of all members, if this node leads and the vote is cast."""
+        vote = self._work.vote
+        if self.leader is None or vote is None:
+            return []
+        return self.leader.voted(now_s, vote)
+
+
+def _for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
+    match message:
+        case messages.Join():
+            return leader.join(now_s, sender, message)
+        case messages.Prepared():
+            return leader.prepared(now_s, sender, message)
+        case messages.Suspect(node, reason):
+            return leader.suspect(now_s, node, reason)
+        case messages.Pong(nonce):
+            leader.answered(sender, nonce)
+            return []
+        case messages.Leave():
+            return leader.leave(now_s, sender, message)
+        case messages.Capacity():
+            return leader.capacity(now_s, sender, message)
+        case messages.CatchUp():
+            return leader.catch_up(sender, message)
+        case messages.Report():
+            return leader.report(now_s, sender, message)
+    return []

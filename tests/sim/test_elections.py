@@ -1,0 +1,203 @@
+"""Runs whose leader is lost: at any event, in every phase of a round, for good or for a while."""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import Round
+from decod.protocol import effects as fx
+from decod.protocol import messages as m
+from decod.protocol.effects import Effect
+from decod.protocol.events import Event
+from decod.protocol.node import NodeMachine
+from decod.protocol.params import ProtocolConfig
+from decod.sim.core import Machine
+from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.simulation import Result, Simulation
+
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
+
+TOGETHER = Scenario(
+    num_data_nodes=2,
+    num_relays=6,
+    num_relay_stages=2,
+    num_iterations=5,
+    num_microbatches=4,
+    capacity_min=4,
+    capacity_max=6,
+    duration_max_s=600.0,
+    protocol=ProtocolConfig(min_data_nodes=2, min_nodes_per_stage=3),
+)
+"""Two data nodes, and three relays in each of two stages, from the first iteration on."""
+
+
+def instants(result: Result, text: str) -> list[float]:
+    """Return when lines with a text were written."""
+    return [float(line.split()[0]) for line in result.trace if text in line]
+
+
+def recovery_s(result: Result) -> float:
+    """Return the time from the leader's death to its successor's first round."""
+    (killed_s,) = instants(result, "data0    host.killed")
+    elected_s = instants(result, "this node leads term 2")
+    return elected_s[0] - killed_s if elected_s else 0.0
+
+
+class Mortal:
+    """A leader that dies while it is sending: so many of the messages still go out.
+
+    Args:
+        kind: Of the messages, and of the tensors.
+        round_: They belong to.
+        num_sent: How many leave.
+    """
+
+    def __init__(
+        self, machine: NodeMachine, kind: type, round_: Round, num_sent: int, *, vanish: bool
+    ) -> None:
+        self.wrapped = machine
+        self.simulation: Simulation | None = None
+        self._kind, self._round, self._num_left = kind, round_, num_sent
+        self._vanish = vanish
+        self._dead = False
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.wrapped.deadline_s
+
+    def start(self, now_s: float) -> list[Effect]:
+        return self.wrapped.start(now_s)
+
+    def step(self, now_s: float, event: Event) -> list[Effect]:
+        effects = self.wrapped.step(now_s, event)
+        for index, effect in enumerate(effects):
+            if not isinstance(effect, (fx.Send, fx.SendTensor)) or self._dead:
+                continue
+            if isinstance(effect.message, self._kind) and effect.message.round == self._round:
+                if self._num_left == 0:
+                    self._die()
+                    return effects[:index]
+                self._num_left -= 1
+        return [] if self._dead else effects
+
+    def _die(self) -> None:
+        assert self.simulation is not None
+        self._dead = True
+        host = self.simulation.leader
+        self.simulation.kernel.after(0.0, lambda: host.kill(vanish=self._vanish))
+
+
+def run_mortal(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Result:
+    """Run `TOGETHER`, whose leader dies in round 3.1."""
+    mortals: list[Mortal] = []
+
+    def wrap(name: str, machine: Machine) -> Machine:
+        if name != "data0":
+            return machine
+        assert isinstance(machine, NodeMachine)
+        mortals.append(Mortal(machine, kind, Round(3, 1), num_sent, vanish=vanish))
+        return mortals[-1]
+
+    simulation = Simulation(replace(TOGETHER, seed=seed), wrap=wrap)
+    # Machines are built when their hosts start, which nothing has yet.
+    simulation.kernel.after(
+        0.0, lambda: [setattr(mortal, "simulation", simulation) for mortal in mortals]
+    )
+    return simulation.run()
+
+
+@pytest.mark.parametrize("vanish", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "num_sent", "finished"),
+    [
+        pytest.param(m.ForwardActivation, 1, False, id="training"),
+        pytest.param(m.BeginAggregation, 0, False, id="before the flood"),
+        pytest.param(m.BeginAggregation, 2, False, id="in the flood"),
+        pytest.param(m.ReducePart, 0, False, id="reducing"),
+        pytest.param(m.Commit, 0, True, id="commit decided and not told"),
+        pytest.param(m.Commit, 1, True, id="commit told to one"),
+        pytest.param(m.Commit, 2, True, id="commit told to some"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(1))
+def test_a_leader_that_dies_is_replaced_in_every_phase(
+    kind: type, num_sent: int, finished: bool, vanish: bool, seed: int
+) -> None:
+    """The iteration is finished if it may have been committed, else repeated by the rest."""
+    result = run_mortal(kind, num_sent, vanish=vanish, seed=seed)
+    assert result.num_iterations == TOGETHER.num_iterations
+    assert recovery_s(result) < 5.0
+    repeated = any("round 3.1 is repeated: lost the leader" in line for line in result.trace)
+    assert repeated is not finished
+    # With the dead leader go its microbatches, from the iteration on that is repeated.
+    trained = [line for line in result.trace if "data1    round 3." in line and "loss" in line]
+    assert ("over 8 tokens" if finished else "over 4 tokens") in trained[0], trained
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_a_leader_that_dies_at_any_event_is_replaced_within_five_seconds(block: int) -> None:
+    times: list[float] = []
+    for seed in range(block, NUM_SEEDS, 10):
+        rng = random.Random(f"leader/{seed}")
+        kind = rng.choice((FaultKind.KILL, FaultKind.VANISH))
+        fault = HostFault(kind, "data0", after_num_events=rng.randint(150, 550))
+        num_data = rng.choice((2, 2, 3))
+        protocol = replace(TOGETHER.protocol, min_data_nodes=num_data)
+        scenario = replace(
+            TOGETHER, seed=seed, faults=(fault,), num_data_nodes=num_data, protocol=protocol
+        )
+        result = Simulation(scenario).run()
+        assert result.num_iterations == scenario.num_iterations
+        if instants(result, "data0    host.killed"):
+            times.append(recovery_s(result))
+    assert max(times) < 5.0, times
+    assert sum(time_s > 0 for time_s in times) >= len(times) / 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_stalls_is_told_that_it_leads_no_more(seed: int) -> None:
+    fault = HostFault(FaultKind.FREEZE, "data0", at_s=6.0 + seed / 3, duration_s=8.0)
+    result = Simulation(replace(TOGETHER, seed=seed, faults=(fault,))).run()
+    assert result.num_iterations == TOGETHER.num_iterations
+    assert any("data0    host.stopped reason=superseded" in line for line in result.trace)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_stalls_for_a_moment_stays_leader(seed: int) -> None:
+    fault = HostFault(FaultKind.FREEZE, "data0", at_s=6.0 + seed / 3, duration_s=2.0)
+    result = Simulation(replace(TOGETHER, seed=seed, faults=(fault,))).run()
+    assert not instants(result, "leads term")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_restarts_joins_as_one_of_the_data_nodes(seed: int) -> None:
+    fault = HostFault(FaultKind.RESTART, "data0", at_s=6.0 + seed / 3, duration_s=1.0)
+    scenario = replace(TOGETHER, seed=seed, num_iterations=12, faults=(fault,))
+    result = Simulation(scenario).run()
+    assert result.num_iterations == 12
+    last = [line for line in result.trace if "data1    round 12." in line and "loss" in line]
+    assert "over 8 tokens" in last[0], "both inject again"
+
+
+def test_candidates_find_the_new_leader() -> None:
+    fault = HostFault(FaultKind.KILL, "data0", at_s=8.0)
+    late = HostFault(FaultKind.RESTART, "relay1", at_s=7.0, duration_s=2.0)
+    scenario = replace(TOGETHER, num_iterations=12, faults=(fault, late))
+    result = Simulation(scenario).run()
+    assert any("relay1   state of iteration" in line for line in result.trace)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_quorum_nothing_is_committed(seed: int) -> None:
+    """The leader and one relay are left of eight: the others may be training elsewhere."""
+    gone = ("data1", "relay0", "relay1", "relay2", "relay3")
+    faults = tuple(HostFault(FaultKind.FREEZE, name, at_s=8.0, duration_s=60.0) for name in gone)
+    scenario = replace(TOGETHER, seed=seed, num_iterations=30, faults=faults)
+    simulation = Simulation(scenario)
+    simulation.kernel.run(until_s=9.0)
+    before = simulation.checker.num_iterations
+    simulation.kernel.run(until_s=60.0)
+    assert simulation.checker.num_iterations <= before + 1
+    assert any("NO QUORUM" in line for line in simulation.trace.lines)

@@ -1,0 +1,177 @@
+"""A leader takes over from another, and messages of other terms than a node's change nothing."""
+
+import dataclasses
+
+from decod.ids import NodeId, Round
+from decod.protocol import effects as fx
+from decod.protocol import events as ev
+from decod.protocol import messages as m
+from decod.protocol.effects import Effect
+from decod.protocol.election import Succession
+from decod.protocol.leader import Leader
+from decod.protocol.messages import Abort, Commit
+from decod.protocol.view import Opening, View
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent
+from tests.unit.protocol.test_leader import CONFIG, Run, decision
+from tests.unit.protocol.world import World
+
+
+def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Leader, list[Effect]]:
+    """Let d1 take over from d0, in the round that is open."""
+    old = run.leader
+    shape = dataclasses.replace(old.shape)
+    leader = Leader(D1, CONFIG, shape, lambda: 0)
+    begun = old._begun
+    opening = Opening(old.round, old.committed, old.view)
+    won = Succession(2, D0, opening, old.view, hashes)
+    return leader, leader.take_over(5.0, won, begun)
+
+
+def test_an_elected_leader_repeats_the_round_without_the_old_one() -> None:
+    run = Run(R1A, R1B)
+    _, effects = successor(run)
+    message = decision(effects, D1)
+    assert isinstance(message, Abort)
+    view = message.opening.view
+    assert (view.leader, view.term, view.version) == (D1, 2, 2)
+    assert D0 not in view
+    assert message.opening.round == Round(1, 2)
+    assert message.opening.electors == (D0, D1, R1A, R1B), "the last settled view counts on"
+    assert decision(effects, D0) == message, "the old one is told, should it live"
+
+
+def test_an_elected_leader_commits_what_all_have_voted_for() -> None:
+    run = Run(R1A, R1B)
+    run.aggregate()
+    leader, effects = successor(run, hashes=((0, "a"), (1, "b")))
+    message = decision(effects, D1)
+    assert isinstance(message, Commit)
+    assert (message.round, message.loss, message.num_tokens) == (Round(1, 1), 2.5, 40)
+    assert message.opening.round == Round(2, 1)
+    assert D0 not in message.opening.view
+    assert leader.committed == Round(1, 1)
+
+
+def test_a_leader_that_has_lost_most_members_waits_for_them() -> None:
+    run = Run(R1A, R1B)
+    leader = run.leader
+    for node in (D1, R1A):
+        leader.suspect(1.0, node, "silent")
+    leader.overdue(1.0 + CONFIG.probe_timeout_s)
+    assert leader.view.by_id.keys() == {D0, R1B}, "half of them, with the leader, is enough"
+    leader.suspect(5.0, R1B, "silent")
+    effects = leader.overdue(5.0 + CONFIG.probe_timeout_s)
+    assert notes_of(effects) == ["member.lost", "quorum.lost"]
+    assert leader.electorate.lacking == (R1B,)
+    assert leader.view.by_id.keys() == {D0, R1B}
+    assert notes_of(run.enter(R1B))[-1:] == ["round.aborted"], "back, in a new life"
+    assert leader.electorate.lacking == ()
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def trained() -> World:
+    """Return a world of two data nodes and a relay in its first round."""
+    world = World(config=configured(min_data_nodes=2), num_iterations=0)
+    for name in ("d0", "d1", "r1a"):
+        world.start(name, stage_index=1 if name == "r1a" else None)
+    hosts = world.hosts.values()
+    world.turn_until(lambda: all(host.machine.in_view for host in hosts))
+    return world
+
+
+def next_opening(view: View, round_: Round, *, leader: NodeId, without: NodeId) -> m.Abort:
+    """Return the decision that a leader of term 2 opens its first round with."""
+    members = [member for member in view.members if member.node_id != without]
+    next_view = View.of(
+        members, version=view.version + 1, leader=leader, term=2, num_stages=view.num_stages
+    )
+    committed = Round(round_.iteration - 1, 1)
+    opening = Opening(Round(round_.iteration, round_.attempt + 1), committed, next_view)
+    return m.Abort(round_, opening, "lost the leader")
+
+
+def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> None:
+    world = trained()
+    machine = world.hosts[R1A].machine
+    view, round_ = machine.context.view, machine.context.round
+    opening = next_opening(view, round_, leader=D1, without=D0)
+    machine.step(world.now_s, ev.Received(D1, opening, term=2))
+    assert machine.context.view.term == 2
+    before = machine.context.round
+    begin = m.BeginAggregation(before, 1, 1, machine.context.view.version)
+    effects = machine.step(world.now_s, ev.Received(D0, begin, term=1))
+    assert sent(effects) == [(D0, m.LeaderIs(2, D1, "d1:1"))]
+    assert machine.work.aggregation is not None
+    assert machine.work.aggregation.begun is None
+    old = m.Abort(round_, dataclasses.replace(opening.opening, view=view), "old")
+    assert sent(machine.step(world.now_s, ev.Received(D0, old, term=1))) == []
+    assert (machine.context.round, machine.context.view.leader) == (before, D1)
+
+
+def test_a_message_of_a_higher_term_waits_for_the_opening_that_it_asks_for() -> None:
+    world = trained()
+    machine = world.hosts[R1A].machine
+    view, round_ = machine.context.view, machine.context.round
+    opening = next_opening(view, round_, leader=D1, without=D0)
+    query = m.UtilisationQuery(1, opening.opening.round)
+    effects = machine.step(world.now_s, ev.Received(D1, query, term=2))
+    assert sent(effects) == [(D1, m.CatchUp(round_))]
+    effects = machine.step(world.now_s, ev.Received(D1, opening, term=2))
+    assert any(isinstance(message, m.UtilisationAnswer) for _, message in sent(effects))
+
+
+def test_an_old_leader_hears_of_the_new_one_and_stops() -> None:
+    world = trained()
+    machine = world.hosts[D0].machine
+    view, round_ = machine.context.view, machine.context.round
+    effects = machine.step(world.now_s, ev.Received(R1A, m.LeaderIs(2, D1, "d1:1"), term=2))
+    assert sent(effects) == [(D1, m.CatchUp(round_))]
+    assert machine.leader is None, "it decides nothing any more"
+    opening = next_opening(view, round_, leader=D1, without=D0)
+    (stop,) = machine.step(world.now_s, ev.Received(D1, opening, term=2))
+    assert stop == fx.Stop(fx.StopReason.SUPERSEDED, "d1 leads the run in term 2")
+
+
+def test_a_stranger_can_not_make_a_leader_step_down() -> None:
+    world = trained()
+    machine = world.hosts[D0].machine
+    for message in (m.LeaderIs(9, STRANGER, "x:1"), m.Vote(9, False, 1, Round(1, 1), 1)):
+        machine.step(world.now_s, ev.Received(STRANGER, message, term=9))
+    assert machine.leader is not None
+
+
+def test_a_leader_without_a_quorum_believes_that_another_was_found() -> None:
+    """The others may not know any more where it is, and so can't tell it."""
+    world = trained()
+    machine = world.hosts[D0].machine
+    assert machine.leader is not None
+    assert machine.step(world.now_s, ev.LeaderFound(D1, 2)) == [], "it has its members"
+    machine.leader.electorate.lacking = (D1, R1A)
+    assert machine.step(world.now_s, ev.LeaderFound(D1, 1)) == []
+    (stop,) = machine.step(world.now_s, ev.LeaderFound(D1, 2))
+    assert stop == fx.Stop(fx.StopReason.SUPERSEDED, "d1 leads the run in term 2")
+
+
+def test_a_leader_steps_down_for_a_member_that_has_voted_and_stands_again() -> None:
+    """The election that the member has voted in came to nothing: nobody else will lead."""
+    world = trained()
+    machine = world.hosts[D0].machine
+    view = machine.context.view
+    machine.step(world.now_s, ev.Received(R1A, m.LeaderIs(4, None)))
+    assert machine.leader is None
+    effects = machine.step(world.now_s + 1.5, ev.DeadlinePassed())
+    assert [to for to, message in sent(effects) if isinstance(message, m.Canvass)] == [D1, R1A]
+    canvass = m.CanvassAnswer(1, machine.context.round, view.version, silent=True)
+    (persist,) = machine.step(world.now_s + 1.6, ev.Received(R1A, canvass, term=1))
+    assert persist == fx.PersistVote(5, D0)
+
+
+def test_who_has_voted_casts_no_vote_for_the_old_leaders_round() -> None:
+    world = trained()
+    machine = world.hosts[R1A].machine
+    ready = fx.Send(D0, m.Ready(machine.context.round, ((1, "a"),), 1))
+    assert not machine.office.fence(ready)
+    machine.step(world.now_s, ev.Received(D1, m.Candidacy(2, 1, machine.context.round, 1), term=1))
+    assert machine.office.fence(ready)
