@@ -89,6 +89,8 @@ class NodeCounts:
     microbatches_at_commit: int = 0
     committed_s: float = 0.0
     num_admission: int = 0
+    view_at_commit: int = 0
+    """Version of its view."""
     control_per_iteration: list[int] = field(default_factory=list)
 
 
@@ -392,7 +394,9 @@ class Checker:
 
     # --- I8 -----------------------------------------------------------------------------------
 
-    def quiet_bound(self, host: Host, *, duration_s: float, num_microbatches: int) -> int:
+    def quiet_bound(
+        self, host: Host, *, duration_s: float, num_microbatches: int, num_views: int = 1
+    ) -> int:
         """Return how many control messages a node may send in an iteration.
 
         Watchers and the leader's deputies get heartbeats, and peers of the adjacent stages reports
@@ -400,7 +404,9 @@ class Checker:
         the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
         as a slot of theirs or ours changes hands, and repeats by the clock. In the search for
         better flows each neighbour, other data nodes among them, is told of two walks that do not
-        change every eighth round. Each pass of a microbatch costs an acknowledgement or two.
+        change every eighth round. Each pass of a microbatch costs an acknowledgement or two. With
+        each view more, links are told of and walks begin anew, and each microbatch may take
+        another path.
         """
         config = self._config
         table = flow_table(host.machine) if host.reachable else None
@@ -414,19 +420,24 @@ class Checker:
         queries = duration_s / config.utilisation_interval_s + 2
         tree = (2 * config.tree_fanout + 1) * (8 + queries)
         flows = num_peers * (4 * self._capacity_max + repeats)
-        reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2)
+        reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2 * num_views)
         walks = 2 * (num_peers + config.max_peers_per_stage)
-        search = walks * (duration_s / config.negotiation_interval_s / 8 + 2)
+        search = walks * (duration_s / config.negotiation_interval_s / 8 + 2 * num_views)
+        search += 3 * self._batch * (num_views - 1)
         return int(beats + reports + search + tree + flows + 2 * num_microbatches + repeats) + 16
 
     def _check_quiet(self, host: Host) -> None:
         counts = self._counts(host)
         num = host.num_control_sent - counts.num_admission - counts.control_at_commit
+        table = flow_table(host.machine) if host.reachable else None
+        view = counts.view_at_commit if table is None else table.version[0]
         bound = self.quiet_bound(
             host,
+            num_views=max(1, view - counts.view_at_commit),
             duration_s=self._now_s - counts.committed_s,
             num_microbatches=host.num_microbatch_jobs - counts.microbatches_at_commit,
         )
+        counts.view_at_commit = view
         counts.control_per_iteration.append(num)
         counts.control_at_commit += num
         counts.microbatches_at_commit = host.num_microbatch_jobs
