@@ -35,7 +35,7 @@ def drain(*, timeout_s: float | None, no_wait: bool, state_dir: Path) -> None:
     Examples:
       decod drain
       decod drain --timeout 5m
-      decod drain --timeout 0s        leave at once: the others repeat the iteration
+      decod drain --timeout 0s        leave at once: others do its part again
       decod drain --state-dir /tmp/relay-1 --no-wait
 
     Waits until the node has left. The last node of a stage stays until somebody else serves it, or

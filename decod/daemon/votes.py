@@ -1,9 +1,9 @@
 """Keeps a node's last vote on disk, so that a restart can't make it vote twice in a term."""
 
 import json
-import os
 from pathlib import Path
 
+from decod.durable import replace_durably
 from decod.errors import DecodError, HardwareError
 from decod.ids import RunId
 from decod.protocol.election import NO_PROMISE, Promise
@@ -43,20 +43,10 @@ class VoteFile:
 
     def keep(self, promise: Promise) -> bool:
         """Write a vote so that it outlives a loss of power; return whether that was done."""
-        new = self._path.with_suffix(".new")
         text = json.dumps({"term": promise.term, "candidate": promise.candidate})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with new.open("w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            new.replace(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            replace_durably(self._path, text.encode("utf-8"))
         except OSError:
             return False
         return True

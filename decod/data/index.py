@@ -7,13 +7,13 @@ corpus in a run's manifest.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from decod.data.tokenizer import TokenizerKind, is_file
+from decod.durable import replace_durably
 from decod.errors import DataError
 
 INDEX_FILE = "index.json"
@@ -134,28 +134,8 @@ def read_index(folder: Path) -> Index:
 
 def write_index(folder: Path, index: Index) -> None:
     """Put `index` into a folder, whole or not at all, and wait until the disk has it."""
-    temporary = folder / f".{INDEX_FILE}.tmp"
     text = json.dumps(index.model_dump(mode="json"), indent=1) + "\n"
-    write_durably(temporary, text.encode("utf-8"))
-    temporary.replace(folder / INDEX_FILE)
-    sync_folder(folder)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has its content (not yet its name)."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 
 def _invalid(path: Path, reason: str) -> DataError:

@@ -32,12 +32,11 @@ from decod.data.index import (
     TokenizerEntry,
     dtype_for,
     shard_file,
-    sync_folder,
-    write_durably,
     write_index,
 )
 from decod.data.sources import OnRead, Piece, find_files, read_pieces
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
 
 SHARD_TOKENS_DEFAULT = 2**26

@@ -89,6 +89,7 @@ class Outflows:
 
     def remove(self, now_s: float, flow_id: FlowId) -> list[Effect]:
         self.paired.pop(flow_id, None)
+        self.paths.pop(flow_id, None)
         if self.unpaired.pop(flow_id, None) is None:
             return []
         return self._announce(now_s)

@@ -9,7 +9,8 @@ every member gets down the tree. Membership changes nowhere else:
 
 - a candidate is assigned a stage (`Join` -> `Assign`), prepares it (`Prepared`), and enters with
   the next commit; while a stage is empty it enters at once;
-- a suspect is pinged; if it does not answer it is removed, and the round is repeated without it;
+- a suspect is pinged; if it does not answer it is removed. A relay is done without in the same
+  round (`Mend`); the loss of a data node repeats the round;
 - a node that leaves is left out at the next commit, unless it is its stage's last;
 - a node that wants another capacity, none for a pause, has it from the next opening on that
   no loss has made, unless its stage would stop.
@@ -251,7 +252,7 @@ class Leader:
     def _remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
     ) -> list[Effect]:
-        """Go on without some nodes: the round is repeated, or the run has lost a stage."""
+        """Go on without some nodes: in this round or another, unless the run has lost a stage."""
         effects: list[Effect] = []
         for node, reason in nodes.items():
             self._probes.forget(node)

@@ -89,7 +89,7 @@ class Leave:
 
     reason: str
     at_once: bool = False
-    """It can't finish the round (its compute process died): the round must be repeated."""
+    """It can't finish the round (its compute process died): the round goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ noted once, for whoever asked. A paused node is a member with capacity 0: nobody
 through it, and it reduces, votes and commits as an idle relay does. A node that leaves does what
 its round asks of it, for it is counted on there; it is left out of the next. If nobody else serves
 its stage it waits for a successor. When its time is up it goes at once, and says so to the leader,
-which repeats the round without it.
+which goes on with the round without it.
 """
 
 import math

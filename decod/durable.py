@@ -1,0 +1,29 @@
+"""Files that outlive a loss of power: written beside their place, synced, renamed, synced."""
+
+import os
+from pathlib import Path
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file and wait until the disk has its content (not yet its name)."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Give a file another content, whole or not at all, and wait until the disk has it."""
+    new = path.with_name(f".{path.name}.tmp")
+    write_durably(new, content)
+    new.replace(path)
+    sync_folder(path.parent)
