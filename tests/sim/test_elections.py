@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import Round
-from decod.protocol import effects as fx
 from decod.protocol import messages as m
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event
-from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
-from decod.sim.core import Machine
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
+from tests.sim.mortal import simulation_with_mortal
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
 
@@ -45,72 +41,13 @@ def recovery_s(result: Result) -> float:
     return elected_s[0] - killed_s if elected_s else 0.0
 
 
-class Mortal:
-    """A leader that dies while it is sending: so many of the messages still go out.
+def simulation_of_death(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Simulation:
+    """Return `TOGETHER`, whose leader dies in round 3.1: so many messages of a kind still leave."""
 
-    Args:
-        kind: Of the messages, and of the tensors.
-        round_: They belong to.
-        num_sent: How many leave.
-    """
+    def counts(message: m.Message) -> bool:
+        return isinstance(message, kind) and getattr(message, "round", None) == Round(3, 1)
 
-    def __init__(
-        self, machine: NodeMachine, kind: type, round_: Round, num_sent: int, *, vanish: bool
-    ) -> None:
-        self.wrapped = machine
-        self.simulation: Simulation | None = None
-        self._kind, self._round, self._num_left = kind, round_, num_sent
-        self._vanish = vanish
-        self._dead = False
-
-    @property
-    def deadline_s(self) -> float | None:
-        return self.wrapped.deadline_s
-
-    def start(self, now_s: float) -> list[Effect]:
-        return self.wrapped.start(now_s)
-
-    def step(self, now_s: float, event: Event) -> list[Effect]:
-        effects = self.wrapped.step(now_s, event)
-        for index, effect in enumerate(effects):
-            if not isinstance(effect, (fx.Send, fx.SendTensor)) or self._dead:
-                continue
-            if isinstance(effect.message, self._kind) and effect.message.round == self._round:
-                if self._num_left == 0:
-                    self._die()
-                    return effects[:index]
-                self._num_left -= 1
-        return [] if self._dead else effects
-
-    def _die(self) -> None:
-        assert self.simulation is not None
-        self._dead = True
-        host = self.simulation.leader
-        self.simulation.kernel.after(0.0, lambda: host.kill(vanish=self._vanish))
-
-
-def run_mortal(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Result:
-    """Run `TOGETHER`, whose leader dies in round 3.1."""
-    return simulation_with_mortal(kind, num_sent, vanish=vanish, seed=seed).run()
-
-
-def simulation_with_mortal(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Simulation:
-    """Return `TOGETHER`, whose leader will die in round 3.1."""
-    mortals: list[Mortal] = []
-
-    def wrap(name: str, machine: Machine) -> Machine:
-        if name != "data0":
-            return machine
-        assert isinstance(machine, NodeMachine)
-        mortals.append(Mortal(machine, kind, Round(3, 1), num_sent, vanish=vanish))
-        return mortals[-1]
-
-    simulation = Simulation(replace(TOGETHER, seed=seed), wrap=wrap)
-    # Machines are built when their hosts start, which nothing has yet.
-    simulation.kernel.after(
-        0.0, lambda: [setattr(mortal, "simulation", simulation) for mortal in mortals]
-    )
-    return simulation
+    return simulation_with_mortal(replace(TOGETHER, seed=seed), counts, num_sent, vanish=vanish)
 
 
 @pytest.mark.parametrize("vanish", [False, True])
@@ -131,7 +68,7 @@ def test_a_leader_that_dies_is_replaced_in_every_phase(
     kind: type, num_sent: int, finished: bool, vanish: bool, seed: int
 ) -> None:
     """The iteration is finished if it may have been committed, else repeated by the rest."""
-    result = run_mortal(kind, num_sent, vanish=vanish, seed=seed)
+    result = simulation_of_death(kind, num_sent, vanish=vanish, seed=seed).run()
     assert result.num_iterations == TOGETHER.num_iterations
     assert recovery_s(result) < 5.0
     repeated = any("round 3.1 is repeated: lost the leader" in line for line in result.trace)

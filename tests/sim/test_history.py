@@ -14,7 +14,7 @@ from decod.protocol.params import ProtocolConfig
 from decod.sim.host import Host
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
-from tests.sim.test_elections import TOGETHER, simulation_with_mortal
+from tests.sim.test_elections import TOGETHER, simulation_of_death
 from tests.sim.test_lost_stage import TOGETHER as LOSSES
 from tests.sim.test_lost_stage import lose
 from tests.support.history import Findings, check, lives_of, records_of, shares_of
@@ -84,7 +84,7 @@ def test_a_true_history_passes() -> None:
 @pytest.mark.parametrize("num_told", range(5))
 def test_who_misses_the_word_of_a_commit_logs_it_all_the_same(num_told: int) -> None:
     """The leader dies while it tells of it; what its successor opens rests on that commit."""
-    simulation = simulation_with_mortal(Commit, num_told, vanish=False, seed=0)
+    simulation = simulation_of_death(Commit, num_told, vanish=False, seed=0)
     records = recorded(simulation)
     simulation.run()
     found = audit(records)

@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol import messages as m
-from decod.protocol.effects import Effect, Send
-from decod.protocol.events import Event
 from decod.protocol.params import ProtocolConfig
-from decod.sim.core import Machine
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
-from decod.sim.simulation import Result, Simulation, run_scenario
+from decod.sim.simulation import Result, run_scenario
+from tests.sim.mortal import simulation_with_mortal
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
 EVERY = 4
@@ -84,35 +82,6 @@ def test_a_run_waits_for_a_host_and_takes_the_one_that_comes_back_with_its_disk(
     assert result.duration_s > 44.0
 
 
-class Deadly:
-    """A leader whose host dies as soon as it has sent so many openings of another era."""
-
-    def __init__(self, machine: Machine, num_sent: int, simulation: list[Simulation]) -> None:
-        self.wrapped = machine
-        self._left = num_sent
-        self._simulation = simulation
-
-    @property
-    def deadline_s(self) -> float | None:
-        return self.wrapped.deadline_s
-
-    def start(self, now_s: float) -> list[Effect]:
-        return self.wrapped.start(now_s)
-
-    def step(self, now_s: float, event: Event) -> list[Effect]:
-        effects, said = self.wrapped.step(now_s, event), list[Effect]()
-        for effect in effects:
-            begins = isinstance(effect, Send) and isinstance(effect.message, m.Abort)
-            if begins and effect.message.opening.round.era:  # type: ignore[union-attr]
-                if not self._left:
-                    (simulation,) = self._simulation
-                    simulation.kernel.after(0.0, simulation.leader.kill)
-                    return said
-                self._left -= 1
-            said.append(effect)
-        return said
-
-
 @pytest.mark.parametrize("num_sent", range(4))
 def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) -> None:
     """Whoever has heard of the era brings the next leader up to it; if nobody has, it begins it."""
@@ -127,14 +96,11 @@ def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) ->
         protocol=protocol,
         faults=(lose("relay1", 22.0),),
     )
-    found: list[Simulation] = []
 
-    def wrap(name: str, machine: Machine) -> Machine:
-        return Deadly(machine, num_sent, found) if name == "data0" else machine
+    def begins_era(message: m.Message) -> bool:
+        return isinstance(message, m.Abort) and message.opening.round.era > 0
 
-    simulation = Simulation(scenario, wrap=wrap)
-    found.append(simulation)
-    result = simulation.run()
+    result = simulation_with_mortal(scenario, begins_era, num_sent).run()
     assert lines(result, "this node leads term 2")
     assert lines(result, "back to iteration")
     assert result.num_iterations == scenario.num_iterations
