@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from decod.driver.driver import NodeDriver
-from decod.driver.fetching import ServedState, StateSink
+from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.net.client import PeerClient, Probed
@@ -31,6 +31,7 @@ from decod.protocol.messages import (
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.stopwatch import Stopwatch
+from decod.train.checkpoint.transfer import StateSink
 
 FORGET_AFTER_S = 30.0
 """How long a node that left can still be reached, for what there is left to tell it."""

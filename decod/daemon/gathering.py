@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from decod.daemon.errors import no_member, not_begun
 from decod.driver.driver import NodeDriver
-from decod.driver.fetching import ServedState, Transfer
+from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.ids import NodeId
 from decod.protocol.effects import FetchState
 from decod.protocol.events import CommitsHeld
 from decod.protocol.view import View
 from decod.train.checkpoint.description import Chunk
+from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from decod.daemon.threads import in_thread
-from decod.driver.fetching import ServedState, Transfer
+from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
@@ -26,6 +26,7 @@ from decod.protocol.events import StateForgotten, StateKept
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.states import KeptState, StateStore, state_of_checkpoint
 from decod.train.checkpoint.store import read_checkpoint, run_folder
+from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from decod import __version__
 from decod.daemon.succession import join_string_of, leader_of
-from decod.driver.fetching import Transfer, outlook
+from decod.driver.fetching import outlook
 from decod.ids import iteration_of
 from decod.protocol.identity import NodeState
 from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import View
+from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

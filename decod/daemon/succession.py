@@ -56,11 +56,6 @@ def leader_of(node: "Node") -> KnownLeader:
     )
 
 
-def leads(node: "Node") -> bool:
-    """Whether this node leads."""
-    return leader_of(node).node_id == node.identity.node_id
-
-
 async def publish_leader(node: "Node") -> None:
     """Tell the DHT that this node leads; of two such records the one of the higher term counts."""
     assert node.dht is not None

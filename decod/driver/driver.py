@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
-from decod.driver.fetching import ServedState, StateDisk, StateTransport, Transfer, fetched_state
+from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
 from decod.driver.requests import STOPPED, Requests, taken
 from decod.ids import JobId, NodeId, TensorId
@@ -25,6 +25,7 @@ from decod.protocol.election import Promise
 from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
+from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
 

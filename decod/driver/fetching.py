@@ -9,6 +9,13 @@ from decod.ids import NodeId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.train.checkpoint.description import Chunk, parse_description
+from decod.train.checkpoint.transfer import StateSink, Transfer
+
+_LOAD_BYTES_PER_S = 2e8
+"""How fast a state that has arrived is verified and loaded, roughly: two hashes of every byte."""
+
+_PROGRESS_S = 10.0
+"""Time between two lines of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +46,6 @@ class StateDisk(Protocol):
         """Read a state into a buffer; return its description, or None if it is not here."""
 
 
-class Transfer(Protocol):
-    """How far a state on its way is."""
-
-    stage_index: int
-    iteration: int
-    num_bytes: int
-    """0 until it is known."""
-    num_arrived: int
-    num_local: int
-    begun_s: float
-    """By the event loop's clock."""
-
-
-_LOAD_BYTES_PER_S = 2e8
-"""How fast a state that has arrived is verified and loaded, roughly: two hashes of every byte."""
-
-_PROGRESS_S = 10.0
-"""Time between two lines of the log."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """How far a state on its way is, for people."""
@@ -78,22 +65,6 @@ def outlook(transfer: Transfer, now_s: float) -> Outlook:
     percent = 100 * transfer.num_arrived / max(1, transfer.num_bytes)
     left_s = missing / rate + transfer.num_bytes / _LOAD_BYTES_PER_S if rate else None
     return Outlook(percent, rate, left_s)
-
-
-class StateSink(Protocol):
-    """Where a state goes, and who wants to know how it is getting on."""
-
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for the blob, or None if there is no room. The sink keeps account."""
-
-    def began(self, transfer: Transfer) -> None:
-        """Take what shows how far the transfer is; it changes as bytes arrive."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """A donor is left."""
-
-    def local(self, chunk: Chunk) -> memoryview | bytes | None:
-        """Return a chunk's bytes if this host has them. Called in a thread."""
 
 
 class StateTransport(Protocol):

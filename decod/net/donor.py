@@ -194,10 +194,7 @@ class StateDonor:
     async def fetch(self, data: bytes, context: Context) -> None:
         """Answers a FetchRequest with a stream."""
         request = codec.parse(state_pb2.FetchRequest, data)
-        run_id = validate.run_id("run_id", request.run_id)
-        sender = validate.node_id("sender_id", request.sender_id)
-        state_id = validate.sha256("state_id", request.state_id)
-        lent = self._lent.get(state_id) if self._is_ours(run_id, context) else None
+        sender, lent = self._lent_to(request, context)
         if lent is None:
             await _refuse(context, state_pb2.FETCH_REFUSAL_GONE)
             return
@@ -218,7 +215,7 @@ class StateDonor:
         finally:
             self._num_streams -= 1
             lent.num_streams -= 1
-            if state_id not in self._lent and not lent.num_streams:
+            if lent.description.id not in self._lent and not lent.num_streams:
                 lent.blob.release()
 
     async def _pour(self, context: Context, data: memoryview) -> None:
@@ -228,15 +225,20 @@ class StateDonor:
 
     async def release(self, data: bytes, context: Context) -> bytes:
         """Answers a ReleaseRequest."""
-        request = codec.parse(state_pb2.ReleaseRequest, data)
+        sender, lent = self._lent_to(codec.parse(state_pb2.ReleaseRequest, data), context)
+        if lent is not None:
+            lent.until_s.pop(sender, None)
+            self._drop_unneeded(lent.description.id)
+        return state_pb2.ReleaseResponse().SerializeToString()
+
+    def _lent_to(
+        self, request: state_pb2.FetchRequest | state_pb2.ReleaseRequest, context: Context
+    ) -> tuple[NodeId, _Lent | None]:
+        """Return who asks, and the copy that is meant; None if there is none."""
         run_id = validate.run_id("run_id", request.run_id)
         sender = validate.node_id("sender_id", request.sender_id)
         state_id = validate.sha256("state_id", request.state_id)
-        lent = self._lent.get(state_id) if self._is_ours(run_id, context) else None
-        if lent is not None:
-            lent.until_s.pop(sender, None)
-            self._drop_unneeded(state_id)
-        return state_pb2.ReleaseResponse().SerializeToString()
+        return sender, self._lent.get(state_id) if self._is_ours(run_id, context) else None
 
 
 async def _refuse(context: Context, refusal: "state_pb2.FetchRefusal") -> None:

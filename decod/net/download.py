@@ -16,8 +16,8 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -35,6 +35,7 @@ from decod.train.checkpoint.description import (
     parse_description,
     unlike_hash,
 )
+from decod.train.checkpoint.transfer import StateSink, Transfer
 from decod.wire import codec, validate
 from decod.wire.frame import frame_data
 from decod.wire.v1 import state_pb2
@@ -49,40 +50,6 @@ class Donor:
 
     node_id: NodeId
     address: str
-
-
-@dataclass(slots=True)
-class Transfer:
-    """How far a download is."""
-
-    stage_index: int
-    iteration: int
-    num_bytes: int = 0
-    """Of all chunks; 0 until it is known."""
-    num_arrived: int = 0
-    """Of those, here and verified."""
-    num_local: int = 0
-    """Of those, found on this host."""
-    begun_s: float = 0.0
-    """When its first chunk was asked for, by the event loop's clock."""
-    from_donors: Counter[NodeId] = field(default_factory=Counter)
-    """Bytes that each donor has given."""
-
-
-class Sink(Protocol):
-    """Where a state goes, and who wants to know how it is getting on."""
-
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        """Returns a buffer for the blob, or None if there is no room. The sink keeps account."""
-
-    def began(self, transfer: Transfer) -> None:
-        """Takes what shows how far the download is; it changes as bytes arrive."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """A donor is left."""
-
-    def local(self, chunk: Chunk) -> memoryview | bytes | None:
-        """Returns a chunk's bytes if this host has them. Called in a thread; verified after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +79,7 @@ class _LeftError(Exception):
 async def download(
     request: StateRequest,
     donors: Sequence[Donor],
-    sink: Sink,
+    sink: StateSink,
     *,
     wanted_hash: str = "",
     limits: Limits = LIMITS,
@@ -143,7 +110,7 @@ class _Download:
         self,
         request: StateRequest,
         donors: Sequence[Donor],
-        sink: Sink,
+        sink: StateSink,
         wanted_hash: str,
         limits: Limits,
     ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decod.ids import NodeId
 from decod.planner.assignment import Candidate as Applicant
 from decod.planner.assignment import StageLoad, assign_stages
-from decod.protocol.effects import Effect, Note, Send
+from decod.protocol.effects import Effect, Send, noted
 from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Member, Role, View
@@ -56,11 +56,12 @@ class Admission:
 
     @property
     def any_prepared(self) -> bool:
-        return any(candidate.prepared for candidate in self.candidates.values())
+        return bool(self.standing_by)
 
-    def standing_by(self, admit: bool) -> set[NodeId]:  # noqa: FBT001 - as the leader asks.
-        """Return the prepared candidates, if they may enter at all."""
-        return {node for node, c in self.candidates.items() if c.prepared and admit}
+    @property
+    def standing_by(self) -> set[NodeId]:
+        """The prepared candidates."""
+        return {node for node, candidate in self.candidates.items() if candidate.prepared}
 
     def members(self, since_iteration: int, staff: Sequence[Member] | None = None) -> list[Member]:
         """Return what the prepared candidates are as members.
@@ -102,7 +103,7 @@ class Admission:
             candidate = self.candidates[sender] = Candidate(join)
             self._incarnations[sender] = join.incarnation
             self._hashes.pop(sender, None)
-            effects.append(_note("candidate.joined", peer=sender, capacity=join.capacity))
+            effects.append(noted("candidate.joined", peer=sender, capacity=join.capacity))
         candidate.join = join
         if candidate.stage_index is None:
             effects += self._assign_fixed(view, sender, candidate)
@@ -175,7 +176,7 @@ class Admission:
     def _assign(self, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
         candidate = self.candidates[node]
         candidate.stage_index, candidate.reason = stage_index, reason
-        note = _note("candidate.assigned", peer=node, stage=stage_index)
+        note = noted("candidate.assigned", peer=node, stage=stage_index)
         return [note, self._assignment(node, candidate)]
 
     def _stage_loads(
@@ -245,10 +246,6 @@ class Admission:
             if num < (1 if started else need):
                 return False
         return True
-
-
-def _note(event: str, **fields: object) -> Note:
-    return Note(event, tuple(fields.items()))
 
 
 def _reason(load: StageLoad) -> str:

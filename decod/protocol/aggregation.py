@@ -28,6 +28,7 @@ from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
 from decod.protocol.digest import add_digests, digest_of
 from decod.protocol.effects import Effect, Note, Send, SendTensor
+from decod.protocol.era import Hashes
 from decod.protocol.events import Tensor
 from decod.protocol.jobs import Gather, Propose, Reduce
 from decod.protocol.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
@@ -297,7 +298,7 @@ class Aggregation:
 
     def _ready(
         self,
-        hashes: tuple[tuple[int, str], ...],
+        hashes: Hashes,
         failure: str = "",
         votes: tuple[tuple[NodeId, str], ...] = (),
     ) -> Ready:

@@ -139,6 +139,11 @@ class Note:
     fields: tuple[tuple[str, object], ...] = ()
 
 
+def noted(event: str, **fields: object) -> Note:
+    """Return a note of an event."""
+    return Note(event, tuple(fields.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class CompleteRun:
     """Leader: the last iteration is committed and the members hold still. Keep the result, then

@@ -48,6 +48,7 @@ from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, PersistVote, Send
 from decod.protocol.electorate import electors_of, ids_of, is_quorum
+from decod.protocol.era import Hashes
 from decod.protocol.messages import (
     Abort,
     Candidacy,
@@ -71,8 +72,6 @@ DEPUTIES_MAX = 8
 
 Place = tuple[int, Round, int]
 """How far a node has got: term of its view, round, version of its view."""
-
-Hashes = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from decod.protocol.admission import Admission, RunShape
 from decod.protocol.capacity import Capacities
 from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
-from decod.protocol.effects import CompleteRun, Effect, Note, Send
+from decod.protocol.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.election import Succession
 from decod.protocol.electorate import Electorate, electors_of
 from decod.protocol.messages import (
@@ -150,7 +150,7 @@ class Leader:
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             return self._decide(now_s)
         reason = "lost the leader" if old else "the leader's term was called in question"
-        notes: list[Effect] = [_note("member.lost", peer=node, reason=reason) for node in old]
+        notes: list[Effect] = [noted("member.lost", peer=node, reason=reason) for node in old]
         view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
@@ -215,10 +215,10 @@ class Leader:
         needed = self._started and sender in _stay(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
-        effects: list[Effect] = [_note("member.leaving", peer=sender, reason=message.reason)]
+        effects: list[Effect] = [noted("member.leaving", peer=sender, reason=message.reason)]
         stage = self.view.by_id[sender].stage_index
         if all(m.node_id in self.leaving for m in self.view.roster(stage)):
-            effects.append(_note("stage.ending", stage=stage, peer=sender))
+            effects.append(noted("stage.ending", stage=stage, peer=sender))
         return effects
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
@@ -259,7 +259,7 @@ class Leader:
             self.leaving.pop(node, None)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:
-                effects.append(_note("member.lost", peer=node, reason=reason))
+                effects.append(noted("member.lost", peer=node, reason=reason))
         gone = [node for node in nodes if node in self.view]
         if not gone:
             return effects
@@ -267,7 +267,8 @@ class Leader:
         # What others want can wait until a round ends in order: now they are needed as they are.
         view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
-        if not self.electorate.allows({*view.by_id, *self.admission.standing_by(admit)}):
+        back = self.admission.standing_by if admit else set[NodeId]()
+        if not self.electorate.allows(back.union(view.by_id)):
             return effects + self.electorate.wait_for(gone, self.view)
         names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
         reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
@@ -292,7 +293,7 @@ class Leader:
         self._reports.clear()
         self._pace.progressed(now_s)
         self._mend = mend = Mend(self.round, view, reason[:200])
-        note = _note("round.mended", round=str(self.round), reason=reason)
+        note = noted("round.mended", round=str(self.round), reason=reason)
         told = [Send(node, mend) for node in (self.node_id, *gone)]
         return [note, *words, *told, *self.capacities.settle(view)]
 
@@ -506,12 +507,12 @@ def _begin(round_: Round, view_version: int, reports: Collection[Report]) -> Beg
 def _opened(aborted: Round, next_round: Round, reason: str) -> Note:
     # Attempt 0 was never trained: it stands for the time before the first members.
     if aborted.attempt == 0:
-        return _note("run.opened", round=str(next_round), reason=reason)
-    return _note("round.aborted", round=str(aborted), reason=reason)
+        return noted("run.opened", round=str(next_round), reason=reason)
+    return noted("round.aborted", round=str(aborted), reason=reason)
 
 
 def _committed(round_: Round, loss: float, duration_s: float, begun: BeginAggregation) -> Note:
-    return _note(
+    return noted(
         "iteration.committed",
         round=str(round_),
         loss=loss,
@@ -519,7 +520,3 @@ def _committed(round_: Round, loss: float, duration_s: float, begun: BeginAggreg
         duration_s=round(duration_s, 6),
         num_deferred=begun.num_deferred,
     )
-
-
-def _note(event: str, **fields: object) -> Note:
-    return Note(event, tuple(fields.items()))

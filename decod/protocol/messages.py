@@ -8,7 +8,7 @@ receiver gets there; those of an earlier one are dropped.
 from dataclasses import dataclass, field
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
-from decod.protocol.era import Kept
+from decod.protocol.era import Hashes, Kept
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.view import Opening, Role, View
 
@@ -342,7 +342,7 @@ class Ready:
     """Goes up the tree: the sender's subtree has its next parameters, or why it has not."""
 
     round: Round
-    hashes: tuple[tuple[int, str], ...]
+    hashes: Hashes
     """(stage index, SHA-256 of the proposed parameters), one for each stage in the subtree."""
     view_version: int
     """Of the view whose members reduce."""
@@ -494,7 +494,7 @@ class Vote:
     """Of the sender's view; with what follows, how far it has got."""
     round: Round
     view_version: int
-    hashes: tuple[tuple[int, str], ...] = ()
+    hashes: Hashes = ()
     """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
 
 

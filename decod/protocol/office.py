@@ -18,9 +18,9 @@ from decod.protocol.election import (
     BEATS_PER_TIMEOUT,
     DEPUTIES_MAX,
     Election,
-    Hashes,
     Promise,
 )
+from decod.protocol.era import Hashes
 from decod.protocol.events import LeaderFound, Received, VotePersisted
 from decod.protocol.identity import RunFacts
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from decod.ids import NodeId
 from decod.protocol.admission import Admission, Candidate, RunShape
-from decod.protocol.effects import Note
+from decod.protocol.effects import Note, noted
 from decod.protocol.era import (
     HOLDERS_MAX,
     Hashes,
@@ -126,7 +126,7 @@ class Rebuild:
         if new and not self.pending and self.origin is None:
             self._lost_s = now_s
         self.pending = lost
-        return [_note("stage.lost", stage=stage, iteration=iteration) for stage in new]
+        return [noted("stage.lost", stage=stage, iteration=iteration) for stage in new]
 
     def told(self, loads: tuple[NodeLoad, ...]) -> None:
         """All members have said what is on their disks."""
@@ -146,7 +146,7 @@ class Rebuild:
             "num_repeated": origin.num_repeated,
             "duration_s": round(now_s - self._lost_s, 3),
         }
-        return [_note("stage.rebuilt", **fields)]
+        return [noted("stage.rebuilt", **fields)]
 
     def _begun(self, plan: Plan) -> None:
         """The next era begins."""
@@ -184,7 +184,7 @@ class Rebuild:
         moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
         if moves is None:
             first, self.waiting = not self.waiting, True
-            return None, [_note("stage.waiting", reason=self.describe())] if first else []
+            return None, [noted("stage.waiting", reason=self.describe())] if first else []
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
@@ -285,7 +285,3 @@ def _moves(
         num_workers[view.by_id[best].stage_index] -= 1
         moves[best] = stage
     return moves
-
-
-def _note(event: str, **fields: object) -> Note:
-    return Note(event, tuple(fields.items()))

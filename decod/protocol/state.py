@@ -3,7 +3,9 @@
 A candidate builds its stage from the run's seed, or from what the leader has of it, before it
 enters the view. One that enters after an iteration t of this run then fetches the state of t from
 an older member: that state stands still, because no round can be committed before the newcomer has
-voted. All older members are donors; newcomers begin with different ones.
+voted. All older members are donors; newcomers begin with different ones. A member that differs from
+most of its stage after a step fetches the state that it started from in the same way, but only what
+its own differs in.
 """
 
 from collections import deque

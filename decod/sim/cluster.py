@@ -101,14 +101,12 @@ class Cluster:
 
     Attributes:
         figures: Of the iterations so far.
-        num_spared: Drawn crashes that would have taken a stage's last holder.
     """
 
     def __init__(self, scenario: Scenario, policy: Callable[["Cluster"], Policy]) -> None:
         self.scenario = scenario
         self.kernel = Kernel()
         self.figures: list[IterationFigures] = []
-        self.num_spared = 0
         self.peers = {
             host.name: Peer(host.name, host.stage_index, host.capacity, host.profile)
             for host in scenario.hosts
@@ -265,9 +263,8 @@ class Cluster:
             if not peer.reachable:
                 peer.reachable = True
                 self._load(peer)
-        elif not any(other is not peer for other in self.of_stage(peer.stage_index)):
-            self.num_spared += 1
-        elif peer.reachable:
+        elif peer.reachable and any(o is not peer for o in self.of_stage(peer.stage_index)):
+            # Never the last one of a stage.
             self._crash(peer)
 
     def _crash(self, peer: Peer) -> None:

@@ -31,7 +31,6 @@ class Injection:
 
     Attributes:
         num_coming: Hosts that will start, or start again.
-        num_spared: Drawn crashes that would have taken a stage's last holder.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Injection:
         start: Callable[[Host], None],
     ) -> None:
         self.num_coming = len(hosts)
-        self.num_spared = 0
         self._instants = Instants(scenario.churn)
         self._strikes: dict[FaultKind, Callable[[Host, float], None]] = {
             FaultKind.KILL: self._kill,
@@ -97,9 +95,7 @@ class Injection:
         host = self._hosts[churn.host]
         if churn.returns:
             self._start(host)
-        elif self._needed(host):
-            self.num_spared += 1
-        elif host.reachable:
+        elif host.reachable and not self._needed(host):
             host.kill(vanish=True)
 
     def _needed(self, host: Host) -> bool:

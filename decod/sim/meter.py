@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from decod.ids import MicrobatchId, NodeId
+from decod.ids import MicrobatchId, NodeId, iteration_of
 from decod.protocol import jobs
 from decod.protocol.events import Event, Received
 from decod.protocol.jobs import MICROBATCH_JOBS, Job
@@ -138,7 +138,7 @@ class Meter:
         """A round may have been opened, or a host have ended."""
         if event == "round.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
-            self._open(int(str(dict(fields)["round"]).rpartition(":")[2].split(".")[0]))
+            self._open(iteration_of(str(dict(fields)["round"])))
         elif event in _ENDS:
             self._tallies[self._num_committed + 1].lost_s += self._throw_away(host)
         self.inner.noted(host, event, fields)

@@ -76,7 +76,7 @@ def _shown(trace: list[str]) -> str:
 
 
 def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
-    """Return a small run of 4 to 10 nodes, with one to three data nodes, and its weather.
+    """Return a small run of 4 to 12 nodes, with one to three data nodes, and its weather.
 
     One run in five has a storm: a fault every second. The others have up to six faults. In
     every third run links lose, repeat, delay, reorder and corrupt; in every third some are cut. At

@@ -171,7 +171,7 @@ def test_every_event_that_is_noted_is_registered() -> None:
         for node in ast.walk(parse(path)):
             match node:
                 case ast.Call(
-                    func=ast.Name(id="Note" | "_note") | ast.Attribute(attr="Note"),
+                    func=ast.Name(id="Note" | "noted") | ast.Attribute(attr="Note"),
                     args=[ast.Constant(value=str(name)), *_],
                 ) if name not in EVENTS:
                     unknown.append(f"{where(path, node)} {name}")

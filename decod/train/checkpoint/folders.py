@@ -84,7 +84,7 @@ class Folders:
             replaced = place.is_dir()
             if replaced:
                 # Of a future that was given up, when the run went back.
-                self._files.rename(place, self.folder / f".removing-{iteration}")
+                self._files.rename(place, self._doomed(iteration))
             self._files.rename(scratch, place)
             self._files.sync(self.folder)
             if replaced:
@@ -150,18 +150,13 @@ class Folders:
         iterations = sorted(int(path.name) for path in numbered(self.folder))
         gone = iterations[: max(0, len(iterations) - keep)]
         for iteration in gone:
-            self.remove(iteration)
+            self._files.rename(self.folder / str(iteration), self._doomed(iteration))
         self.remove_unfinished()
         return gone
 
-    def remove(self, iteration: int) -> None:
-        """Rename one away; `remove_unfinished` removes it.
-
-        Raises:
-            OSError: It can't be renamed.
-        """
-        doomed = self.folder / f".removing-{iteration}"
-        self._files.rename(self.folder / str(iteration), doomed)
+    def _doomed(self, iteration: int) -> Path:
+        """Return where one is renamed to before `remove_unfinished` removes it."""
+        return self.folder / f".removing-{iteration}"
 
     def remove_unfinished(self) -> None:
         """Remove what a write or removal that was cut short has left.

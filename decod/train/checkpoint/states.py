@@ -175,16 +175,6 @@ class StateStore:
         """
         return self._folders(stage_index).prune(keep)
 
-    def remove(self, state: KeptState) -> None:
-        """Remove a state that can't be used.
-
-        Raises:
-            OSError: It can't be removed.
-        """
-        folders = self._folders(state.stage_index)
-        folders.remove(state.iteration)
-        folders.remove_unfinished()
-
     def find(self) -> list[KeptState]:
         """Return every state of which every byte is right, the newest first. Never raises."""
         found = [

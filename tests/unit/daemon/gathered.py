@@ -11,12 +11,13 @@ from decod.config.schema import Manifest, RunConfig
 from decod.daemon.host import Node
 from decod.daemon.status import Progress
 from decod.data.params import BatchConfig
-from decod.driver.fetching import ServedState, StateSink
+from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, Round
 from decod.protocol.effects import FetchState
 from decod.protocol.events import CommitsHeld, Event
 from decod.protocol.view import View
+from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
 from tests.unit.protocol.cast import view_of
 

@@ -11,7 +11,7 @@ import pytest
 from decod.daemon import gateway as module
 from decod.daemon.gateway import Gateway
 from decod.driver.driver import NodeDriver
-from decod.driver.fetching import ServedState, StateSink
+from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.donor import StateBlob, StateRequest
@@ -20,6 +20,7 @@ from decod.protocol.events import Received
 from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
+from decod.train.checkpoint.transfer import StateSink
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
 RUN = RunId("r" * 26)

@@ -10,13 +10,14 @@ import pytest
 
 from decod.daemon import keeping as module
 from decod.daemon.keeping import KeptStates
-from decod.driver.fetching import ServedState, StateSink
+from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest
 from decod.protocol.effects import FetchState, MirrorState
 from decod.protocol.events import StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
+from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import RUN_ID, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
 from tests.waiting import wait_until

@@ -14,10 +14,9 @@ import pytest
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NO_JOB, NodeDriver
-from decod.driver.fetching import ServedState, StateSink, outlook
+from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
 from decod.ids import JobId, MicrobatchId, NodeId, Round, TensorId
-from decod.net.download import Transfer
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
@@ -27,6 +26,7 @@ from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.train.checkpoint.description import Chunk, describe_blob, entry_json
 from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.transfer import StateSink, Transfer
 from tests.waiting import wait_until
 
 PEER = NodeId("b" * 52)

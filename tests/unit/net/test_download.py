@@ -17,7 +17,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.download import Donor, FetchedState, Transfer, download
+from decod.net.download import Donor, FetchedState, download
 from decod.net.limits import Limits
 from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
@@ -31,6 +31,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import TensorEntry
+from decod.train.checkpoint.transfer import Transfer
 from decod.wire.v1 import state_pb2
 from tests.waiting import wait_until
 
