@@ -7,7 +7,10 @@ KiB for each position and block of width 256 and inner width 688 in float32. It 
 faster, on CPUs, because memory is passed over less often. The rules are those of the modules in
 `decod.model.llama`, whose gradients by autograd are the oracle.
 
-Legend: B sequences, T positions, N = B x T, D width, H heads, E a head's width, I inner width.
+Where a function takes `later`, its weights' gradients are put off; None gives them to autograd.
+
+Legend: B sequences, T positions, N = B x T, D width, H heads, E a head's width, I inner
+width, O outputs.
 """
 
 from typing import Any
@@ -18,7 +21,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from typing_extensions import override
 
+from decod.model.later import WeightProducts, weight_gradient
 from decod.model.norm import rms_norm, rms_norm_backward, rms_scale, scaled
+from decod.model.product import project
 from decod.model.rotary import Rotary, rotate
 
 
@@ -28,6 +33,7 @@ def norm_project(
     eps: float,
     weights: tuple[Tensor, ...],
     biases: tuple[Tensor | None, ...],
+    later: WeightProducts | None = None,
 ) -> tuple[Tensor, ...]:
     """Return several linear projections of the normed input; keeps the input alone.
 
@@ -37,11 +43,14 @@ def norm_project(
         eps: The norm's.
         weights: One a projection, each (outputs, D).
         biases: One a projection, each (outputs,) or None.
+        later: Takes the weights' products.
 
     Returns:
         Tensors (B, T, outputs), which can be differentiated once.
     """
-    result: tuple[Tensor, ...] = _NormProject.apply(hidden_BTD, norm_D, eps, *weights, *biases)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, ...] = _NormProject.apply(
+        later, hidden_BTD, norm_D, eps, *weights, *biases
+    )  # type: ignore[no-untyped-call]
     return result
 
 
@@ -51,8 +60,23 @@ def rotated(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
     return result
 
 
+def add_projection(
+    hidden_BTD: Tensor,
+    input_BTI: Tensor,
+    weight_DI: Tensor,
+    later: WeightProducts | None = None,
+) -> Tensor:
+    """Return `hidden_BTD` plus a linear projection of `input_BTI`, (B, T, D); keeps that alone."""
+    result: Tensor = _AddProjection.apply(later, hidden_BTD, input_BTI, weight_DI)  # type: ignore[no-untyped-call]
+    return result
+
+
 def add_gated_mlp(
-    hidden_BTD: Tensor, norm_D: Tensor, eps: float, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor
+    hidden_BTD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    weights: tuple[Tensor, Tensor, Tensor],
+    later: WeightProducts | None = None,
 ) -> Tensor:
     """Return the input plus the SwiGLU network of its norm; keeps input, gate and up projection.
 
@@ -60,14 +84,14 @@ def add_gated_mlp(
         hidden_BTD: Residual stream.
         norm_D: The norm's weight.
         eps: The norm's.
-        gate_ID: Weight of the projection that SiLU is applied to.
-        up_ID: Weight of the projection that is gated.
-        down_DI: Weight of the projection back.
+        weights: Of the projection that SiLU is applied to, (I, D), of the one that is gated,
+            (I, D), and of the projection back, (D, I).
+        later: Takes the weights' products.
 
     Returns:
         The residual stream, (B, T, D), which can be differentiated once.
     """
-    result: Tensor = _AddGatedMlp.apply(hidden_BTD, norm_D, eps, gate_ID, up_ID, down_DI)  # type: ignore[no-untyped-call]
+    result: Tensor = _AddGatedMlp.apply(later, hidden_BTD, norm_D, eps, *weights)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -75,16 +99,24 @@ class _NormProject(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx: Any, hidden_BTD: Tensor, norm_D: Tensor, eps: float, *linears: Tensor | None
+        ctx: Any,
+        later: WeightProducts | None,
+        hidden_BTD: Tensor,
+        norm_D: Tensor,
+        eps: float,
+        *linears: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        ctx.later = later
         num_linears = len(linears) // 2
         weights, biases = linears[:num_linears], linears[num_linears:]
         ctx.eps = eps
         ctx.has_bias = [bias is not None for bias in biases]
         ctx.save_for_backward(hidden_BTD, norm_D, *weights)
         normed_BTD = rms_norm(hidden_BTD, norm_D, eps)
+        normed_ND = normed_BTD.flatten(0, 1)
+        shape = hidden_BTD.shape[:2]
         return tuple(
-            functional.linear(normed_BTD, weight, bias)  # type: ignore[arg-type]
+            _biased(project(normed_ND, weight), bias).view(*shape, -1)  # type: ignore[arg-type]
             for weight, bias in zip(weights, biases, strict=True)
         )
 
@@ -96,7 +128,10 @@ class _NormProject(torch.autograd.Function):
         scale_BT1 = rms_scale(hidden_BTD, ctx.eps)
         normed_ND = scaled(hidden_BTD, scale_BT1, norm_D).flatten(0, 1)
         flat = [gradient.flatten(0, 1) for gradient in gradients]
-        weight_gradients = [gradient.T @ normed_ND for gradient in flat]
+        weight_gradients = [
+            weight_gradient(ctx.later, weight, gradient, normed_ND)
+            for weight, gradient in zip(weights, flat, strict=True)
+        ]
         bias_gradients = [
             gradient.sum(0) if has_bias else None
             for gradient, has_bias in zip(flat, ctx.has_bias, strict=True)
@@ -105,7 +140,7 @@ class _NormProject(torch.autograd.Function):
         hidden_gradient_BTD, norm_gradient_D = rms_norm_backward(
             hidden_BTD, scale_BT1, norm_D, normed_gradient_ND.view_as(hidden_BTD)
         )
-        return hidden_gradient_BTD, norm_gradient_D, None, *weight_gradients, *bias_gradients
+        return None, hidden_gradient_BTD, norm_gradient_D, None, *weight_gradients, *bias_gradients
 
 
 class _Rotated(torch.autograd.Function):
@@ -123,11 +158,41 @@ class _Rotated(torch.autograd.Function):
         return rotate(gradient_BTHE, (cos, -sin)), None, None
 
 
+class _AddProjection(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any,
+        later: WeightProducts | None,
+        hidden_BTD: Tensor,
+        input_BTI: Tensor,
+        weight_DI: Tensor,
+    ) -> Tensor:
+        ctx.later = later
+        ctx.save_for_backward(input_BTI, weight_DI)
+        projected_ND = project(input_BTI.flatten(0, 1), weight_DI)
+        return projected_ND.view_as(hidden_BTD).add_(hidden_BTD)
+
+    @staticmethod
+    @once_differentiable
+    @override
+    def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        input_BTI, weight_DI = ctx.saved_tensors
+        gradient_ND = gradient_BTD.flatten(0, 1)
+        return (
+            None,
+            gradient_BTD,
+            project(gradient_ND, weight_DI.T).view_as(input_BTI),
+            weight_gradient(ctx.later, weight_DI, gradient_ND, input_BTI.flatten(0, 1)),
+        )
+
+
 class _AddGatedMlp(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
         ctx: Any,
+        later: WeightProducts | None,
         hidden_BTD: Tensor,
         norm_D: Tensor,
         eps: float,
@@ -136,11 +201,12 @@ class _AddGatedMlp(torch.autograd.Function):
         down_DI: Tensor,
     ) -> Tensor:
         normed_ND = rms_norm(hidden_BTD, norm_D, eps).flatten(0, 1)
-        gate_NI, up_NI = normed_ND @ gate_ID.T, normed_ND @ up_ID.T
+        gate_NI, up_NI = project(normed_ND, gate_ID), project(normed_ND, up_ID)
+        ctx.later = later
         ctx.eps = eps
         ctx.save_for_backward(hidden_BTD, norm_D, gate_ID, up_ID, down_DI, gate_NI, up_NI)
         gated_NI = functional.silu(gate_NI).mul_(up_NI)
-        return torch.addmm(hidden_BTD.flatten(0, 1), gated_NI, down_DI.T).view_as(hidden_BTD)
+        return project(gated_NI, down_DI).view_as(hidden_BTD).add_(hidden_BTD)
 
     @staticmethod
     @once_differentiable
@@ -150,9 +216,9 @@ class _AddGatedMlp(torch.autograd.Function):
         gradient_ND = gradient_BTD.flatten(0, 1)
         open_NI = functional.silu(gate_NI)
         gated_NI = open_NI * up_NI
-        down_gradient_DI = gradient_ND.T @ gated_NI
-        gated_gradient_NI = gradient_ND @ down_DI
-        open_gradient_NI = torch.mul(gated_gradient_NI, up_NI, out=gated_NI)
+        down_gradient_DI = weight_gradient(ctx.later, down_DI, gradient_ND, gated_NI)
+        gated_gradient_NI = project(gradient_ND, down_DI.T)
+        open_gradient_NI = gated_gradient_NI * up_NI
         gate_gradient_NI = torch.ops.aten.silu_backward(open_gradient_NI, gate_NI)
         up_gradient_NI = gated_gradient_NI.mul_(open_NI)
         scale_BT1 = rms_scale(hidden_BTD, ctx.eps)
@@ -162,17 +228,22 @@ class _AddGatedMlp(torch.autograd.Function):
             hidden_BTD, scale_BT1, norm_D, normed_gradient_ND.view_as(hidden_BTD)
         )
         return (
+            None,
             hidden_gradient_BTD.add_(gradient_BTD),
             norm_gradient_D,
             None,
-            gate_gradient_NI.T @ normed_ND,
-            up_gradient_NI.T @ normed_ND,
+            weight_gradient(ctx.later, gate_ID, gate_gradient_NI, normed_ND),
+            weight_gradient(ctx.later, up_ID, up_gradient_NI, normed_ND),
             down_gradient_DI,
         )
 
 
 def _sum_of_products(lefts: list[Tensor], rights: list[Tensor]) -> Tensor:
-    result = lefts[0] @ rights[0]
+    result = project(lefts[0], rights[0].T)
     for left, right in zip(lefts[1:], rights[1:], strict=True):
-        result.addmm_(left, right)
+        result.add_(project(left, right.T))
     return result
+
+
+def _biased(projected_NO: Tensor, bias_O: Tensor | None) -> Tensor:
+    return projected_NO if bias_O is None else projected_NO.add_(bias_O)

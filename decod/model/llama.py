@@ -12,7 +12,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from decod.model.config import ModelConfig
-from decod.model.lean import add_gated_mlp, norm_project, rotated
+from decod.model.later import WeightProducts
+from decod.model.lean import add_gated_mlp, add_projection, norm_project, rotated
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotate
 
@@ -36,10 +37,14 @@ class LlamaAttention(nn.Module):
         """Return what attention adds to the residual stream, (B, T, D)."""
         query_BTHE = rotate(self._split(self.q_proj(hidden_BTD)), rotary)
         key_BTKE = rotate(self._split(self.k_proj(hidden_BTD)), rotary)
-        return self._attend(query_BTHE, key_BTKE, self._split(self.v_proj(hidden_BTD)))
+        mixed_BTD = self._attend(query_BTHE, key_BTKE, self._split(self.v_proj(hidden_BTD)))
+        result: Tensor = self.o_proj(mixed_BTD)
+        return result
 
-    def forward_lean(self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary) -> Tensor:
-        """Return the same as `forward` of the norm's output; keeps less for backward."""
+    def add_lean(
+        self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary, later: WeightProducts | None
+    ) -> Tensor:
+        """Return the input plus `forward` of its norm; keeps less for backward."""
         linears = (self.q_proj, self.k_proj, self.v_proj)
         query_BTD, key_BTD, value_BTD = norm_project(
             hidden_BTD,
@@ -47,10 +52,12 @@ class LlamaAttention(nn.Module):
             norm.eps,
             tuple(linear.weight for linear in linears),
             tuple(linear.bias for linear in linears),
+            later,
         )
         query_BTHE = rotated(self._split(query_BTD), rotary)
         key_BTKE = rotated(self._split(key_BTD), rotary)
-        return self._attend(query_BTHE, key_BTKE, self._split(value_BTD))
+        mixed_BTD = self._attend(query_BTHE, key_BTKE, self._split(value_BTD))
+        return add_projection(hidden_BTD, mixed_BTD, self.o_proj.weight, later)
 
     def _split(self, projected_BTD: Tensor) -> Tensor:
         return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
@@ -63,8 +70,7 @@ class LlamaAttention(nn.Module):
             is_causal=True,
             enable_gqa=self.grouped,
         )
-        result: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
-        return result
+        return mixed_BHTE.transpose(1, 2).flatten(2)
 
 
 class SwiGlu(nn.Module):
@@ -103,14 +109,22 @@ class LlamaBlock(nn.Module):
         self.mlp = SwiGlu(model)
 
     @override
-    def forward(self, hidden_BTD: Tensor, rotary: Rotary) -> Tensor:
-        """Return the residual stream after the block, (B, T, D)."""
+    def forward(
+        self, hidden_BTD: Tensor, rotary: Rotary, later: WeightProducts | None = None
+    ) -> Tensor:
+        """Return the residual stream after the block, (B, T, D).
+
+        Args:
+            hidden_BTD: Residual stream before it.
+            rotary: Angles of the positions.
+            later: Takes the products of weights' gradients; lean blocks only.
+        """
         before, after = self.input_layernorm, self.post_attention_layernorm
         if self.lean:
-            hidden_BTD = hidden_BTD + self.self_attn.forward_lean(hidden_BTD, before, rotary)
+            hidden_BTD = self.self_attn.add_lean(hidden_BTD, before, rotary, later)
             mlp = self.mlp
             weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
-            return add_gated_mlp(hidden_BTD, after.weight, after.eps, *weights)
+            return add_gated_mlp(hidden_BTD, after.weight, after.eps, weights, later)
         hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary)
         result: Tensor = hidden_BTD + self.mlp(after(hidden_BTD))
         return result

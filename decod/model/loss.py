@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
+from decod.model.product import project
+
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits at a time: what fits a CPU's cache; what fills a GPU."""
 
@@ -50,7 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_rows, chunk):
             here = slice(start, start + chunk)
             rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
-            logits_CV = (rows_CD @ table_VD.T).to(wide)
+            logits_CV = project(rows_CD, table_VD).to(wide)
             largest_C1 = logits_CV.amax(-1, keepdim=True)
             at_target_C1 = logits_CV.gather(1, targets_C1)
             sums_C1 = logits_CV.sub_(largest_C1).exp_().sum(-1, keepdim=True)
@@ -59,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits_CV.mul_(1 / (sums_C1 * num_rows))
             at_target_C1 = logits_CV.gather(1, targets_C1) - 1 / num_rows
             gradient_CV = logits_CV.scatter_(1, targets_C1, at_target_C1).to(hidden_ND.dtype)
-            torch.mm(gradient_CV, table_VD, out=gradient_ND[here])
+            gradient_ND[here] = project(gradient_CV, table_VD.T)
             if wide == hidden_ND.dtype:
                 gradient_VD.addmm_(gradient_CV.T, rows_CD)
             else:

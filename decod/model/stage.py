@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.model.gpt2 import Gpt2Block
+from decod.model.later import WeightProducts
 from decod.model.llama import LlamaBlock
 from decod.model.loss import linear_cross_entropy
 from decod.model.norm import RmsNorm
@@ -42,6 +43,8 @@ class Stage(nn.Module):
         super().__init__()
         self.config = model
         self._rotary: Rotary | None = None
+        self.later: WeightProducts | None = None
+        """Takes weights' gradients that can wait, from blocks that are lean."""
         self.layers = nn.ModuleDict()
         for index in blocks:
             self.layers[str(index)] = (
@@ -103,7 +106,7 @@ class Stage(nn.Module):
             )
         rotary = (self._rotary[0][:length], self._rotary[1][:length])
         for block in self.layers.values():
-            hidden_BTD = block(hidden_BTD, rotary)
+            hidden_BTD = block(hidden_BTD, rotary, self.later)
         return hidden_BTD
 
     @override

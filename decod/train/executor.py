@@ -51,7 +51,6 @@ class StageExecutor(StageHolder):
             NonFiniteError: Input or output holds NaN or infinity; nothing is kept.
         """
         stage = self._ready()
-        # Autograd keeps the input, and the sender reuses its memory: hence a copy.
         entry_BTD = self._take(input_BTD, "activation received", copy=True).requires_grad_()
         output_BTD = stage.run_blocks(entry_BTD)
         self._keep(mb, output_BTD, entry_BTD)
@@ -79,7 +78,7 @@ class StageExecutor(StageHolder):
 
         Args:
             mb: Must be held.
-            gradient_BTD: Gradient of this stage's output, (B, T, D). Not changed.
+            gradient_BTD: Gradient of this stage's output, (B, T, D). Copied.
 
         Raises:
             NonFiniteError: `gradient_BTD` or a gradient of this stage is not finite.
@@ -87,7 +86,7 @@ class StageExecutor(StageHolder):
         """
         held = self._release(mb)
         assert held.entry is not None
-        arrived_BTD = self._take(gradient_BTD, "gradient received")
+        arrived_BTD = self._take(gradient_BTD, "gradient received", copy=True)
         del self._held[mb]
         result_BTD = self._run_backward(("blocks", mb), held.edge, held.entry, arrived_BTD)
         assert result_BTD is not None
@@ -97,7 +96,7 @@ class StageExecutor(StageHolder):
         """Run stage 0's part before the relays backward; frees the microbatch. As `backward`."""
         self._ready_first()
         held = self._release(mb)
-        arrived_BTD = self._take(gradient_BTD, "gradient received")
+        arrived_BTD = self._take(gradient_BTD, "gradient received", copy=True)
         del self._held[mb]
         self._tokens.pop(mb, None)
         self._run_backward(("blocks", mb), held.edge, None, arrived_BTD)
@@ -132,7 +131,11 @@ class StageExecutor(StageHolder):
         return self._tokens[mb]
 
     def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
-        """Return a received activation or gradient on the device, checked."""
+        """Return a received activation or gradient on the device, checked.
+
+        Its memory is used for something else once this job is answered: what is kept for longer,
+        by autograd or for products that are put off, must be a copy.
+        """
         if tensor.shape != self.activation_shape or tensor.dtype != self.dtype:
             raise ShapeError(
                 f"{what} is {tensor.dtype} {tuple(tensor.shape)}",
@@ -167,21 +170,45 @@ class StageExecutor(StageHolder):
         gradient_BTD: Tensor | None,
     ) -> Tensor | None:
         """Return the gradient of `entry_BTD`, and add those of parameters if `part` is new."""
+        self.finish_backward()
         starts: Any = [start]
         gradients = None if gradient_BTD is None else [gradient_BTD]
         if part in self._contributed:
             if entry_BTD is None:
                 return None
-            return torch.autograd.grad(starts, [entry_BTD], gradients)[0]
-        # Whatever stops autograd halfway leaves a sum of which nobody knows what is in it.
-        self._spoiled = f"the backward of microbatch {part[1]} failed"
-        torch.autograd.backward(starts, gradients)
-        result_BTD = None if entry_BTD is None else entry_BTD.grad
-        if result_BTD is not None:
-            require_finite(result_BTD, f"gradient of microbatch {part[1]}")
-        self._spoiled = None
+            result: Tensor = torch.autograd.grad(starts, [entry_BTD], gradients)[0]
+            self._later.clear()
+            return result
+        with self._adding(part[1]):
+            torch.autograd.backward(starts, gradients)
+            result_BTD = None if entry_BTD is None else entry_BTD.grad
+            if result_BTD is not None:
+                require_finite(result_BTD, f"gradient of microbatch {part[1]}")
         self._contributed.add(part)
+        self._unfinished = part[1]
         return result_BTD
+
+    def finish_backward(self) -> bool:
+        """Add what the last backward has put off, and return whether there was anything.
+
+        Whatever needs the sum does this first. Done right after the gradient was sent, it takes
+        place while others work on that. See `decod.model.later`.
+        """
+        if self._stage is None or not self._later:
+            return False
+        with self._adding(self._unfinished):
+            self._later.compute()
+        return True
+
+    @contextmanager
+    def _adding(self, mb: MicrobatchId) -> Iterator[None]:
+        """Whatever stops this halfway leaves a sum of which nobody knows what is in it."""
+        try:
+            yield
+        except BaseException:
+            self._spoiled = f"the backward of microbatch {mb} failed"
+            self._later.clear()
+            raise
 
     def drop(self, mb: MicrobatchId) -> None:
         """Forget what is held for a microbatch, if anything; nothing of it is in the sum."""
@@ -205,6 +232,7 @@ class StageExecutor(StageHolder):
 
     def _own_gradient(self) -> Tensor:
         self._built()
+        self.finish_backward()
         if self._spoiled is not None:
             raise NonFiniteError(
                 f"the gradient is spoiled: {self._spoiled}",
@@ -321,7 +349,9 @@ class StageExecutor(StageHolder):
         """Lend the module for trial runs: gradients go nowhere while the context lasts."""
         stage = self._ready()
         parameters = list(stage.parameters())
+        self.finish_backward()
         gradients = [parameter.grad for parameter in parameters]
+        later, stage.later = stage.later, None
         self._measuring = True
         try:
             for parameter in parameters:
@@ -329,5 +359,6 @@ class StageExecutor(StageHolder):
             yield stage
         finally:
             self._measuring = False
+            stage.later = later
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

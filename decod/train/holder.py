@@ -18,6 +18,7 @@ from decod.data.params import BatchConfig
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
+from decod.model.later import WeightProducts
 from decod.model.shape import stage_shapes
 from decod.model.stage import TORCH_DTYPES, Stage, empty_stage
 from decod.stopwatch import Stopwatch
@@ -172,8 +173,10 @@ class StageHolder:
         self.iteration = 0
         self._stage = stage
         self._point_module_at_weights()
+        sums = list[tuple[Tensor, Tensor]]()
         for name, parameter in stage.parameters_by_name().items():
             target = self._gradient_P[layout.slices[name]].view(layout.shapes[name])
+            sums.append((parameter, target))
             if self.dtype == self.wide:
                 # Autograd adds into an existing gradient in place.
                 parameter.grad = target
@@ -182,11 +185,13 @@ class StageHolder:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._mover(target)
                 )
+        self._later = WeightProducts(sums)
+        stage.later = self._later
 
     def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
         def move(parameter: Tensor) -> None:
-            if not self._measuring:
-                assert parameter.grad is not None
+            # There is none where the product was put off.
+            if not self._measuring and parameter.grad is not None:
                 target.add_(parameter.grad)
             parameter.grad = None
 
@@ -217,6 +222,7 @@ class StageHolder:
         self._held.clear()
         self._tokens.clear()
         self._contributed.clear()
+        self._later.clear()
         self._gradient_P.zero_()
         self._spoiled = None
 

@@ -48,6 +48,11 @@ def serve(connection: socket.socket, runner: JobRunner) -> int:
                 return 0
             if fatal:
                 return 1
+            try:
+                runner.finish()
+            except Exception:
+                logger.exception("compute.failed")
+                return 1
     return 0
 
 

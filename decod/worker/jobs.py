@@ -4,6 +4,7 @@ One method per kind. What a job needs is taken from its message by `Job`, which 
 sender is our own node process, but a slip there must end in a message and not in a wrong tensor.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +29,8 @@ from decod.worker.arena import Arena, Region
 from decod.worker.configure import device_facts, make_executor
 
 Result = dict[str, Any]
+
+logger = logging.getLogger("decod.worker")
 
 
 def malformed(what: str) -> TrainingError:
@@ -95,6 +98,9 @@ class JobRunner:
         self._arena = arena
         self._executor: StageExecutor | None = None
         self._watch = Stopwatch()
+        self._last_kind = ""
+        self._later_s: dict[str, float] = {}
+        """By kind, how long jobs took after their reply, the last time."""
         self._kinds: dict[str, Callable[[Job], Result]] = {
             "configure": self._configure,
             "ping": lambda _: {},
@@ -139,12 +145,28 @@ class JobRunner:
                     fix="lower batch.microbatch_size, or this node's capacity",
                     code="E-HW-003",
                 ) from error
-            seconds = perf_counter() - start_s
+            seconds = perf_counter() - start_s + self._later_s.get(kind, 0.0)
+            self._last_kind = kind
         except DecodError as error:
             return error_reply(job_id, error)
         copy_seconds = self._watch.seconds["copy"] - copied_s
         times = {"seconds": seconds, "copy_seconds": copy_seconds}
         return {"job": job_id, "ok": True, **times, "result": result}
+
+    def finish(self) -> None:
+        """Do what the last job has put off until after its reply.
+
+        Its duration is told with the next job of that kind. A failure is told by whatever needs
+        the sum of gradients next.
+        """
+        start_s = perf_counter()
+        try:
+            if self._executor is None or not self._executor.finish_backward():
+                return
+            synchronize(self._executor.config.device)
+        except torch.OutOfMemoryError as error:
+            logger.warning("compute.out_of_memory %s", error)
+        self._later_s[self._last_kind] = perf_counter() - start_s
 
     @property
     def _ready(self) -> StageExecutor:

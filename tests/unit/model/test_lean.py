@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from decod.model.config import ModelConfig, ModelDtype
+from decod.model.later import WeightProducts
 from decod.model.llama import LlamaBlock
 from decod.model.rotary import rotary_tables
 from decod.model.stage import TORCH_DTYPES, Stage
@@ -33,18 +34,30 @@ def random_block(model: ModelConfig, dtype: torch.dtype, *, lean: bool) -> Llama
     return block
 
 
-def outcome(block: LlamaBlock, dtype: torch.dtype) -> list[Tensor]:
-    """The output, then the gradients of the input and of all parameters."""
+def outcome(
+    block: LlamaBlock, dtype: torch.dtype, sums: list[Tensor] | None = None
+) -> list[Tensor]:
+    """The output, then the gradients of the input and of all parameters.
+
+    With `sums`, one a parameter, weights' gradients are put off, and added to these in the end.
+    """
+    later = None if sums is None else WeightProducts(zip(block.parameters(), sums, strict=True))
     generator = torch.Generator().manual_seed(1)
     hidden, gradient = (
         torch.randn(2, 7, 24, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2)
     )
     before = hidden.requires_grad_().detach().clone()
-    output = block(hidden, rotary_tables(SMALL, 7, dtype=dtype, device="cpu"))
+    output = block(hidden, rotary_tables(SMALL, 7, dtype=dtype, device="cpu"), later)
     sent = gradient.clone()
     torch.autograd.backward([output], [gradient])
     assert torch.equal(hidden.detach(), before)
     assert torch.equal(gradient, sent)
+    if later is not None and sums is not None:
+        assert hidden.grad is not None
+        later.compute()
+        assert not later
+        for parameter, total in zip(block.parameters(), sums, strict=True):
+            parameter.grad = (total if parameter.grad is None else parameter.grad).to(dtype)
     gradients = [tensor.grad for tensor in (hidden, *block.parameters())]
     return [output.detach(), *(found for found in gradients if found is not None)]
 
@@ -54,15 +67,20 @@ def outcome(block: LlamaBlock, dtype: torch.dtype) -> list[Tensor]:
     [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("put_off", [True, False])
 def test_output_and_gradients_are_those_of_autograd(
-    dtype: torch.dtype, tolerance: float, *, has_bias: bool
+    dtype: torch.dtype, tolerance: float, *, has_bias: bool, put_off: bool
 ) -> None:
     model = replace(SMALL, attention_bias=has_bias)
-    lean, plain = (outcome(random_block(model, dtype, lean=kind), dtype) for kind in (True, False))
+    ours, theirs = (random_block(model, dtype, lean=kind) for kind in (True, False))
+    sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in ours.parameters()]
+    if dtype == torch.float32:
+        sums = [total.float() for total in sums]
+    lean, plain = outcome(ours, dtype, sums if put_off else None), outcome(theirs, dtype)
     assert len(lean) == len(plain) == 2 + len(list(LlamaBlock(model).parameters()))
-    for ours, theirs in zip(lean, plain, strict=True):
-        assert ours.dtype == theirs.dtype
-        error = (ours.double() - theirs.double()).norm() / theirs.double().norm()
+    for found, expected in zip(lean, plain, strict=True):
+        assert found.dtype == expected.dtype
+        error = (found.double() - expected.double()).norm() / expected.double().norm()
         assert float(error) <= tolerance
 
 

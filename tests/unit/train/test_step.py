@@ -51,8 +51,13 @@ def noise(relay: StageExecutor, seed: int) -> torch.Tensor:
 
 
 def contribute(relay: StageExecutor, mb: MicrobatchId = MB) -> torch.Tensor:
-    relay.forward(mb, noise(relay, mb.index))
-    return relay.backward(mb, noise(relay, mb.index + 100))
+    entry, gradient = noise(relay, mb.index), noise(relay, mb.index + 100)
+    relay.forward(mb, entry)
+    # As in the arena, where the next tensor takes the place of one that was used.
+    entry.fill_(math.nan)
+    result = relay.backward(mb, gradient)
+    gradient.fill_(math.nan)
+    return result
 
 
 def blob_of(relay: StageExecutor) -> tuple[Any, torch.Tensor]:
@@ -235,6 +240,33 @@ def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset() -> None:
     relay.reset()
     contribute(relay)
     assert relay.gather(1)[0].isfinite().all()
+
+
+def test_a_spoiled_sum_stays_so_when_the_next_backward_goes_well() -> None:
+    relay = make_relay()
+    contribute(relay)
+    relay._later.put_off(next(iter(relay._stage.parameters())), torch.ones(3, 2), torch.ones(4, 5))
+    with pytest.raises(RuntimeError):
+        relay.finish_backward()
+    contribute(relay, MicrobatchId(1, 0, 1))
+    with pytest.raises(NonFiniteError, match="microbatch 1/0/0 failed"):
+        relay.gather(1)
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_what_was_put_off_is_in_the_sum_once(dtype: ModelDtype) -> None:
+    late, soon = make_relay(dtype), make_relay(dtype)
+    contribute(late)
+    contribute(soon)
+    partly = late._gradient_P.clone()
+    assert soon.finish_backward()
+    assert not soon.finish_backward()
+    assert not torch.equal(soon._gradient_P, partly)
+    assert torch.equal(late.gather(1)[0], soon.gather(1)[0])
+    # A repeated pass gives the same gradient and adds nothing, now or later.
+    assert torch.equal(contribute(late), contribute(soon))
+    assert not late.finish_backward()
+    assert torch.equal(late.gather(1)[0], soon.gather(1)[0])
 
 
 @pytest.mark.parametrize("dtype", [ModelDtype.FLOAT32, ModelDtype.BFLOAT16])
