@@ -10,6 +10,9 @@ lacked most: hosts that were struck count as missing until they train again, oth
 
 *Waste* is the part of all passes that are in no committed iteration. A killed node takes along how
 many it had computed since its last commit; it is charged the mean of an iteration.
+
+*Growth* is that of a process's memory and open files while it trains, after a while in which it
+gets to know its peers; of processes that live long enough after that.
 """
 
 import signal
@@ -39,9 +42,13 @@ LEARNING_RATE = 1e-4
 """At a higher one hundreds of iterations amplify the last bit to whatever one likes."""
 
 _START_TIMEOUT_S = 120.0
-_WARM_S = 45.0
-_LEAST_S = 60.0
-"""A process's use of memory says something if it lived this long after it was warm."""
+_WARM_S = 30.0
+_LEAST_S = 90.0
+"""A process's use of memory says something if it has trained this long after it was warm."""
+
+MEMORY_MOST_MIB_PER_MIN = 3.0
+FILES_MOST_PER_MIN = 6.0
+"""Peers that come and go have connections."""
 
 PASSES_AT_DATA_NODE = 3
 PASSES_AT_RELAY = 2
@@ -91,10 +98,12 @@ class Outcome:
     notes: Counter[str]
     """How often members were lost, rounds mended or repeated."""
     exits: Counter[int]
+    num_severed: int
+    """Daemons that were to go because a link of theirs was cut."""
     tracebacks: list[str]
-    memory_mib_per_min: list[float]
+    memory_mib_per_min: dict[str, float]
     """Growth of each process that lived long enough."""
-    files_per_min: list[float]
+    files_per_min: dict[str, float]
     faults: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -108,6 +117,15 @@ class Outcome:
         ]
         if not self.loss_error < 1e-8:
             complaints.append(f"losses differ from those of one process by {self.loss_error:.1e}")
+        for what, found, most in (
+            ("MiB of memory", self.memory_mib_per_min, MEMORY_MOST_MIB_PER_MIN),
+            ("files", self.files_per_min, FILES_MOST_PER_MIN),
+        ):
+            complaints += [
+                f"{name} grows by {slope:.1f} {what} a minute"
+                for name, slope in found.items()
+                if slope > most
+            ]
         return complaints
 
     @override
@@ -116,7 +134,8 @@ class Outcome:
             f"{self.name}: {self.num_iterations} iterations in {self.duration_s:.0f} s, "
             f"{self.tokens_per_s:.0f} tokens/s, longest pause {self.longest_pause_s:.1f} s",
             f"  faults {dict(self.faults)}; {dict(self.notes)}; "
-            f"daemons that ended unstruck, by exit code: {dict(self.exits)}",
+            f"{self.num_severed} were to go for a cut link; "
+            f"ended unstruck, by exit code: {dict(self.exits)}",
             f"  capacity of the bottleneck stage {self.capacity:.3f}, "
             f"wasted passes {self.wasted:.1%}, losses differ by {self.loss_error:.1e}",
             f"  growth per minute: memory {_spread(self.memory_mib_per_min)} MiB, "
@@ -206,11 +225,6 @@ def _outcome(
     first, last = iterations
     num_tokens = sum(c.num_tokens for i, c in found.commits.items() if first < i <= last)
     duration_s = instants[1] - instants[0]
-    memory = [
-        slope
-        for kind in ("node", "compute")
-        for slope in fleet.usage.slopes(kind, _memory_mib, warm_s=_WARM_S, least_s=_LEAST_S)
-    ]
     return Outcome(
         name=fleet.cluster.folder.name,
         duration_s=duration_s,
@@ -223,20 +237,15 @@ def _outcome(
         found=found,
         notes=_notes(fleet),
         exits=fleet.exits,
+        num_severed=fleet.num_severed,
         tracebacks=fleet.tracebacks,
-        memory_mib_per_min=memory,
-        files_per_min=[
-            slope
-            for kind in ("node", "compute")
-            for slope in fleet.usage.slopes(
-                kind, lambda use: use.num_files, warm_s=_WARM_S, least_s=_LEAST_S
-            )
-        ],
+        memory_mib_per_min=_growth(fleet, lambda use: use.memory_bytes / 2**20),
+        files_per_min=_growth(fleet, lambda use: use.num_files),
     )
 
 
-def _memory_mib(use: Use) -> float:
-    return use.memory_bytes / 2**20
+def _growth(fleet: Fleet, measure: Callable[[Use], float]) -> dict[str, float]:
+    return fleet.usage.slopes(measure, warm_s=_WARM_S, least_s=_LEAST_S)
 
 
 def reference_error(run: RunConfig, corpus: Path, found: Findings) -> float:
@@ -284,7 +293,8 @@ def _notes(fleet: Fleet) -> Counter[str]:
     )
 
 
-def _spread(values: list[float]) -> str:
-    if not values:
+def _spread(found: dict[str, float]) -> str:
+    if not found:
         return "(nothing lived long enough)"
+    values = found.values()
     return f"median {median(values):.2f}, most {max(values):.2f} of {len(values)}"

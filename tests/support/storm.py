@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
-
-import psutil
 
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 
@@ -48,12 +49,28 @@ class Use:
 
     at_s: float
     memory_bytes: int
+    """Its own, and what it shares with the host's other process: no file's pages, which stay in
+    memory as long as nobody else needs room."""
     num_files: int
+
+    @staticmethod
+    def of(pid: int, at_s: float) -> "Use":
+        """Look at a process.
+
+        Raises:
+            OSError: It has ended.
+        """
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        held_kib = sum(int(line.split()[1]) for line in lines if line.startswith(_HELD))
+        return Use(at_s, 1024 * held_kib, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+_HELD = ("RssAnon:", "RssShmem:")
 
 
 @dataclass(slots=True)
 class Usage:
-    """What the processes have held, by host, start of it, and kind."""
+    """What the processes have held since they train, by host, start of it, and kind."""
 
     series: dict[tuple[str, int, str], list[Use]] = field(default_factory=dict)
 
@@ -63,31 +80,31 @@ class Usage:
         for kind, pid in (("node", node_pid), ("compute", daemon.compute_pid())):
             if pid is None:
                 continue
-            with suppress(psutil.Error):
-                process = psutil.Process(pid)
-                use = Use(at_s, process.memory_info().rss, process.num_fds())
+            with suppress(OSError):
+                use = Use.of(pid, at_s)
                 self.series.setdefault((name, node_pid, kind), []).append(use)
 
     def slopes(
-        self, kind: str, measure: Callable[[Use], float], *, warm_s: float, least_s: float
-    ) -> list[float]:
-        """Return the growth per minute of each process that lived long enough, least squares.
+        self, measure: Callable[[Use], float], *, warm_s: float, least_s: float
+    ) -> dict[str, float]:
+        """Return the growth per minute of each process that lived long enough.
+
+        Of all pairs of instants, the median: a jump counts for as often as it comes.
 
         Args:
-            kind: `node` or `compute`.
             measure: What of its use.
-            warm_s: What is passed over at the beginning of a life.
+            warm_s: What is passed over at the beginning of its training.
             least_s: What must be left of it.
         """
-        slopes = []
-        for (_, _, of_kind), uses in self.series.items():
+        slopes = {}
+        for (name, pid, kind), uses in self.series.items():
             warm = [use for use in uses if use.at_s >= uses[0].at_s + warm_s]
-            if of_kind != kind or not warm or warm[-1].at_s - warm[0].at_s < least_s:
+            if not warm or warm[-1].at_s - warm[0].at_s < least_s:
                 continue
-            mean_t = sum(use.at_s for use in warm) / len(warm)
-            mean = sum(measure(use) for use in warm) / len(warm)
-            over = sum((use.at_s - mean_t) * (measure(use) - mean) for use in warm)
-            slopes.append(60 * over / sum((use.at_s - mean_t) ** 2 for use in warm))
+            slopes[f"{name}, {kind} process of {pid}"] = median(
+                60 * (measure(later) - measure(earlier)) / (later.at_s - earlier.at_s)
+                for earlier, later in combinations(warm, 2)
+            )
         return slopes
 
 
@@ -114,8 +131,11 @@ class Fleet:
         self.usage = Usage()
         self.exits: Counter[int] = Counter()
         """How daemons ended that nobody had struck."""
+        self.num_severed = 0
+        """Daemons that were to go because a link of theirs was cut."""
         self.tracebacks: list[str] = []
         self._struck_pids: set[int] = set()
+        self._severed_pids: set[int] = set()
         self._sample_s = self._use_s = 0.0
         self._join_string = ""
 
@@ -157,6 +177,10 @@ class Fleet:
         self.missing[name] = time.monotonic() + for_s
         self._struck_pids.add(self.hosts[name].process.pid)
 
+    def severed(self, *names: str) -> None:
+        """The link between two hosts is cut: the run may go on without one of them."""
+        self._severed_pids.update(self.hosts[name].process.pid for name in names)
+
     def tend(self) -> None:
         """Start again whoever has ended, and see who is back."""
         now_s = time.monotonic()
@@ -165,7 +189,10 @@ class Fleet:
                 continue
             code = daemon.process.poll()
             if code is not None:
-                if daemon.process.pid not in self._struck_pids:
+                pid = daemon.process.pid
+                if pid in self._severed_pids and code == EXIT_REMOVED:
+                    self.num_severed += 1
+                elif pid not in self._struck_pids:
                     self.exits[code] += 1
                 self.tracebacks += daemon.tracebacks()
                 self._start(name)
@@ -201,9 +228,9 @@ class Fleet:
             self.samples.append(Sample(now_s, max(last, iteration), self._capacity()))
         if now_s >= self._use_s:
             self._use_s = now_s + _USE_S
-            for name, daemon in self.hosts.items():
-                if name not in self.held and daemon.process.poll() is None:
-                    self.usage.look(name, daemon, now_s)
+            for name in self.whole:
+                if name not in self.held and self.hosts[name].process.poll() is None:
+                    self.usage.look(name, self.hosts[name], now_s)
 
     def _capacity(self) -> float:
         full = Counter(self.stages.values())
@@ -365,4 +392,5 @@ class Storm:
         assert network is not None
         begin, _, end = who.partition("->")
         network.cut(begin, end)
+        self._fleet.severed(begin, end)
         self._later(CUT_S, lambda: network.heal(begin, end))
