@@ -59,6 +59,10 @@ class Held:
     """What was sent downstream, if it is kept."""
     backward: TensorId | None = None
     """The gradient that was sent upstream (at the data node: back to the last relay), if kept."""
+    entry: TensorId | None = None
+    """The activation that came, if it is kept until the backward pass."""
+    shed: bool = False
+    """What the backward pass needs was let go of: the forward pass is computed again before it."""
 
     @property
     def home(self) -> NodeId:
@@ -114,6 +118,18 @@ class Keeper:
         tensors.retain(tensor)
         return True
 
+    def keep_entry(self, held: Held, entry: TensorId) -> None:
+        """Keep an activation that came, from which the forward pass can be computed again."""
+        if self._keep(entry):
+            held.entry = entry
+
+    def take_entry(self, held: Held) -> TensorId | None:
+        """Hand over the activation that came, with its reference, if it is kept."""
+        entry, held.entry = held.entry, None
+        if entry is not None:
+            self._size_bytes -= self._context.tensors.size_of(entry)
+        return entry
+
     def forward_again(self, held: Held) -> list[Effect] | None:
         """Send the activation to the present next node; None if it was not kept."""
         if held.forward is None:
@@ -130,9 +146,10 @@ class Keeper:
 
     def release(self, held: Held) -> list[Effect]:
         """Let go of what was kept of one microbatch."""
-        kept = [tensor for tensor in (held.forward, held.backward) if tensor is not None]
+        all_three = (held.entry, held.forward, held.backward)
+        kept = [tensor for tensor in all_three if tensor is not None]
         self._size_bytes -= sum(map(self._context.tensors.size_of, kept))
-        held.forward = held.backward = None
+        held.entry = held.forward = held.backward = None
         return self._context.tensors.release(*kept)
 
     def _activation(self, held: Held) -> ForwardActivation:

@@ -4,6 +4,12 @@ A microbatch comes along a flow that this relay carries, or, when its path was c
 relay was lost, from wherever the new path comes from. More than the relay has room for wait in a
 queue; that can't last, because those at the last stage never wait for anybody who waits.
 
+Where links are slower than devices, a relay that is full would stand idle until a gradient comes
+back. So it *sheds* a microbatch that waits for its gradient: it lets go of what the forward pass
+has left for the backward pass, keeps the activation that came, and computes the forward pass again
+when the gradient is there. So the capacity bounds what is in the device's memory at a time, not
+what is on its way. Deviation from GWTF, in which a full node takes nothing more.
+
 A DENY goes back up the flow: each node on the way forgets the microbatch and the flow. After a
 change of path others may have it in their sums, so then the data node alone is told.
 """
@@ -50,6 +56,10 @@ class RelayMicrobatches:
         self._queue: deque[tuple[Held, TensorId]] = deque()
         self._early: dict[MicrobatchId, tuple[NodeId, TensorId]] = {}
         """Gradients that came before this node was ready for them, and who sent them."""
+        self._returns: deque[tuple[Held, TensorId]] = deque()
+        """Shed microbatches whose gradients have come; they wait for room."""
+        self._repeating: dict[MicrobatchId, TensorId] = {}
+        """Gradients of those whose forward pass is being computed again."""
         self._routes: dict[MicrobatchId, Reroute] = {}
         """The newest change of each microbatch's path."""
         self._keeper = Keeper(context)
@@ -73,11 +83,14 @@ class RelayMicrobatches:
         """Forget the round, and what was kept for it."""
         effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
         effects += self._context.tensors.release(*(tensor for _, tensor in self._early.values()))
+        effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
+        effects += self._context.tensors.release(*self._repeating.values())
         for held in (*self.held.values(), *self._done.values()):
             effects += self._keeper.release(held)
-        for record in (self.held, self._done, self._early, self._routes):
+        for record in (self.held, self._done, self._early, self._repeating, self._routes):
             record.clear()
         self._queue.clear()
+        self._returns.clear()
         return effects
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -130,28 +143,63 @@ class RelayMicrobatches:
         return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
 
     def admit(self) -> list[Effect]:
-        """Begin with what waits, as far as there is room."""
+        """Begin with what waits, as far as there is room; those on their way back first."""
         effects: list[Effect] = []
-        capacity = self._context.member.capacity
-        while self._queue and self._loaded():
-            if len(self.held) - len(self._queue) >= capacity:
-                break
+        while (self._returns or self._queue) and self._loaded():
+            if not self._has_room():
+                shed = self._shed_one()
+                if shed is None:
+                    break
+                effects += shed
+            if self._returns:
+                held, gradient = self._returns.popleft()
+                entry = self._keeper.take_entry(held)
+                assert entry is not None, held
+                held.shed, self._repeating[held.microbatch] = False, gradient
+                effects += self._context.compute.submit(Forward(held.microbatch), [entry])
+                continue
             held, tensor = self._queue.popleft()
             held.phase = Phase.COMPUTING
+            self._keeper.keep_entry(held, tensor)
             effects += self._context.compute.submit(Forward(held.microbatch), [tensor])
         return effects
+
+    def _has_room(self) -> bool:
+        here = sum(h.phase is not Phase.QUEUED and not h.shed for h in self.held.values())
+        return here < self._context.member.capacity
+
+    def _shed_one(self) -> list[Effect] | None:
+        """Let go of the microbatch that will be back last; None if that is worth it for none.
+
+        It is worth a forward pass where the device has nothing else to do, and the gradient's way
+        takes longer than that pass.
+        """
+        links = self._context.links
+        if not self._context.compute.idle:
+            return None
+        for held in reversed(self.held.values()):
+            away = held.phase in (Phase.SENT, Phase.AWAITING) and not held.shed
+            if away and held.entry is not None:
+                if links.transfer_s(held.downstream) <= links.compute_s:
+                    return None
+                held.shed = True
+                return self._context.compute.submit(Drop(held.microbatch))
+        return None
 
     def forwarded(
         self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
     ) -> list[Effect]:
         """The forward pass has been computed: send it on, and COMPLETE back."""
         context, held = self._context, self.held[microbatch]
+        if (gradient := self._repeating.pop(microbatch, None)) is not None:
+            released = context.tensors.release(output)
+            return released + context.compute.submit(Backward(microbatch), [gradient])
         complete = Complete(context.round, microbatch, duration_s)
         effects: list[Effect] = [Send(held.upstream, complete)]
         early = self._early.pop(microbatch, None)
         if early is None:
             self._waits.sent(now_s, held)
-            return [self._keeper.send_forward(held, output), *effects]
+            return [self._keeper.send_forward(held, output), *effects, *self.admit()]
         sender, gradient = early
         if sender == held.downstream:
             # It has had the activation from the one whose place this one takes.
@@ -161,7 +209,7 @@ class RelayMicrobatches:
             # Whoever sent the gradient is lost too, and another needs both to do its part again.
             effects.insert(0, self._keeper.send_forward(held, output))
         held.phase = Phase.RETURNING
-        return effects + context.compute.submit(Backward(microbatch), [gradient])
+        return effects + self._begin_backward(held, gradient)
 
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
         self._waits.completed(now_s, sender, self.held.get(message.microbatch))
@@ -181,7 +229,16 @@ class RelayMicrobatches:
             self._early[microbatch] = (sender, tensor.id)
             return []
         held.phase, held.complete_by_s = Phase.RETURNING, None
-        return context.compute.submit(Backward(microbatch), [tensor.id])
+        if held.shed:
+            self._returns.append((held, tensor.id))
+            return self.admit()
+        return self._begin_backward(held, tensor.id)
+
+    def _begin_backward(self, held: Held, gradient: TensorId) -> list[Effect]:
+        """The forward pass won't be needed again, unless the round is repeated."""
+        entry = self._keeper.take_entry(held)
+        effects = [] if entry is None else self._context.tensors.release(entry)
+        return effects + self._context.compute.submit(Backward(held.microbatch), [gradient])
 
     def _from_behind(self, sender: NodeId) -> bool:
         """Whether the sender is of the next stage: any of it may have taken a lost one's place."""
@@ -263,6 +320,8 @@ class RelayMicrobatches:
     def _forget(self, now_s: float, held: Held, message: Deny) -> list[Effect]:
         del self.held[held.microbatch]
         effects: list[Effect] = [Send(held.upstream, message), *self._keeper.release(held)]
+        gradient = self._repeating.pop(held.microbatch, None)
+        effects += [] if gradient is None else self._context.tensors.release(gradient)
         effects += self._context.compute.submit(Drop(held.microbatch))
         effects += self._flows().drop(now_s, held.flow_id)
         return effects + self.admit()

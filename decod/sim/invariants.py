@@ -434,14 +434,14 @@ class Checker:
         """Return how much a node may store.
 
         For every microbatch that it holds: the activation that came and the one that went, and
-        both gradients; and till the end of the round the activation and the gradient that went, of
-        all microbatches of the batch, with those that were ever put off. For the aggregation: its
-        own sum, the parts that it reduces, and the reduced ones, each as large as the stage's
-        parameters (a part is rounded up to a byte, hence the small addition). And two copies of a
-        stage's state: one given or received, one on its way to the disk.
+        both gradients; and till the end of the round the activation and the gradient that went (if
+        it is shed, what came too), of all microbatches of the batch and those ever put off. For the
+        aggregation: its own sum, the parts that it reduces, and the reduced ones, each as large as
+        the stage's parameters (a part is rounded up to a byte, hence the small addition). And two
+        copies of a stage's state: one given or received, one on its way to the disk.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
-        flows += 2 * (self._batch + self._num_put_off) * self._profile.activation_bytes
+        flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
         parts = 4 * self._profile.parameter_bytes + 4 * len(self._capacities)
         state = 9 * self._profile.parameter_bytes
         return flows + parts + state

@@ -108,11 +108,13 @@ class Meter:
         self.inner.sent(host, to, message)
 
     def computed(self, host: Host, job: Job, duration_s: float) -> None:
-        """Compute was spent, or what it gave is thrown away."""
+        """Compute was spent, or what it gave is thrown away.
+
+        What was dropped counts as useful if the host computes it again and its step holds it: what
+        its forward pass gave has gone on then.
+        """
         spent_s = self._spent_s[host.name]
-        if isinstance(job, jobs.Drop):
-            self._waste(spent_s.pop(job.microbatch, 0.0))
-        elif isinstance(job, MICROBATCH_JOBS):
+        if isinstance(job, MICROBATCH_JOBS):
             spent_s[job.microbatch] += duration_s
         elif isinstance(job, (jobs.Reset, jobs.Build, jobs.Load)):
             self._throw_away(host)

@@ -6,6 +6,7 @@
 import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,19 @@ def test_runs_survive_storms_and_then_commit_again() -> None:
     assert tally["runs that committed all"] > NUM_SEEDS / 2, tally
     assert tally["leaders elected"] > NUM_SEEDS / 20, tally
     assert tally["rounds mended"] > NUM_SEEDS / 2, tally
+
+
+def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
+    """Links are slower than devices, and most relays hold one microbatch at a time."""
+    num_shed = 0
+    for seed in range(6):
+        scenario = storm_scenario(seed, num_iterations=8)
+        profile = replace(scenario.profile, activation_bytes=4_000_000)
+        scenario = replace(scenario, profile=profile, capacity_min=1, capacity_max=2)
+        simulation = Simulation(replace(scenario, num_microbatches=4))
+        assert simulation.run().num_iterations == 8
+        num_shed += sum(host.compute.num_dropped for host in simulation.hosts.values())
+    assert num_shed > 50
 
 
 def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds() -> None:
