@@ -26,9 +26,10 @@ _ENDED_MEANWHILE = "E-RUN-007"
     metavar="TIME",
     help="Longest that it may take; then the node goes at once. As the daemon was told, if absent.",
 )
+@click.option("--end-run", is_flag=True, help="At the leader: end the run for everybody.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the node leaves by itself.")
 @state_dir_option
-def drain(*, timeout_s: float | None, no_wait: bool, state_dir: Path) -> None:
+def drain(*, timeout_s: float | None, end_run: bool, no_wait: bool, state_dir: Path) -> None:
     """Finish what is in hand and leave the run, as Ctrl-C does.
 
     \b
@@ -37,13 +38,17 @@ def drain(*, timeout_s: float | None, no_wait: bool, state_dir: Path) -> None:
       decod drain --timeout 5m
       decod drain --timeout 0s        leave at once: others do its part again
       decod drain --state-dir /tmp/relay-1 --no-wait
+      decod drain --end-run           at the leader: keep the model and let everybody go
 
     Waits until the node has left. The last node of a stage stays until somebody else serves it, or
-    its time is up. At the run's leader it ends the run and keeps the model.
+    its time is up. A leader hands over to another data node; where there is none, or with
+    --end-run, the run ends and its model is kept.
     """
     from decod.daemon.control import ask
 
     request: dict[str, Any] = {"command": "drain", "wait": not no_wait}
+    if end_run:
+        request["end_run"] = True
     if timeout_s is not None:
         request["timeout_s"] = timeout_s
     try:

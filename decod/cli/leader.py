@@ -48,8 +48,8 @@ def leader(run_file: Path, **options: Any) -> int:
       decod leader run.toml --resume latest
 
     The leader is the run's first data node: it reads the data, runs embedding, head and loss, and
-    decides who takes part. Ctrl-C ends the run, after a last checkpoint; --resume goes on from it,
-    with a new join string to hand out.
+    decides who takes part. On Ctrl-C another data node leads, if there is one; else the run ends,
+    after a last checkpoint, and --resume goes on from it, with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
     from decod.daemon.leader import LeaderOptions, run_leader

@@ -76,8 +76,9 @@ class Checkpoints:
         self._task: asyncio.Task[None] | None = None
         self._writing = False
         """All states are here: what is left to do concerns this host only."""
-        self.last: int | None = node.part.manifest.start_iteration or None
-        """Iteration of the newest checkpoint to go on from; at first the one that was resumed."""
+        self.last: int | None = self._newest()
+        """Iteration of the newest checkpoint on this host to go on from; at first the one that was
+        resumed here, or the last that this node wrote when it led before."""
         self.on_written: Callable[[int], None] = lambda _: None
         """Called with the iteration of each new one."""
         self._last_s: int | None = None
@@ -86,6 +87,14 @@ class Checkpoints:
         node.describe_checkpoint = self.describe
         node.progress.on_commit.append(self._committed)
         node.progress.on_return.append(self._returned)
+
+    def _newest(self) -> int | None:
+        part, now = self._node.part, self._node.progress.iteration
+        if part.checkpoint_dir is not None:
+            return part.manifest.start_iteration
+        whole = [c for c in find_checkpoints(self._node.config.state_dir) if c.manifest is not None]
+        own = [c.iteration for c in whole if c.folder.parent == self._folder and c.iteration <= now]
+        return max(own, default=None)
 
     def describe(self) -> dict[str, Any]:
         """Return what `decod status` shows."""

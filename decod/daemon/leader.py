@@ -263,7 +263,7 @@ class _Leading:
         self._checkpoints.on_written = self._checkpoint_written
         self._keeping: asyncio.Task[None] | None = None
         manifest = node.part.manifest
-        if manifest.initial_weights != "seed":
+        if node.part.init_dir is not None or node.part.checkpoint_dir is not None:
             node.gateway.initial_state = self._initial_state
             node.gateway.start_iteration = manifest.start_iteration
         node.commands["export"] = self._export
@@ -284,7 +284,9 @@ class _Leading:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._checkpoints.close()
         last = self._checkpoints.last
-        if last is not None and not self._complete.is_set():
+        if stop.reason is StopReason.DRAINED:
+            self._node.say(f"left the run: {stop.detail}")
+        elif last is not None and not self._complete.is_set():
             # Not "latest": that may be of another attempt, which this one was not resumed from.
             where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
             self._node.say(
@@ -302,7 +304,7 @@ class _Leading:
         complete.cancel()
         drained.cancel()
         self._shown.show_last()
-        if node.driver.stopped.done():
+        if node.driver.stopped.done() or (not self._complete.is_set() and await self._hand_over()):
             return await node.wait_stopped()
         # What is learnt while the result is being kept would be lost.
         node.ending = True
@@ -311,9 +313,26 @@ class _Leading:
             await self._keep_result()
         finally:
             # Members are let go even if the model could not be kept: they can't help with that.
-            node.driver.post(DrainRequested())
+            node.driver.post(DrainRequested(ends_run=True))
             stop = await node.wait_stopped()
         return stop
+
+    async def _hand_over(self) -> bool:
+        """Let another data node lead, if there is one; return whether this node has left."""
+        node, wishes = self._node, self._node.wishes
+        assert node.driver is not None
+        machine = node.driver.machine
+        if wishes.ends_run or machine.leader is None:
+            return False
+        if not machine.office.handover.possible(machine.leader):
+            return False
+        node.say("another data node is to lead; this node leaves when it does")
+        wishes.tell_core()
+        stays = asyncio.create_task(wishes.stays.wait())
+        ends: list[asyncio.Future[Any]] = [node.driver.stopped, stays]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stays.cancel()
+        return node.driver.stopped.done()
 
     @property
     def _has_committed(self) -> bool:

@@ -29,6 +29,10 @@ class Wishes:
         self._timeout_s = node.config.drain_timeout_s
         self._told = False
         """The core knows that this node is to leave."""
+        self.ends_run = False
+        """At the leader: the run is to end, though another could lead it."""
+        self.stays = asyncio.Event()
+        """At the leader: nobody can take over after all."""
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[str] | None = None
         """Why the leader refuses, or nothing."""
@@ -61,13 +65,35 @@ class Wishes:
         self._node.driver.post(DrainRequested(self._timeout_s))
 
     async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.leave(_timeout_of(request))
-        driver = self._node.driver
+        timeout_s, driver = _timeout_of(request), self._node.driver
+        if request.get("end_run"):
+            self._end_run()
+        self.leave(timeout_s)
         if driver is None or not request.get("wait"):
             return {"draining": True}
         # Shielded: a client that goes away must not take the future along.
         stop = await asyncio.shield(driver.stopped)
         return {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
+
+    def _end_run(self) -> None:
+        """Have the leader end the run for everybody."""
+        driver = self._node.driver
+        if driver is not None and driver.machine.leader is None:
+            raise RejectedError(
+                "this node can't end the run",
+                why="it does not lead it",
+                fix="run the command at the leader, which `decod status` names; or leave "
+                "--end-run out, to let this node leave",
+                code="E-REJ-008",
+            )
+        if self._told:
+            raise RejectedError(
+                "this node can't end the run any more",
+                why="it hands over to another data node, and leaves",
+                fix="run the command at the next leader, which `decod status` will name",
+                code="E-REJ-008",
+            )
+        self.ends_run = True
 
     # --- pausing ------------------------------------------------------------------------------
 
@@ -96,6 +122,9 @@ class Wishes:
 
     def noted(self, event: str, fields: dict[str, Any]) -> None:
         """Take in what the core notes of its wishes."""
+        if event == "handover.failed":
+            self._told = False
+            self.stays.set()
         if self._answer is None or self._answer.done():
             return
         if event == "capacity.agreed":

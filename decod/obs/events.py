@@ -93,6 +93,8 @@ _SPECS = (
     EventSpec("leader.standing", "standing for leader of term {term} in round {round}", _W),
     EventSpec("leader.elected", "this node leads term {term}, by {num_votes} votes", _W),
     EventSpec("leader.stopped", "this node's term {term} is over: another was voted for", _W),
+    EventSpec("leader.resigned", "this node gives up term {term}, for another to lead"),
+    EventSpec("handover.failed", "this node goes on leading: {reason}", _W),
     EventSpec("vote.failed", "the vote in term {term} can't be written: this node abstains", _E),
     # Flows and microbatches.
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),

@@ -6,7 +6,7 @@ Data nodes and volunteers that insist on a stage are placed at once; the others 
 knows how utilised each stage is. A candidate is taken into the view by the leader alone.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId
@@ -44,12 +44,21 @@ class Candidate:
 
 
 class Admission:
-    """The candidates, from their first offer until they are members."""
+    """The candidates, from their first offer until they are members.
 
-    def __init__(self, config: ProtocolConfig, shape: RunShape) -> None:
+    Args:
+        config: The run's protocol parameters.
+        shape: The run.
+        begun: Tells whether it has committed iterations.
+    """
+
+    def __init__(
+        self, config: ProtocolConfig, shape: RunShape, begun: Callable[[], bool] = lambda: False
+    ) -> None:
         self.candidates: dict[NodeId, Candidate] = {}
         self._config = config
         self._shape = shape
+        self._begun = begun
         self._incarnations: dict[NodeId, int] = {}
         self._hashes: dict[NodeId, str] = {}
         """Of the initial weights that candidates, members by now or not, have built."""
@@ -144,7 +153,7 @@ class Admission:
     def _assignment(self, sender: NodeId, candidate: Candidate) -> Effect:
         assert candidate.stage_index is not None
         stage, index = candidate.stage_index, candidate.data_node_index
-        return Send(sender, Assign(stage, index, candidate.reason))
+        return Send(sender, Assign(stage, index, candidate.reason, begun=self._begun()))
 
     def assign_waiting(
         self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
@@ -202,11 +211,13 @@ class Admission:
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
             return []
-        if self._expected_hash(view, sender, message) != message.parameter_hash:
-            del self.candidates[sender]
-            reason = "it builds other initial weights than the rest of its stage"
-            return [Send(sender, Refuse(reason))]
-        self._hashes[sender] = message.parameter_hash
+        # Once iterations are committed newcomers load their state: what they have built is no more.
+        if not self._begun():
+            if self._expected_hash(view, sender, message) != message.parameter_hash:
+                del self.candidates[sender]
+                reason = "it builds other initial weights than the rest of its stage"
+                return [Send(sender, Refuse(reason))]
+            self._hashes[sender] = message.parameter_hash
         candidate.prepared = True
         return [self._assignment(sender, candidate)]
 

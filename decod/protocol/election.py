@@ -98,6 +98,8 @@ class Succession:
     """The newest in that round."""
     hashes: Hashes
     """Of the round's proposed parameters if it is to be committed; none if it is to be repeated."""
+    resigned: bool = False
+    """The old leader has handed over."""
 
 
 class ElectionState(Enum):
@@ -230,7 +232,7 @@ class Election:
         match self.state:
             case ElectionState.WON:
                 return None
-            case ElectionState.FOLLOWING if not self._may_stand:
+            case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
                 return max(self._heard_s + self._patience_s, self._from_s)
@@ -249,7 +251,7 @@ class Election:
         return self._context.view.leader == self._context.node_id and not self._vacant
 
     @property
-    def _may_stand(self) -> bool:
+    def may_stand(self) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)
         return (
             member is not None and member.role is Role.DATA and not (self._leads or self.abstains)
@@ -341,19 +343,15 @@ class Election:
     def _remind(self, now_s: float) -> list[Effect]:
         """The election that this node has voted in came to nothing: its leader must know."""
         self._reminded_s = now_s
-        return [self._told(self._context.view.leader)]
+        return [self.told(self._context.view.leader)]
 
-    def _told(self, node: NodeId) -> Effect:
+    def told(self, node: NodeId) -> Effect:
         """Tell a node of the highest term that this one knows."""
         view = self._context.view
         if self.bound or self._vacant:
             return Send(node, LeaderIs(self.term, None))
         leader = view.by_id.get(view.leader)
         return Send(node, LeaderIs(view.term, view.leader, leader.address if leader else None))
-
-    def behind(self, node: NodeId) -> list[Effect]:
-        """A node has shown that it knows a lower term only."""
-        return [self._told(node)]
 
     def superseded(self, now_s: float, term: int) -> bool:
         """A member knows a higher term. Returns whether this node led, and must stop."""
@@ -365,6 +363,12 @@ class Election:
         self._vacant = True
         self._follow(now_s)
         return True
+
+    def resign(self, now_s: float) -> None:
+        """This node gives its office up: others may stand first."""
+        self._vacant = True
+        self._follow(now_s)
+        self._from_s += 2 * self._timeout_s
 
     # --- canvassing ---------------------------------------------------------------------------
 
@@ -391,7 +395,7 @@ class Election:
         """Somebody wants to know whether the leader answers this node."""
         view = self._context.view
         if sender not in view:
-            return [self._told(sender)]
+            return [self.told(sender)]
         if self.abstains:
             return []
         if _place_in(message) < self._place:
@@ -426,11 +430,11 @@ class Election:
         return self._count_silent(now_s)
 
     def _count_silent(self, now_s: float) -> list[Effect]:
-        return self._stand(now_s) if self._chosen_by(self._silent) else []
+        return self.stand(now_s) if self._chosen_by(self._silent) else []
 
     # --- standing -----------------------------------------------------------------------------
 
-    def _stand(self, now_s: float) -> list[Effect]:
+    def stand(self, now_s: float) -> list[Effect]:
         self.state = ElectionState.STANDING
         self._by_s, self._complete_by_s = now_s + self._timeout_s, None
         self._votes = {}

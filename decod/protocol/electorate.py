@@ -101,6 +101,10 @@ class Electorate:
         """Whether the leader may open `view`: nobody else can be elected without its members."""
         return not self._rivals or is_quorum(view, self.settled)
 
+    def chosen_by(self, nodes: Container[NodeId], view: View) -> bool:
+        """Whether these nodes could elect another leader in this node's view."""
+        return is_quorum(nodes, self.settled) and is_quorum(nodes, ids_of(view))
+
     def told_with(self, view: View) -> tuple[NodeId, ...]:
         """Return what an opening with `view` tells of the electors: nothing if they are its own."""
         return () if self.settled in ((), ids_of(view)) else self.settled

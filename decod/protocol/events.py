@@ -168,10 +168,13 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """The operator wants this node to finish what it holds and leave."""
+    """The operator wants this node to finish what it holds and leave. A leader hands over first, or
+    ends the run if there is nobody to take it."""
 
     timeout_s: float = math.inf
     """When so much time has passed, it leaves at once."""
+    ends_run: bool = False
+    """At the leader: end the run for everybody, whoever could take it over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
-alike. A run that starts from a given state adds a step: the stage's part comes from the leader.
+alike. A run that starts from a given state adds a step: the stage's part comes from the leader,
+until an iteration is committed; then nobody needs it any more, nor who has it.
 """
 
 from dataclasses import replace
@@ -58,12 +59,22 @@ class Joining:
             return [Stop(StopReason.LEADER_LOST, detail)]
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
         if self._assigned is None:
-            return [Send(leader, replace(self._offer, kept=inventory(self._context)))]
+            return [Send(leader, self._offered())]
         if self._built is None:
             return []
         if self._initial_due:
-            return self._fetch_initial()
-        return [Send(leader, Prepared(self._assigned.stage_index, self._built.parameter_hash))]
+            # Asked again meanwhile: the run may begin without this node.
+            return [Send(leader, self._offered()), *self._fetch_initial()]
+        return self._ready()
+
+    def _ready(self) -> list[Effect]:
+        if self._assigned is None or self._built is None:
+            return []
+        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash)
+        return [Send(self._context.view.leader, prepared)]
+
+    def _offered(self) -> Join:
+        return replace(self._offer, kept=inventory(self._context))
 
     def redirected(self, now_s: float, event: LeaderFound) -> list[Effect]:
         """Another node leads the run by now: begin again there."""
@@ -88,10 +99,15 @@ class Joining:
 
     def assigned(self, message: Assign) -> list[Effect]:
         """The leader has chosen a stage: build it."""
-        if message == self._assigned or self._identity.node_id in self._context.view:
+        if self._identity.node_id in self._context.view:
             return []
+        if message == self._assigned:
+            if not (message.begun and self._initial_due):
+                return []
+            self._initial_due = self._fetching = False
+            return self._ready()
         self._assigned, self._built = message, None
-        self._initial_due = self._context.fetches_initial
+        self._initial_due = self._context.fetches_initial and not message.begun
         self._context.why = message.reason
         fields = (("stage", message.stage_index), ("reason", message.reason))
         note = Note("stage.assigned", fields)

@@ -94,7 +94,7 @@ class Leader:
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
         self.round = Round(shape.start_iteration + 1, 0)
         self.committed = Round(shape.start_iteration, 0)
-        self.admission = Admission(config, shape)
+        self.admission = Admission(config, shape, lambda: self.started)
         self.rebuild = Rebuild(config, shape)
         self.leaving: dict[NodeId, str] = {}
         self.capacities = Capacities()
@@ -120,7 +120,7 @@ class Leader:
         return earliest(self._pace.by_s, self.polling.due_s, asked_s)
 
     @property
-    def _started(self) -> bool:
+    def started(self) -> bool:
         """Whether the members hold what nobody could build again."""
         return self.committed.iteration > self.shape.start_iteration or self.round.era > 0
 
@@ -149,8 +149,10 @@ class Leader:
             self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             return self._decide(now_s)
-        reason = "lost the leader" if old else "the leader's term was called in question"
-        notes: list[Effect] = [noted("member.lost", peer=node, reason=reason) for node in old]
+        gone = "the leader has handed over" if won.resigned else "lost the leader"
+        reason = gone if old else "the leader's term was called in question"
+        event = "member.leaving" if won.resigned else "member.lost"
+        notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
         view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
@@ -184,7 +186,7 @@ class Leader:
             effects += self._remove(now_s, dict.fromkeys(lacking, "gone"), admit=True)
         elif self.rebuild.pending:
             effects += self._begin_era(now_s)
-        elif gathering and self.admission.enough(self.view, started=self._started):
+        elif gathering and self.admission.enough(self.view, started=self.started):
             view = self._next_view()
             effects += self._open(now_s, view, reason="every stage has its members")
         return effects
@@ -212,7 +214,7 @@ class Leader:
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
-        needed = self._started and sender in _stay(self.view, self.leaving)
+        needed = self.started and sender in _stay(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
         effects: list[Effect] = [noted("member.leaving", peer=sender, reason=message.reason)]
@@ -272,7 +274,7 @@ class Leader:
             return effects + self.electorate.wait_for(gone, self.view)
         names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
         reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
-        if view.empty_stages and self._started and self.state is LeaderState.PAUSED:
+        if view.empty_stages and self.started and self.state is LeaderState.PAUSED:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
@@ -451,7 +453,7 @@ class Leader:
         """
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
-            staff = members if self._started else None
+            staff = members if self.started else None
             members += self.admission.members(self.committed.iteration, staff)
         if resize:
             members = self.capacities.apply(members, self.leaving)

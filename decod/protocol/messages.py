@@ -42,6 +42,9 @@ class Assign:
     """-1 for relays."""
     reason: str = field(default="", compare=False)
     """Why this stage, for people: another reason does not make another assignment."""
+    begun: bool = field(default=False, compare=False)
+    """The run has committed iterations: who enters has their state from members, and does not need
+    the one that the run started from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if self._standing.draining:
+        if self._standing.draining or self.office.handover.wanted:
             return NodeState.DRAINING
         if not self.work.stage.loaded:
             return NodeState.SYNCING
@@ -208,7 +208,8 @@ class NodeMachine:
             if self.office.fence(effect):
                 continue
             if isinstance(effect, Stop):
-                self._stopped, effect = True, self._standing.ended(effect)
+                effect = self.office.handover.ended(self._standing.ended(effect))
+                self._stopped = True
             settled.append(effect)
             if isinstance(effect, (Send, SendTensor)):
                 self._membership.told(now_s, effect.to)
@@ -252,10 +253,8 @@ class NodeMachine:
             case CheckpointWritten(iteration):
                 return self.office.checkpointed(iteration)
             case DrainRequested(timeout_s):
-                if self.leader is not None:
-                    return self.leader.finish(reason="the leader has ended the run", failed=False)
-                self.office.election.abstains = True
-                return self._standing.drain(now_s, timeout_s)
+                effects = self.office.drain(now_s, event)
+                return self._standing.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused):
                 return self._standing.pause(now_s, paused=paused)
             case CommitsHeld(held):

@@ -5,6 +5,7 @@ which terms count: a message of a lower term than this node's view is dropped an
 one of a higher term is kept until the decision arrives that opened it, and that is asked for.
 """
 
+from dataclasses import replace
 from enum import Enum
 from random import Random
 
@@ -21,7 +22,8 @@ from decod.protocol.election import (
     Promise,
 )
 from decod.protocol.era import Hashes
-from decod.protocol.events import LeaderFound, Received, VotePersisted
+from decod.protocol.events import DrainRequested, LeaderFound, Received, VotePersisted
+from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.messages import Message
@@ -77,6 +79,7 @@ class Office:
         if context.view.leader == context.node_id:
             self.leader = self._leader_of(context, shape, work)
         self.election = Election(context, rng, facts.promise, self._hashes)
+        self.handover = Handover(context, self.election)
         self._context = context
         self._shape = shape
         self._work = work
@@ -103,7 +106,8 @@ class Office:
     @property
     def deadline_s(self) -> float | None:
         leader_s = self.leader.deadline_s if self.leader is not None else None
-        return earliest(leader_s, self.election.deadline_s, self._beat_s)
+        own_s = earliest(self.election.deadline_s, self.handover.deadline_s)
+        return earliest(leader_s, own_s, self._beat_s)
 
     def start(self, now_s: float) -> list[Effect]:
         return self.leader.start(now_s) if self.leader is not None else []
@@ -114,7 +118,10 @@ class Office:
             effects += self._beat(now_s)
         if self._context.node_id in self._context.view:
             effects += self.election.overdue(now_s)
-        return effects + self._take_over(now_s)
+        effects += self._take_over(now_s)
+        if self.leader is None:
+            return effects + self.handover.overdue(now_s)
+        return effects + self._resign(now_s)
 
     def _beat(self, now_s: float) -> list[Effect]:
         """Show the deputies that this node lives."""
@@ -163,12 +170,32 @@ class Office:
         return True
 
     def _tell(self, now_s: float, node: NodeId) -> list[Effect]:
-        return self.election.behind(node) if self._rarely(now_s, node) else []
+        return [self.election.told(node)] if self._rarely(now_s, node) else []
 
     def _step_down(self) -> list[Effect]:
         """This node's term is over: it decides nothing any more."""
         self.leader, self._beat_s = None, None
         return [Note("leader.stopped", (("term", self._context.view.term),))]
+
+    def drain(self, now_s: float, event: DrainRequested) -> list[Effect] | None:
+        """The operator wants this node to leave. None: it is no leader, and leaves as others do."""
+        leader, handover = self.leader, self.handover
+        if leader is not None and (event.ends_run or not handover.possible(leader)):
+            return leader.finish(reason="the leader has ended the run", failed=False)
+        if leader is None and not handover.wanted:
+            self.election.abstains = True
+            return None
+        handover.ask(now_s, event.timeout_s)
+        return self._resign(now_s)
+
+    def _resign(self, now_s: float) -> list[Effect]:
+        """Let another data node lead, if this one is to leave and nothing is in hand."""
+        if self.leader is None:
+            return []
+        resigned, effects = self.handover.resign(now_s, self.leader)
+        if resigned:
+            self.leader, self._beat_s = None, None
+        return effects
 
     def fence(self, effect: Effect) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""
@@ -185,7 +212,8 @@ class Office:
             self.leader = None
         elif self._beat_s is None:
             self._beat_s = now_s
-        return effects
+        effects += self.handover.opened(now_s)
+        return effects + self._resign(now_s)
 
     def _take_over(self, now_s: float) -> list[Effect]:
         """Lead, if this node has just been elected."""
@@ -195,6 +223,7 @@ class Office:
         work = self._work
         self.leader = leader = self._leader_of(self._context, self._shape, work)
         begun = work.aggregation.begun if work.aggregation is not None else None
+        won = replace(won, resigned=self.handover.resigned)
         effects = leader.start(now_s) + leader.take_over(now_s, won, begun)
         if leader.state is LeaderState.PAUSED:
             effects.append(CompleteRun(leader.committed.iteration))
@@ -221,6 +250,8 @@ class Office:
                 return (self._step_down() if stopped else []) + effects
             case messages.Pong(nonce) if self.leader is None:
                 return election.check.answered(sender, nonce)
+            case messages.Leave() if self.leader is None:
+                return self.handover.left(now_s, sender, received.term)
             case messages.CatchUp(round_) if self.leader is None:
                 term = received.term or self._context.view.term
                 return election.catch_up(sender, round_, view_term=term)

@@ -112,6 +112,14 @@ def place_of(machine: object) -> Place | None:
     return Place(context.view.term, context.round, core.leader is not None)
 
 
+def ends_run(machine: object) -> bool:
+    """Whether a node leads, and would end the run if it were asked to leave."""
+    core = getattr(machine, "wrapped", machine)
+    if not isinstance(core, NodeMachine) or core.leader is None:
+        return False
+    return not core.office.handover.possible(core.leader)
+
+
 def positions_of(machine: object) -> Positions | None:
     """Return what a node has counted of the data; None if it is no real core."""
     core = getattr(machine, "wrapped", machine)

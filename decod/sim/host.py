@@ -433,7 +433,7 @@ class Host:
     def _complete_run(self, effect: fx.CompleteRun) -> None:
         """Keep nothing and let everybody go, as a daemon does once it has written the result."""
         self.trace("run.completed", iteration=effect.iteration)
-        self._world.kernel.after(_RESULT_S, self.deliver, ev.DrainRequested())
+        self._world.kernel.after(_RESULT_S, self.deliver, ev.DrainRequested(ends_run=True))
 
     def _stop(self, effect: fx.Stop) -> None:
         self.stop = effect

@@ -7,7 +7,7 @@ from itertools import product
 from decod.protocol import events as ev
 from decod.protocol.effects import StopReason
 from decod.sim.churn import Churn, Instants
-from decod.sim.core import place_of, stage_peers
+from decod.sim.core import ends_run, stage_peers
 from decod.sim.host import Host, World
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
@@ -130,8 +130,7 @@ class Injection:
         host.fail_compute()
 
     def _drain(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
-        place = place_of(host.machine)
-        if self._spares_leader and place is not None and place.leads:
+        if self._spares_leader and ends_run(host.machine):
             self._note(host, "drain.spared")  # It would end the run, which proves nothing.
         else:
             host.deliver(ev.DrainRequested())

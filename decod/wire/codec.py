@@ -242,7 +242,12 @@ _BODIES: Mapping[str, f.Struct] = {
     ),
     "assign": f.Struct(
         m.Assign,
-        {"stage_index": f.STAGE, "data_node_index": f.DATA_NODE_INDEX, "reason": f.REASON},
+        {
+            "stage_index": f.STAGE,
+            "data_node_index": f.DATA_NODE_INDEX,
+            "reason": f.REASON,
+            "begun": f.BOOLEAN,
+        },
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),
     "prepared": f.Struct(m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256}),

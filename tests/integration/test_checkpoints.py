@@ -125,7 +125,7 @@ def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus
 
 
 def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus: Path) -> None:
-    """Ctrl-C keeps the very last iteration; the further data node gets its state like a relay."""
+    """The very last iteration is kept; the further data node gets its state like a relay."""
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)
     with Cluster(tmp_path / "before", run, corpus) as before:
         write_run_file(before, every_iterations=1000)
@@ -133,7 +133,7 @@ def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus:
         before.start_data_node("data-1")
         before.start_relays(1)
         before.wait_for_iteration(7)
-        first.send(signal.SIGINT)
+        first.end_run()
         assert first.wait() == 0
         last = first.iteration
         where = f"{before.run_file} --state-dir {first.state_dir}"

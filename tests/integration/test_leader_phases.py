@@ -4,7 +4,6 @@ One run for all: who was killed comes back, and is the other one next time. The 
 jump by hours meanwhile, which nobody minds.
 """
 
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -86,7 +85,7 @@ def kill_and_recover(
 
 
 def end(cluster: Cluster, leader: Daemon) -> None:
-    leader.send(signal.SIGTERM)
+    leader.end_run()
     assert leader.wait() == 0
     for daemon in cluster.daemons:
         daemon.wait()

@@ -124,6 +124,10 @@ class Daemon:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def end_run(self) -> None:
+        """Has the leader end the run, though another data node could lead it."""
+        ask(self.state_dir, {"command": "drain", "end_run": True}, timeout_s=5.0)
+
     def wait(self, *, timeout_s: float = 60.0) -> int:
         """Returns the exit code, once there is one."""
         wait_for(

@@ -63,7 +63,7 @@ def control_messages() -> list[m.Message]:
     opening = Opening(ROUND, ROUND, view)
     found: list[m.Message] = [
         m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
-        m.Assign(1, -1),
+        m.Assign(1, -1, "it lacks nodes", begun=True),
         m.Refuse("full"),
         m.Prepared(1, "0" * 64),
         m.Heartbeat(ROUND),

@@ -15,7 +15,6 @@ many it had computed since its last commit; it is charged the mean of an iterati
 gets to know its peers; of processes that live long enough after that.
 """
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -206,7 +205,7 @@ def _finish(fleet: Fleet) -> None:
     found = fleet.leader()
     assert found is not None, fleet.cluster.tails()
     leader = fleet.hosts[found[0]]
-    leader.send(signal.SIGTERM)
+    leader.end_run()
     leader.wait()
     for daemon in fleet.hosts.values():
         daemon.wait()

@@ -330,14 +330,16 @@ class Join(_message.Message):
     def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("stage_index", "data_node_index", "reason")
+    __slots__ = ("stage_index", "data_node_index", "reason", "begun")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     data_node_index: int
     reason: str
-    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    begun: bool
+    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason",)

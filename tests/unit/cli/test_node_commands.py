@@ -210,6 +210,7 @@ def test_a_pause_that_is_refused_says_why(asked: Seen, capsys: pytest.CaptureFix
         (["--no-wait"], {"wait": False}),
         (["--timeout", "0s"], {"wait": True, "timeout_s": 0.0}),
         (["--timeout", "2m"], {"wait": True, "timeout_s": 120.0}),
+        (["--end-run"], {"wait": True, "end_run": True}),
     ],
 )
 def test_draining_waits_unless_it_is_told_not_to(

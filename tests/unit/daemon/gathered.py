@@ -67,7 +67,7 @@ class FakeRun:
                 gateway=SimpleNamespace(fetch_state=self._fetch_state),
                 progress=self.progress,
                 ending=False,
-                part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest),
+                part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest, checkpoint_dir=None),
                 config=SimpleNamespace(state_dir=state_dir),
                 note=lambda event, **fields: self.notes.append((event, fields)),
                 describe_checkpoint=lambda: None,

@@ -203,7 +203,7 @@ class Electing:
                 if message.round == node.context.round:
                     node.lead.ready.add(sender)
         if 0 < term < ours:
-            effects += election.behind(sender)
+            effects += [election.told(sender)]
         self._perform(to, effects)
 
     # --- rounds -------------------------------------------------------------------------------

@@ -219,3 +219,15 @@ def test_prepared_candidates_count_towards_enough(admission: Admission) -> None:
     assert not admission.enough(view, started=False)
     admission.prepared(NOBODY, R2A, Prepared(2, "h"))
     assert admission.enough(view, started=False)
+
+
+def test_once_the_run_has_begun_what_candidates_have_built_is_not_compared() -> None:
+    """They load what members have; and not all of them have fetched what the run started from."""
+    admission = Admission(CONFIG, SHAPE, lambda: True)
+    (_, assign) = sent(admission.join(NOBODY, R1A, insisting(1)))[0]
+    assert isinstance(assign, Assign)
+    assert assign.begun
+    admission.join(NOBODY, R1B, insisting(1))
+    for node in (R1A, R1B):
+        said = sent(admission.prepared(NOBODY, node, Prepared(1, f"built by {node}")))
+        assert said == [(node, Assign(1, -1))]

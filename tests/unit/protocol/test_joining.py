@@ -99,10 +99,12 @@ def test_a_member_ignores_assignments_and_stops_knocking() -> None:
 def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() -> None:
     joining, _ = machine(fetches_initial=True)
     joining.assigned(ASSIGN)
-    assert joining.built(1.0, Built("seed"), initial=False) == [FetchState((D0,), 1, 0)]
-    assert joining.knock(3.0) == [], "one fetch at a time"
+    offer = Send(D0, OFFER)
+    fetch = FetchState((D0,), 1, 0)
+    assert joining.built(1.0, Built("seed"), initial=False) == [offer, fetch]
+    assert joining.knock(3.0) == [offer], "one fetch at a time"
     joining.fetch_failed()
-    assert joining.knock(5.0) == [FetchState((D0,), 1, 0)]
+    assert joining.knock(5.0) == [offer, fetch]
     assert joining.built(6.0, Built("given"), initial=True) == [Send(D0, Prepared(1, "given"))]
     assert joining.knock(8.0) == [Send(D0, Prepared(1, "given"))]
 
@@ -111,10 +113,23 @@ def test_another_stage_needs_its_own_given_state() -> None:
     joining, context = machine(fetches_initial=True)
     context.start_iteration = 40
     joining.assigned(ASSIGN)
-    assert joining.built(1.0, Built("seed"), initial=False) == [FetchState((D0,), 1, 40)]
+    assert joining.built(1.0, Built("seed"), initial=False)[1:] == [FetchState((D0,), 1, 40)]
     joining.built(2.0, Built("given"), initial=True)
     joining.assigned(Assign(2, -1))
-    assert joining.built(3.0, Built("seed"), initial=False) == [FetchState((D0,), 2, 40)]
+    assert joining.built(3.0, Built("seed"), initial=False)[1:] == [FetchState((D0,), 2, 40)]
+
+
+def test_given_weights_are_not_waited_for_once_the_run_has_begun() -> None:
+    """Who had them may be gone by then; whoever enters loads a later state from members."""
+    begun = Assign(1, -1, begun=True)
+    joining, _ = machine(fetches_initial=True)
+    joining.assigned(begun)
+    assert joining.built(1.0, Built("seed"), initial=False) == [Send(D0, Prepared(1, "seed"))]
+    waiting, _ = machine(fetches_initial=True)
+    waiting.assigned(ASSIGN)
+    waiting.built(1.0, Built("seed"), initial=False)
+    assert waiting.assigned(begun) == [Send(D0, Prepared(1, "seed"))], "it begins meanwhile"
+    assert waiting.knock(3.0) == [Send(D0, Prepared(1, "seed"))]
 
 
 def test_a_candidate_gives_up_when_the_leader_is_silent_for_long() -> None:

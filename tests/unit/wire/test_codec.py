@@ -181,6 +181,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "data_node": node_ids,
     "nonce": numbers,
     "at_once": st.booleans(),
+    "begun": st.booleans(),
     "view_version": iterations,
     "request_id": numbers,
     "query_id": numbers,

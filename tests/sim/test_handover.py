@@ -1,0 +1,113 @@
+"""Leaders that are asked to leave: another data node leads, and nothing is trained twice."""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from decod.protocol.effects import StopReason
+from decod.protocol.events import DrainRequested
+from decod.protocol.params import ProtocolConfig
+from decod.sim.network import LinkFaults
+from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.simulation import Result, Simulation
+
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40")) // 4
+
+TOGETHER = Scenario(
+    num_data_nodes=2,
+    num_relays=4,
+    num_relay_stages=2,
+    num_iterations=8,
+    num_microbatches=4,
+    capacity_min=4,
+    capacity_max=6,
+    duration_max_s=600.0,
+    protocol=ProtocolConfig(min_data_nodes=2, min_nodes_per_stage=2),
+)
+
+
+def lines(result: Result, text: str) -> list[str]:
+    return [line for line in result.trace if text in line]
+
+
+def instant(result: Result, text: str) -> float:
+    (line,) = lines(result, text)
+    return float(line.split()[0])
+
+
+def leave(host: str, at_s: float) -> HostFault:
+    return HostFault(FaultKind.DRAIN, host, at_s=at_s)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_leaves_finishes_the_iteration_and_another_leads(seed: int) -> None:
+    """At any instant of a round. What had only been opened is repeated without it."""
+    scenario = replace(TOGETHER, seed=seed, faults=(leave("data0", 8.0 + seed / 2),))
+    result = Simulation(scenario).run()
+    assert result.num_iterations == scenario.num_iterations
+    resigned_s = instant(result, "data0    this node gives up term 1")
+    assert instant(result, "data1    this node leads term 2") - resigned_s < 1.0
+    assert instant(result, "data0    host.stopped reason=drained") - resigned_s < 1.0
+    assert len(lines(result, "is repeated: the leader has handed over")) == 1
+    assert not lines(result, "is gone")
+    (before,) = [line for line in lines(result, "data0    round") if "loss" in line][-1:]
+    assert resigned_s - float(before.split()[0]) < 0.5
+    # Of the first iteration in the new view on, the other reads all tokens.
+    last = [line for line in lines(result, "data1    round 8.") if "loss" in line]
+    assert "over 8 tokens" in last[0]
+
+
+def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_a_round() -> None:
+    simulation = Simulation(TOGETHER)
+    leader = simulation.leader
+    simulation.kernel.at(8.0, leader.deliver, DrainRequested(timeout_s=0.0))
+    result = simulation.run()
+    assert result.num_iterations == TOGETHER.num_iterations
+    assert instant(result, "data0    this node gives up term 1") == pytest.approx(8.0)
+    assert instant(result, "data0    host.stopped reason=drained") < 9.0
+
+
+def test_a_leader_without_another_data_node_ends_the_run() -> None:
+    protocol = replace(TOGETHER.protocol, min_data_nodes=1)
+    scenario = replace(TOGETHER, num_data_nodes=1, protocol=protocol, faults=(leave("data0", 9.0),))
+    simulation = Simulation(scenario)
+    simulation.kernel.run(until_s=9.5)
+    stop = simulation.leader.stop
+    assert stop is not None
+    assert stop.reason is StopReason.FINISHED
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_handing_over_survives_what_may_happen_meanwhile(block: int) -> None:
+    """The successor is lost, stalls or leaves too, another node is lost, messages go astray."""
+    for seed in range(block, NUM_SEEDS, 2):
+        rng = random.Random(f"handover/{seed}")
+        num_data = rng.choice((2, 3, 3))
+        at_s = rng.uniform(7.0, 11.0)
+        names = ["data1", "relay0", "relay1"]
+        kinds = (FaultKind.KILL, FaultKind.VANISH, FaultKind.FREEZE, FaultKind.RESTART)
+        other = HostFault(
+            rng.choice(kinds),
+            rng.choice(names),
+            at_s=at_s + rng.uniform(-0.5, 1.5),
+            duration_s=rng.uniform(0.5, 6.0),
+        )
+        faults = [leave("data0", at_s), other]
+        if num_data == 3 and rng.random() < 0.5:
+            faults.append(leave(rng.choice(("data1", "data2")), at_s + rng.uniform(0.0, 0.5)))
+        bad = LinkFaults(loss_ratio=0.03, delay_ratio=0.05, duplicate_ratio=0.05, until_s=30.0)
+        scenario = replace(
+            TOGETHER,
+            seed=seed,
+            num_data_nodes=num_data,
+            num_relays=6,
+            faults=tuple(faults),
+            link_faults=bad if seed % 2 else LinkFaults(),
+            calm_s=30.0,
+            num_iterations=30,
+            protocol=replace(TOGETHER.protocol, min_data_nodes=num_data),
+        )
+        result = Simulation(scenario).run()
+        assert result.num_iterations == scenario.num_iterations, seed
