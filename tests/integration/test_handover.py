@@ -20,7 +20,7 @@ from decod.train.reference import train_reference
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.runs import make_run, microbatches
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVERY = 4
 KEEP = 2
