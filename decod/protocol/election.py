@@ -101,6 +101,13 @@ class Succession:
     resigned: bool = False
     """The old leader has handed over."""
 
+    @property
+    def told(self) -> tuple[str, str]:
+        """What became of the old leader: an event of its, and why there is another."""
+        if self.resigned:
+            return "member.leaving", "the leader has handed over"
+        return "member.lost", "lost the leader"
+
 
 class ElectionState(Enum):
     FOLLOWING = "following"

@@ -149,9 +149,8 @@ class Leader:
             self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             return self._decide(now_s)
-        gone = "the leader has handed over" if won.resigned else "lost the leader"
+        event, gone = won.told
         reason = gone if old else "the leader's term was called in question"
-        event = "member.leaving" if won.resigned else "member.lost"
         notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
         view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
