@@ -10,7 +10,8 @@ from decod.protocol.view import Role
 
 
 class NodeState(StrEnum):
-    """What `decod status` shows of a node. The daemon adds `starting` and `probing`."""
+    """What `decod status` shows of a node. The daemon adds `starting`; nobody is `probing`,
+    `isolated`, `rejected` or `banned` yet."""
 
     STARTING = "starting"
     PROBING = "probing"

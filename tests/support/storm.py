@@ -101,11 +101,21 @@ class Usage:
             warm = [use for use in uses if use.at_s >= uses[0].at_s + warm_s]
             if not warm or warm[-1].at_s - warm[0].at_s < least_s:
                 continue
-            slopes[f"{name}, {kind} process of {pid}"] = median(
+            slopes[_process(name, pid, kind)] = median(
                 60 * (measure(later) - measure(earlier)) / (later.at_s - earlier.at_s)
                 for earlier, later in combinations(warm, 2)
             )
         return slopes
+
+    def most_files(self) -> dict[str, int]:
+        """Return how many files each process has had open at most."""
+        return {
+            _process(*key): max(use.num_files for use in uses) for key, uses in self.series.items()
+        }
+
+
+def _process(name: str, node_pid: int, kind: str) -> str:
+    return f"the {kind} process of {name} ({node_pid})"
 
 
 class Fleet:
