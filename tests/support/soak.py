@@ -246,9 +246,10 @@ def _outcome(
         exits=fleet.exits,
         num_severed=fleet.num_severed,
         tracebacks=fleet.tracebacks,
-        memory_mib_per_min=fleet.usage.slopes(
-            lambda use: use.memory_bytes / 2**20, warm_s=_WARM_S, least_s=_LEAST_S
-        ),
+        memory_mib_per_min={
+            name: slope * 60 / 2**20
+            for name, slope in fleet.usage.growth(warm_s=_WARM_S, least_s=_LEAST_S).items()
+        },
         num_files=fleet.usage.most_files(),
         num_files_max=FILES_BESIDE + FILES_PER_PEER * (len(fleet.stages) - 1),
     )

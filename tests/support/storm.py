@@ -84,17 +84,14 @@ class Usage:
                 use = Use.of(pid, at_s)
                 self.series.setdefault((name, node_pid, kind), []).append(use)
 
-    def slopes(
-        self, measure: Callable[[Use], float], *, warm_s: float, least_s: float
-    ) -> dict[str, float]:
-        """Return the growth per minute of each process that lived long enough.
+    def growth(self, *, warm_s: float, least_s: float) -> dict[str, float]:
+        """Return by how many bytes a second the memory of each process has grown.
 
         Of all pairs of instants, the median: a jump counts for as often as it comes.
 
         Args:
-            measure: What of its use.
             warm_s: What is passed over at the beginning of its training.
-            least_s: What must be left of it.
+            least_s: What must be left of it; processes that did not live so long are left out.
         """
         slopes = {}
         for (name, pid, kind), uses in self.series.items():
@@ -102,7 +99,7 @@ class Usage:
             if not warm or warm[-1].at_s - warm[0].at_s < least_s:
                 continue
             slopes[_process(name, pid, kind)] = median(
-                60 * (measure(later) - measure(earlier)) / (later.at_s - earlier.at_s)
+                (later.memory_bytes - earlier.memory_bytes) / (later.at_s - earlier.at_s)
                 for earlier, later in combinations(warm, 2)
             )
         return slopes
