@@ -25,7 +25,9 @@ def resume(state_dir: Path) -> None:
     from decod.daemon.control import ask
 
     answer = ask(state_dir, {"command": "resume"}, timeout_s=_TIMEOUT_S)
-    if answer.get("capacity"):
+    if answer.get("device_free"):
+        click.echo("this node joins the run again, and takes microbatches when it has its state")
+    elif answer.get("capacity"):
         click.echo("this node takes microbatches")
     else:
         click.echo("this node takes microbatches when the iteration in hand ends")

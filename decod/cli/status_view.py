@@ -117,7 +117,7 @@ def _node_line(node: Mapping[str, Any]) -> Text:
         Text(_text(node, "role")),
         Text(f"stage {_text(node, 'stage_index')}"),
         Text(f"capacity {_text(node, 'capacity')}"),
-        Text(_text(node, "device")),
+        Text(_text(node, "device") + (" (free)" if node.get("device_free") is True else "")),
         Text(_text(node, "address")),
     ]
     return Text("   ").join(pieces)

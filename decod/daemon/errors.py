@@ -31,7 +31,7 @@ class TemporaryError(DecodError):
 def exit_code_of(stop: Stop) -> int:
     """Return the exit code for how a node ended; raise where there is an error to explain."""
     match stop.reason:
-        case StopReason.FINISHED | StopReason.DRAINED:
+        case StopReason.FINISHED | StopReason.DRAINED | StopReason.PAUSED:
             return 0
         case StopReason.REFUSED:
             raise RejectedError(

@@ -89,6 +89,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "stage_index": None,
         "capacity": machine.own_load().capacity if machine is not None else None,
         "device": node.config.device,
+        "device_free": False,
         "state": machine.state.value if machine is not None else "starting",
     }
     if view is not None and node.identity.node_id in view:

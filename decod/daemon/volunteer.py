@@ -13,6 +13,7 @@ from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
+from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
 from decod.errors import ConfigError, DecodError, RejectedError
@@ -45,6 +46,17 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
+    contact = await _seek(options)
+    with Host(options.node) as host:
+        while True:
+            stop, found = await _run_once(options, host, contact, say)
+            if found is None:
+                return exit_code_of(stop)
+            contact = found
+
+
+async def _seek(options: JoinOptions) -> Contact:
+    """Find the run, and see that it has the stage that the operator insists on."""
     known = KnownManifests(options.node.state_dir)
     contact = await find_run(options.join_string, known, KnownPeers(options.node.state_dir))
     stages = contact.manifest.run.stages.num_relay_stages
@@ -55,6 +67,15 @@ async def _run(options: JoinOptions, say: Say) -> int:
             fix="choose one of them, or auto",
             code="E-REJ-006",
         )
+    return contact
+
+
+async def _run_once(
+    options: JoinOptions, host: Host, contact: Contact, say: Say
+) -> tuple[Stop, Contact | None]:
+    """Take part until the node stops; return how, and where the run is if it is to come back."""
+    if host.identity.node_id == contact.leader:
+        raise same_identity(options.node)
     part = Part(
         role=Role.RELAY,
         run_id=contact.run_id,
@@ -63,16 +84,18 @@ async def _run(options: JoinOptions, say: Say) -> int:
         leader_address=contact.leader_address,
         stage_index=options.stage_index,
     )
-    with Host(options.node) as host:
-        if host.identity.node_id == contact.leader:
-            raise same_identity(options.node)
-        known.keep(contact.manifest)
-        async with Node(options.node, part, host, say) as node:
-            node.commands["status"] = lambda _: full_status(node)
-            _advertise_observed(node, contact)
-            name = options.node.name or host.identity.name
-            say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
-            return exit_code_of(await take_part(node, contact.addresses))
+    KnownManifests(options.node.state_dir).keep(contact.manifest)
+    async with Node(options.node, part, host, say) as node:
+        node.commands["status"] = lambda _: full_status(node)
+        _advertise_observed(node, contact)
+        name = options.node.name or host.identity.name
+        say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
+        stop = await take_part(node, contact.addresses)
+        resting = Resting(node, lambda: _seek(options))
+    if stop.reason is not StopReason.PAUSED or node.wishes.leaving:
+        return stop, None
+    say("paused, and the device is free: decod resume joins the run again")
+    return stop, await resting.wait()
 
 
 def same_identity(config: NodeConfig) -> ConfigError:

@@ -37,7 +37,9 @@ class Wishes:
         self._answer: asyncio.Future[str] | None = None
         """Why the leader refuses, or nothing."""
         node.commands["drain"] = self._drain
-        node.commands["pause"] = lambda _: self._pause(paused=True)
+        node.commands["pause"] = lambda asked: self._pause(
+            paused=True, frees_device=bool(asked.get("free_device"))
+        )
         node.commands["resume"] = lambda _: self._pause(paused=False)
 
     # --- leaving ------------------------------------------------------------------------------
@@ -51,6 +53,11 @@ class Wishes:
         self._leaving.set()
         if self._told:
             self.tell_core()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the node is to leave."""
+        return self._leaving.is_set()
 
     async def wait_leaving(self) -> None:
         """Return when the node is to leave."""
@@ -97,13 +104,13 @@ class Wishes:
 
     # --- pausing ------------------------------------------------------------------------------
 
-    async def _pause(self, *, paused: bool) -> dict[str, Any]:
+    async def _pause(self, *, paused: bool, frees_device: bool = False) -> dict[str, Any]:
         driver = self._node.driver
         if driver is None:
             raise _refused("it has not entered the run yet", paused=paused)
         async with self._asking:
             self._answer = asyncio.get_running_loop().create_future()
-            driver.post(PauseRequested(paused=paused))
+            driver.post(PauseRequested(paused, frees_device))
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     refusal = await self._answer

@@ -157,6 +157,8 @@ class StopReason(Enum):
     """All iterations are done."""
     DRAINED = "drained"
     """The operator asked, and what was held has been finished or handed over."""
+    PAUSED = "paused"
+    """As `DRAINED`, and the host's device is to be free until the operator resumes."""
     REFUSED = "refused"
     """The leader does not take this node."""
     REMOVED = "removed"

@@ -182,6 +182,9 @@ class PauseRequested:
     """The operator wants this node to take no microbatches, or to take them again."""
 
     paused: bool
+    frees_device: bool = False
+    """The node leaves the run as soon as it is paused, and joins again when its host is told to
+    resume: without its compute process it can't keep its stage's state in step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,8 +255,8 @@ class NodeMachine:
             case DrainRequested(timeout_s):
                 effects = self.office.drain(now_s, event)
                 return self._standing.drain(now_s, timeout_s) if effects is None else effects
-            case PauseRequested(paused):
-                return self._standing.pause(now_s, paused=paused)
+            case PauseRequested(paused, frees):
+                return self._standing.pause(now_s, paused=paused, frees_device=frees)
             case CommitsHeld(held):
                 return self.leader.hold(now_s, held=held) if self.leader is not None else []
 
@@ -432,6 +432,7 @@ class NodeMachine:
         effects += work.keeping.opened(opening, stepped=committed)
         effects.append(_note_opening(context))
         effects += self._standing.opened(now_s)
+        self.office.election.abstains |= self._standing.draining
         effects += work.open(now_s, opening, renewed=renewed)
         return effects + self._replay(now_s)
 

@@ -1,15 +1,17 @@
 """What a node's operator wants of its place in the run: to pause, to take part again, to leave.
 
     WORKING --PauseRequested, agreed, a view shows it--> PAUSED --the same, not paused--> WORKING
+    PAUSED --if its device is to be freed--> DRAINING
     either of them --DrainRequested--> DRAINING --a view without it, or time is up--> (stops)
 
 The leader decides; this node repeats what it wants until a view shows it, so that neither a lost
 message nor a leader that has forgotten it leaves the wish behind. The leader's answer to a wish is
 noted once, for whoever asked. A paused node is a member with capacity 0: nobody routes anything
-through it, and it reduces, votes and commits as an idle relay does. A node that leaves does what
-its round asks of it, for it is counted on there; it is left out of the next. If nobody else serves
-its stage it waits for a successor. When its time is up it goes at once, and says so to the leader,
-which goes on with the round without it.
+through it, and it reduces, votes and commits as an idle relay does. One whose device is to be freed
+can't: it leaves the view once it is paused, and comes back as a newcomer. A node that leaves does
+what its round asks of it, for it is counted on there; it is left out of the next. If nobody else
+serves its stage it waits for a successor. When its time is up it goes at once, and says so to the
+leader, which goes on with the round without it.
 """
 
 import math
@@ -40,6 +42,8 @@ class Standing:
         """The leader has answered the last wish."""
         self._shown_paused = False
         self.draining = False
+        self._frees = False
+        """The device is wanted for something else: a paused node leaves, to come back one day."""
         self._leave_by_s: float | None = None
         self._repeat_s: float | None = None
 
@@ -61,11 +65,12 @@ class Standing:
 
     # --- pausing ------------------------------------------------------------------------------
 
-    def pause(self, now_s: float, *, paused: bool) -> list[Effect]:
+    def pause(self, now_s: float, *, paused: bool, frees_device: bool = False) -> list[Effect]:
         """Take in what the operator wants; ends with one note, that it is agreed or refused."""
         if refusal := self._refusal(paused=paused):
             return [_refused(refusal)]
         self._wanted = 0 if paused else self._full
+        self._frees = paused and frees_device
         self._request_id += 1
         self._answered = False
         self._repeat_s = now_s + _REPEAT_S
@@ -76,7 +81,7 @@ class Standing:
         if self._context.node_id not in self._context.view:
             return "it has not entered the run yet"
         if self.draining:
-            return "it is leaving the run"
+            return "it is freeing its device" if self._frees else "it is leaving the run"
         if self._context.member.stage_index == 0:
             return "it is a data node: every iteration waits for its share of the batch"
         if paused and self.capacity and self._serves_alone:
@@ -91,6 +96,7 @@ class Standing:
         first, self._answered = not self._answered, True
         if message.refusal:
             differs, self._wanted = self._wanted != self.capacity, self.capacity
+            self._frees = False
             return [_refused(message.refusal)] if first or differs else []
         return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
 
@@ -99,12 +105,12 @@ class Standing:
         paused = self.capacity == 0
         if self._unshown and self._repeat_s is None:
             self._repeat_s = now_s + _REPEAT_S
-        if paused == self._shown_paused:
-            return []
+        effects: list[Effect] = []
+        if paused != self._shown_paused:
+            resumed = Note("node.resumed", (("capacity", self.capacity),))
+            effects.append(Note("node.paused") if paused else resumed)
         self._shown_paused = paused
-        if paused:
-            return [Note("node.paused")]
-        return [Note("node.resumed", (("capacity", self.capacity),))]
+        return effects + (self._leave(now_s) if self._frees and paused else [])
 
     @property
     def _unshown(self) -> bool:
@@ -114,11 +120,19 @@ class Standing:
 
     def drain(self, now_s: float, timeout_s: float) -> list[Effect]:
         """Leave within so many seconds; a second request can only shorten that."""
+        self._frees = False
         if self._context.node_id not in self._context.view:
-            leave = Send(self._context.view.leader, Leave("drained by its operator"))
+            leave = Send(self._context.view.leader, Leave(self._reason))
             return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
         if timeout_s < math.inf:
             self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
+        return self._leave(now_s)
+
+    @property
+    def _reason(self) -> str:
+        return "paused, and its device is freed" if self._frees else "drained by its operator"
+
+    def _leave(self, now_s: float) -> list[Effect]:
         if self.draining:
             return []
         self.draining = True
@@ -131,13 +145,14 @@ class Standing:
     def dismissed(self) -> Effect:
         """The run goes on without this node."""
         if self.draining:
-            return Stop(StopReason.DRAINED, "finished what it held, and left")
+            return self.ended(Stop(StopReason.REMOVED, "finished what it held, and left"))
         return Stop(StopReason.REMOVED, "the run goes on without this node")
 
     def ended(self, stop: Stop) -> Stop:
         """Return how this node's end is told: who wants to leave has not been lost."""
         if self.draining and stop.reason in (StopReason.REMOVED, StopReason.LEADER_LOST):
-            return Stop(StopReason.DRAINED, stop.detail)
+            reason = StopReason.PAUSED if self._frees else StopReason.DRAINED
+            return Stop(reason, stop.detail)
         return stop
 
     # --- time ---------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ class Standing:
     def _say(self) -> list[Effect]:
         leader = self._context.view.leader
         if self.draining:
-            return [Send(leader, Leave("drained by its operator"))]
+            return [Send(leader, Leave(self._reason))]
         if self._unshown:
             return [Send(leader, Capacity(self._request_id, self._wanted))]
         return []

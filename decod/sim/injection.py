@@ -51,6 +51,7 @@ class Injection:
             FaultKind.COMPUTE: self._compute,
             FaultKind.DRAIN: self._drain,
             FaultKind.PAUSE: self._pause,
+            FaultKind.FREE: self._free,
             FaultKind.SLOW: self._slow,
             FaultKind.DISK: self._disk,
             FaultKind.ROT: self._rot,
@@ -138,6 +139,17 @@ class Injection:
     def _pause(self, host: Host, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True))
         self._world.kernel.after(duration_s, host.deliver, ev.PauseRequested(paused=False))
+
+    def _free(self, host: Host, duration_s: float) -> None:
+        host.deliver(ev.PauseRequested(paused=True, frees_device=True))
+        self._world.kernel.after(duration_s, self._resume, host)
+
+    def _resume(self, host: Host) -> None:
+        if host.stop is not None and host.stop.reason is StopReason.PAUSED:
+            self.num_coming += 1
+            self._start(host)
+        else:
+            host.deliver(ev.PauseRequested(paused=False))
 
     def _slow(self, host: Host, duration_s: float) -> None:
         self._note(host, "host.slowed", duration_s=duration_s)

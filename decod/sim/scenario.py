@@ -39,6 +39,8 @@ class FaultKind(StrEnum):
     """A bit of the parameters that it holds changes."""
     PAUSE = "pause"
     """The operator pauses the node, and lets it go on after a while."""
+    FREE = "free"
+    """The operator has the node paused with its device free, and lets it come back later."""
     SLOW = "slow"
     """Its device does a tenth of its work for a while."""
     DISK = "disk"

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.runs import loss_error, make_run, reference
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def node_of(cluster: Cluster, daemon: Daemon) -> dict[str, object]:
@@ -84,3 +84,53 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
         relay.send(signal.SIGTERM)
         assert relay.wait(timeout_s=5.0) == 130
         assert "stopped at once" in relay.stdout
+
+
+def test_a_pause_that_frees_the_device_ends_the_compute_process_and_loses_nothing(
+    tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader()
+        relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
+        alone = cluster.start_relay("relay-2-0", "--stage", "2")
+        relay = relays[1]
+        cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its first work")
+
+        def freed() -> bool:
+            relay.refuse_death()
+            status = relay.try_status()
+            return status is not None and bool(status["node"]["device_free"])
+
+        refused = run_decod("pause", "--free-device", "--state-dir", alone.state_dir)
+        assert_refused(refused, exit_code=5, holds=["E-REJ-007", "stage 2 would stop"])
+        asked = run_decod("pause", "--free-device", "--state-dir", relay.state_dir)
+        assert asked.returncode == 0, asked
+        cluster.wait_for(freed, "its device to be free")
+        assert relay.compute_pid() is None
+        left = relay.iteration
+        cluster.wait_for_iteration(left + 5)
+        status = relay.status()
+        assert (status["state"], status["node"]["capacity"]) == ("paused", 0)
+        assert status["iteration"] >= left + 4, "the leader tells how the run goes"
+        again = run_decod("pause", "--state-dir", relay.state_dir)
+        assert "the device is free" in again.stdout, again
+        exported = run_decod("export", tmp_path / "model", "--state-dir", relay.state_dir)
+        assert_refused(exported, exit_code=3, holds=["E-RUN-008", "decod resume"])
+
+        resumed = run_decod("resume", "--state-dir", relay.state_dir)
+        assert resumed.returncode == 0, resumed
+        cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its work")
+        assert relay.compute_pid() is not None
+        assert not leader.events("member.lost")
+        assert not leader.events("round.aborted")
+
+        run_decod("pause", "--free-device", "--state-dir", relay.state_dir)
+        cluster.wait_for(freed, "its device to be free again")
+        relay.send(signal.SIGTERM)
+        assert relay.wait(timeout_s=10.0) == 0
+        leader.send(signal.SIGTERM)
+        assert leader.wait() == 0
+        found = leader.losses()
+        expected, _ = reference(cluster.run, corpus, len(found))
+        assert loss_error(found, expected) < 1e-8
+        assert relay.losses().items() <= found.items()

@@ -169,6 +169,19 @@ def test_a_paused_relay_stays_in_step_and_works_again(seed: int) -> None:
     assert len(meanwhile) >= 2, "it commits while it is paused"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_relay_whose_device_is_freed_leaves_in_order_and_comes_back(seed: int) -> None:
+    """Nothing that it has computed is lost, and nobody computes anything again."""
+    free = HostFault(FaultKind.FREE, "relay1", at_s=12.0 + 1.3 * seed, duration_s=25.0)
+    scenario = replace(TOGETHER, seed=seed, num_iterations=16, faults=(free,))
+    result = run_scenario(scenario)
+    assert result.num_iterations == 16
+    (left,) = lines_of(result, "relay1", "host.stopped reason=paused")
+    (back,) = (i for i in lines_of(result, "relay1", " loaded") if i > left)
+    assert [i for i in lines_of(result, "relay1", "loss") if i > back], "it takes part again"
+    assert not any("is repeated" in line or "goes on:" in line for line in result.trace)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_stage_is_never_paused_as_a_whole(seed: int) -> None:
     """Its three relays ask at about the same time; the last that asks is refused."""

@@ -197,6 +197,30 @@ def test_pausing_says_whether_it_is_done(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({"capacity": 4}, "the device is free in an iteration or two"),
+        ({"capacity": 0, "device_free": True}, "paused, and the device is free"),
+    ],
+)
+def test_a_pause_may_free_the_device(
+    asked: Seen, answer: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[0] = answer
+    assert main(["pause", "--free-device"]) == 0
+    assert asked[1:] == [{"command": "pause", "free_device": True}]
+    assert line in capsys.readouterr().out
+
+
+def test_who_resumes_with_a_free_device_is_told_that_it_takes_a_while(
+    asked: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[0] = {"capacity": 0, "device_free": True}
+    assert main(["resume"]) == 0
+    assert "joins the run again" in capsys.readouterr().out
+
+
 def test_a_pause_that_is_refused_says_why(asked: Seen, capsys: pytest.CaptureFixture[str]) -> None:
     asked[0] = RejectedError("this node can't be paused now", why="stage 1 would stop", fix="f")
     assert main(["pause"]) == 5

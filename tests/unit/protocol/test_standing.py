@@ -184,3 +184,41 @@ def test_a_paused_node_has_no_flows_to_talk_about() -> None:
     assert (context.previous, context.next) == ((), ())
     assert context_of(D0, PAUSED).next == (R1B,)
     assert context_of(D0, PAUSED).previous == (R1B,)
+
+
+# --- pausing with the device free -----------------------------------------------------------------
+
+
+def test_a_pause_that_frees_the_device_leaves_once_a_view_shows_it() -> None:
+    standing, context = standing_of()
+    assert said(standing.pause(0.0, paused=True, frees_device=True)) == [Capacity(1, 0)]
+    standing.answered(D0, CapacityAnswer(1, ""))
+    assert standing.opened(1.0) == [], "no view shows it yet"
+    context.adopt(PAUSED)
+    effects = standing.opened(2.0)
+    assert notes_of(effects) == ["node.paused"]
+    assert said(effects) == [Leave("paused, and its device is freed")]
+    assert standing.draining
+    assert notes_of(standing.pause(3.0, paused=False)) == ["capacity.refused"]
+    assert stop_of([standing.dismissed()]).reason is StopReason.PAUSED
+
+
+def test_a_pause_that_is_resumed_or_taken_back_in_time_frees_nothing() -> None:
+    for refusal in ("", "stage 1 would stop"):
+        standing, context = standing_of()
+        standing.pause(0.0, paused=True, frees_device=True)
+        if refusal:
+            standing.answered(D0, CapacityAnswer(1, refusal))
+        else:
+            standing.pause(1.0, paused=False)
+        context.adopt(PAUSED)
+        assert said(standing.opened(2.0)) == []
+        assert not standing.draining
+
+
+def test_who_is_asked_to_leave_while_it_frees_its_device_does_not_come_back() -> None:
+    standing, _ = standing_of(PAUSED)
+    standing.pause(0.0, paused=True, frees_device=True)
+    standing.opened(1.0)
+    assert standing.drain(2.0, 60.0) == []
+    assert stop_of([standing.dismissed()]).reason is StopReason.DRAINED
