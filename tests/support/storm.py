@@ -291,7 +291,7 @@ class Storm:
         pause_s: Between two strikes.
     """
 
-    KINDS = ("kill", "cut", "freeze", "leader", "restart", "leave", "cut", "kill")
+    KINDS = ("kill", "cut", "freeze", "leader", "restart", "leave", "resign", "cut", "kill")
 
     def __init__(self, fleet: Fleet, *, seed: int, pause_s: float) -> None:
         self._fleet = fleet
@@ -341,7 +341,7 @@ class Storm:
         # Together they could be more than half of the members, and those wait for the rest then.
         if 3 * len(fleet.missing) > len(fleet.stages):
             return None
-        if kind == "leader":
+        if kind in ("leader", "resign"):
             found = fleet.leader()
             others = [name for name in fleet.data_nodes if name in whole]
             return found[0] if found is not None and len(others) > 1 else None
@@ -375,6 +375,9 @@ class Storm:
     def _leave(self, who: str, now_s: float) -> None:
         self._fleet.lost(who)
         self._fleet.hosts[who].send(signal.SIGTERM)
+
+    def _resign(self, who: str, now_s: float) -> None:
+        self._leave(who, now_s)
 
     def _freeze(self, who: str, now_s: float) -> None:
         fleet = self._fleet
