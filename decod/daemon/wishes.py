@@ -8,6 +8,7 @@ begins: iterations may be long.
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from decod.daemon.succession import leader_of
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.protocol.events import DrainRequested, PauseRequested
 
@@ -84,8 +85,7 @@ class Wishes:
 
     def _end_run(self) -> None:
         """Have the leader end the run for everybody."""
-        driver = self._node.driver
-        if driver is not None and driver.machine.leader is None:
+        if leader_of(self._node).node_id != self._node.identity.node_id:
             raise RejectedError(
                 "this node can't end the run",
                 why="it does not lead it",

@@ -162,3 +162,31 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
             await node._answer({"command": "drain", "timeout_s": timeout_s})
 
     run(tmp_path, test)
+
+
+def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: Path) -> None:
+    async def at_a_volunteer(node: Node) -> None:
+        with pytest.raises(RejectedError, match=r"E-REJ-008 .* does not lead"):
+            await node._answer({"command": "drain", "end_run": True})
+        assert not node.wishes.leaving
+
+    run(tmp_path / "volunteer", at_a_volunteer)
+
+    async def at_the_leader() -> None:
+        with make_node(tmp_path / "leader") as node:
+            await node._answer({"command": "drain"})
+            core = Core(node)
+            core.machine.context = SimpleNamespace(
+                view=SimpleNamespace(leader=node.identity.node_id, by_id={}, term=1)
+            )
+            core.machine.office = SimpleNamespace(election=SimpleNamespace(electing=False))
+            node.wishes.tell_core()
+            with pytest.raises(RejectedError, match=r"E-REJ-008 .* hands over"):
+                await node._answer({"command": "drain", "end_run": True})
+            assert not node.wishes.ends_run
+            node._noted(Note("handover.failed", (("reason", "nobody can lead"),)))
+            assert node.wishes.stays.is_set()
+            await node._answer({"command": "drain", "end_run": True})
+            assert node.wishes.ends_run
+
+    asyncio.run(at_the_leader())
