@@ -145,8 +145,8 @@ class Outcome:
             f"ended unstruck, by exit code: {dict(self.exits)}",
             f"  capacity of the bottleneck stage {self.capacity:.3f}, "
             f"wasted passes {self.wasted:.1%}, losses differ by {self.loss_error:.1e}",
-            f"  growth of memory: {_spread(self.memory_mib_per_min)} MiB a minute; files open: "
-            f"{_spread(self.num_files)}",
+            f"  growth of memory, MiB a minute: {_spread(self.memory_mib_per_min)}; "
+            f"files open: {_spread(self.num_files)}",
             *(f"  {line}" for line in str(self.found).splitlines()),
             *(f"  COMPLAINT {text}" for text in self.complaints),
         ]
