@@ -20,6 +20,7 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState
 from decod.protocol.events import LinkMeasured, Received
+from decod.protocol.follow_messages import Follow
 from decod.protocol.messages import (
     BackwardGradient,
     ForwardActivation,
@@ -126,6 +127,8 @@ class Gateway:
             return
         if isinstance(message, Join) and not self._meet(sender, message):
             return
+        if isinstance(message, Follow) and not self._known(sender, message.address):
+            return
         if sender in self._candidates:
             self._remember_candidate(sender)
         if isinstance(message, LeaderIs) and message.leader and message.address:
@@ -139,15 +142,24 @@ class Gateway:
         if leader is None:
             # Only the leader answers offers; nobody else needs to know where the stranger is.
             return False
+        if not self._known(sender, offer.address):
+            return False
+        self._remember_name(sender, offer.name)
+        return True
+
+    def _known(self, sender: NodeId, address: str) -> bool:
+        """Take in where a candidate is; returns whether there is room for it."""
+        assert self._driver is not None
         if sender not in self._candidates and sender not in self._members:
             if len(self._candidates) >= self._candidates_max:
-                for node in self._candidates.keys() - leader.admission.candidates.keys():
+                leader = self._driver.machine.leader
+                wanted = leader.admission.candidates.keys() if leader is not None else ()
+                for node in self._candidates.keys() - wanted:
                     self._drop_candidate(node)
             if len(self._candidates) >= self._candidates_max:
                 return False
             self._remember_candidate(sender)
-        self.client.set_address(sender, offer.address)
-        self._remember_name(sender, offer.name)
+        self.client.set_address(sender, address)
         return True
 
     def _remember_leader(self, node: NodeId, address: str) -> None:

@@ -65,6 +65,9 @@ _CAPACITY_AUTO_MAX = 64
 _MEMORY_SHARE = 0.5
 """Part of the free memory that microbatches may take when the capacity is chosen by itself."""
 
+_AVERAGES_MAX = 64
+"""Averages for which a candidate has room until its stage's state has come, at least."""
+
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
 
@@ -292,7 +295,9 @@ class Node:
         model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
         batch = run.batch.num_microbatches * run.batch.num_data_nodes
-        kept = min(run.protocol.keep_max_bytes, 2 * batch * sizes.activation_bytes)
+        # What is kept for others is kept by members, averages that wait by candidates.
+        kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
+        kept = min(run.protocol.keep_max_bytes, kept)
         return Arena((64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes)
 
     async def prepare(self) -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+_REASONED = frozenset(
+    ("round.aborted", "member.lost", "peer.suspected", "state.failed", "following.failed")
+)
+"""Events whose reason is shown until the next commit."""
+
+
 @dataclasses.dataclass(slots=True)
 class Progress:
     """What the node's notes say of the run's progress."""
@@ -56,7 +62,7 @@ class Progress:
             self.num_deferred = int(fields["num_deferred"])
         elif event == "leader.elected":
             self.message = f"this node leads the run in term {fields['term']}"
-        elif event in ("round.aborted", "member.lost", "peer.suspected", "state.failed"):
+        elif event in _REASONED:
             self.message = str(fields.get("reason", ""))
         elif event == "member.leaving":
             self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"

@@ -28,6 +28,7 @@ from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, host_of, ip_of
 from decod.net.stream import Filler
+from decod.protocol.follow_messages import Average
 from decod.protocol.messages import (
     BULK_MESSAGES,
     BackwardGradient,
@@ -42,6 +43,9 @@ from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 _log = logging.getLogger(__name__)
+
+_WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
+"""Messages that mean nothing alone."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -247,7 +251,9 @@ class PeerServer:
             decoded = self._accept(envelope, host)
             if decoded is None:
                 num_dropped += 1
-            elif isinstance(decoded.message, (ForwardActivation, BackwardGradient, LinkProbe)):
+            elif isinstance(
+                decoded.message, (ForwardActivation, BackwardGradient, Average, LinkProbe)
+            ):
                 num_dropped += 1
                 what = f"{type(decoded.message).__name__} without its tensor"
                 self._count("message.malformed", host, what)

@@ -70,6 +70,12 @@ _SPECS = (
     ),
     EventSpec("state.loaded", "state of iteration {iteration} loaded"),
     EventSpec(
+        "following.failed",
+        "this node is not level with stage {stage}: {reason}; it tries again in {pause_s} s",
+        _W,
+    ),
+    EventSpec("follower.left", "{peer} follows stage {stage} no more: {reason}"),
+    EventSpec(
         "run.returned",
         "back to iteration {iteration} ({source}), {num_repeated} iterations are repeated:"
         " stage {stage} was lost",

@@ -1,18 +1,20 @@
 """Who may enter the run, and which stage each newcomer prepares.
 
-    WAITING -> (assigned) ASSIGNED -> (Prepared) PREPARED -> in the view
+    WAITING -> (assigned) ASSIGNED -> (Prepared) PREPARED -> (level with its stage) in the view
 
 Data nodes and volunteers that insist on a stage are placed at once; the others when the leader
 knows how utilised each stage is. A candidate is taken into the view by the leader alone.
 """
 
+import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from decod.ids import NodeId
+from decod.ids import NodeId, Round
 from decod.planner.assignment import Candidate as Applicant
 from decod.planner.assignment import StageLoad, assign_stages
 from decod.protocol.effects import Effect, Send, noted
+from decod.protocol.follow_messages import DONORS_MAX
 from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Member, Role, View
@@ -31,6 +33,14 @@ class RunShape:
     """The committed iteration whose state the run starts from; 0 for one that begins anew."""
 
 
+_NOTHING = Round(0, 0)
+
+_LAG_MAX = 8
+_COMMITS_PER_LAG = 4
+"""A candidate may enter when it lacks one iteration's average, which is on its way to it then; one
+more after each so many commits. So whoever keeps up enters soon, however slow its link."""
+
+
 @dataclass(slots=True)
 class Candidate:
     """A node that has asked to join and is not in the view."""
@@ -39,6 +49,10 @@ class Candidate:
     stage_index: int | None = None
     data_node_index: int = -1
     prepared: bool = False
+    held: Round = _NOTHING
+    """How far it has followed its stage."""
+    num_passed: int = 0
+    """Commits with which it did not enter though it follows."""
     reason: str = ""
     """Why this stage, for people."""
 
@@ -72,13 +86,40 @@ class Admission:
         """The prepared candidates."""
         return {node for node, candidate in self.candidates.items() if candidate.prepared}
 
-    def members(self, since_iteration: int, staff: Sequence[Member] | None = None) -> list[Member]:
-        """Return what the prepared candidates are as members.
+    def level(self, candidate: Candidate, committed: Round) -> bool:
+        """Whether a prepared candidate holds, or is about to hold, what was committed."""
+        if committed.iteration == self._shape.start_iteration:
+            return True  # That was built.
+        if not self._follows(candidate):
+            return False
+        lag = committed.iteration - candidate.held.iteration
+        allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
+        # One that is ahead has proposed a step that was not committed: it undoes that.
+        return committed.era == candidate.held.era and -1 <= lag <= allowed
+
+    def _follows(self, candidate: Candidate) -> bool:
+        """Whether a candidate has the state of an iteration of this run, and what came after."""
+        return candidate.held.iteration > self._shape.start_iteration
+
+    def committed(self, committed: Round, staff: Sequence[Member] | None) -> bool:
+        """A round is final: who follows has waited for one more. Returns whether somebody enters.
 
         Args:
-            since_iteration: The last that is committed.
-            staff: Who can give them their stage's state: where nobody is left, nobody can. None:
-                they need nobody.
+            committed: The round.
+            staff: As of `members`.
+        """
+        for candidate in self.candidates.values():
+            follows = self._follows(candidate)
+            candidate.num_passed = candidate.num_passed + 1 if follows else 0
+        return bool(self.members(committed, staff))
+
+    def members(self, committed: Round, staff: Sequence[Member] | None = None) -> list[Member]:
+        """Return what the candidates that may enter now are as members.
+
+        Args:
+            committed: The last round that is.
+            staff: Whom they have followed: where nobody is left, they can't have. None: they need
+                nobody, because all get another state.
         """
         staffed = None if staff is None else {member.stage_index for member in staff}
         return [
@@ -89,12 +130,13 @@ class Admission:
                 stage_index=candidate.stage_index,
                 capacity=candidate.join.capacity,
                 data_node_index=candidate.data_node_index,
-                since_iteration=since_iteration,
+                since_iteration=committed.iteration,
                 name=candidate.join.name,
             )
             for node, candidate in self.candidates.items()
             if candidate.prepared and candidate.stage_index is not None
-            if staffed is None or candidate.stage_index in staffed
+            if staffed is None
+            or (candidate.stage_index in staffed and self.level(candidate, committed))
         ]
 
     def repeated(self, sender: NodeId, join: Join) -> bool:
@@ -117,7 +159,7 @@ class Admission:
         if candidate.stage_index is None:
             effects += self._assign_fixed(view, sender, candidate)
         if candidate.stage_index is not None:
-            effects.append(self._assignment(sender, candidate))
+            effects.append(self._assignment(view, sender, candidate))
         return effects
 
     def refusal(self, join: Join) -> str:
@@ -150,10 +192,12 @@ class Admission:
         candidate.reason = "it holds data"
         return []
 
-    def _assignment(self, sender: NodeId, candidate: Candidate) -> Effect:
+    def _assignment(self, view: View, sender: NodeId, candidate: Candidate) -> Effect:
         assert candidate.stage_index is not None
         stage, index = candidate.stage_index, candidate.data_node_index
-        return Send(sender, Assign(stage, index, candidate.reason, begun=self._begun()))
+        begun = self._begun()
+        donors = donors_of(view, stage, sender) if begun else ()
+        return Send(sender, Assign(stage, index, candidate.reason, begun=begun, donors=donors))
 
     def assign_waiting(
         self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
@@ -172,21 +216,23 @@ class Admission:
         for node, candidate in waiting.items():
             stages = {kept.stage_index for kept in candidate.join.kept if kept.stage_index}
             if held := sorted(stages.intersection(view.empty_stages)):
-                effects += self._assign(node, held[0], "its disk holds the state of that stage")
+                effects += self._assign(
+                    view, node, held[0], "its disk holds the state of that stage"
+                )
         waiting = {n: c for n, c in waiting.items() if c.stage_index is None}
         if not waiting:
             return effects
         applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
         stage_loads = self._stage_loads(view, loads, leaving)
         for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
-            effects += self._assign(node, stage, _reason(stage_loads[stage - 1]))
+            effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
         return effects
 
-    def _assign(self, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
+    def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
         candidate = self.candidates[node]
         candidate.stage_index, candidate.reason = stage_index, reason
         note = noted("candidate.assigned", peer=node, stage=stage_index)
-        return [note, self._assignment(node, candidate)]
+        return [note, self._assignment(view, node, candidate)]
 
     def _stage_loads(
         self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId]
@@ -218,8 +264,8 @@ class Admission:
                 reason = "it builds other initial weights than the rest of its stage"
                 return [Send(sender, Refuse(reason))]
             self._hashes[sender] = message.parameter_hash
-        candidate.prepared = True
-        return [self._assignment(sender, candidate)]
+        candidate.prepared, candidate.held = True, message.held
+        return [self._assignment(view, sender, candidate)]
 
     def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:
         """Return what members or candidates of a stage have built, while any of them is there.
@@ -248,15 +294,27 @@ class Admission:
             for node in [n for n in known if n not in view and n not in self.candidates]:
                 del known[node]
 
-    def enough(self, view: View, *, started: bool) -> bool:
-        """Whether members that work and prepared candidates together fill every stage."""
+    def enough(self, view: View, committed: Round, *, started: bool) -> bool:
+        """Whether members that work and candidates that may enter together fill every stage."""
+        entering = [c for c in self.candidates.values() if c.prepared]
+        if started:
+            entering = [c for c in entering if self.level(c, committed)]
         for stage in range(self._shape.num_relay_stages + 1):
             num = len(view.workers[stage])
-            num += sum(c.prepared and c.stage_index == stage for c in self.candidates.values())
+            num += sum(c.stage_index == stage for c in entering)
             need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
             if num < (1 if started else need):
                 return False
         return True
+
+
+def donors_of(view: View, stage_index: int, candidate: NodeId) -> tuple[Member, ...]:
+    """Return members that can give a candidate its stage's state, in its own order of them."""
+    members = [m for m in view.roster(stage_index) if m.node_id != candidate]
+    if stage_index:
+        members.sort(key=lambda m: hashlib.sha256(f"{candidate}/{m.node_id}".encode()).digest())
+    # Of stage 0 the leader is the first: whoever serves there has to know where it is.
+    return tuple(members[:DONORS_MAX])
 
 
 def _reason(load: StageLoad) -> str:

@@ -30,6 +30,7 @@ from decod.protocol.digest import add_digests, digest_of
 from decod.protocol.effects import Effect, Note, Send, SendTensor
 from decod.protocol.era import Hashes
 from decod.protocol.events import Tensor
+from decod.protocol.followers import Followers
 from decod.protocol.jobs import Gather, Propose, Reduce
 from decod.protocol.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
 from decod.protocol.view import tree_place
@@ -48,8 +49,9 @@ class AggregationState(Enum):
 class Aggregation:
     """One node's part in the reduction of one round. A new round or view gets a new one."""
 
-    def __init__(self, context: Context, *, loaded: bool) -> None:
+    def __init__(self, context: Context, followers: Followers, *, loaded: bool) -> None:
         self._context = context
+        self._followers = followers
         self.state = AggregationState.WAITING
         self.loaded = loaded
         """Whether this node holds the stage's committed parameters."""
@@ -64,6 +66,8 @@ class Aggregation:
         self._parent, self._children = place.parent, place.children
         self._votes: dict[NodeId, Ready] = {}
         self._own_vote: Ready | None = None
+        self._shares = len(self._roster) > 1
+        """Whether an average is made: members need it, or followers."""
 
     @property
     def vote(self) -> Ready | None:
@@ -71,6 +75,12 @@ class Aggregation:
         if self.state is not AggregationState.READY:
             return None
         return self._combined()
+
+    @property
+    def proposal(self) -> str:
+        """The hash of what this node's parameters would be; empty if it has proposed nothing."""
+        hashes = self._own_vote.hashes if self._own_vote is not None else ()
+        return next((parameter_hash for _, parameter_hash in hashes), "")
 
     @property
     def account(self) -> tuple[tuple[str, object], ...]:
@@ -111,7 +121,8 @@ class Aggregation:
             return []
         own = self._own_part(folded, part=self._index)
         self._contributions[self._context.node_id] = own
-        if len(self._roster) == 1:
+        self._shares = self._shares or self._followers.wants(self._context.round)
+        if not self._shares:
             return self._check_and_reduce()
         self.state = AggregationState.GATHERING
         if folded:
@@ -205,7 +216,7 @@ class Aggregation:
             self._contributions.get(self._context.node_id) is not None
             and self._contributions[self._context.node_id].num_microbatches > 0
             and self._context.node_id not in self._parts
-            and len(self._roster) > 1
+            and self._shares
         )
         complete = len(self._contributions) == len(self._roster)
         if begun is None or not complete or own_missing:
@@ -221,7 +232,7 @@ class Aggregation:
                 f"stage {stage} folded {num} microbatches, not the {begun.num_committed} committed"
             )
         self.state = AggregationState.REDUCING
-        if len(self._roster) == 1:
+        if not self._shares:
             return self._propose()
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
         job = Reduce(self._index, len(self._roster), begun.num_committed)
@@ -230,12 +241,13 @@ class Aggregation:
     def _propose(self) -> list[Effect]:
         begun, num_parts = self.begun, len(self._roster)
         ready = self.state is AggregationState.REDUCING and self.loaded
-        if begun is None or not ready or (num_parts > 1 and len(self._reduced) < num_parts):
+        if begun is None or not ready or (self._shares and len(self._reduced) < num_parts):
             return []
         self.state = AggregationState.PROPOSING
         inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]
+        shared = self._followers.share(begun, inputs) if inputs else []
         job = Propose(begun.round.iteration, len(inputs), begun.num_committed)
-        return self._context.compute.submit(job, inputs)
+        return shared + self._context.compute.submit(job, inputs)
 
     def _cast(self) -> list[Effect]:
         """Vote for the subtree when all of it has; against it as soon as one does."""

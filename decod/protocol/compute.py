@@ -99,6 +99,16 @@ class ComputeQueue:
                     effects += self._tensors.release(output.id)
         return (None if entry.stale else entry.job), effects + self._fill()
 
+    def abandon(self, job: Job) -> list[Effect]:
+        """Forget a job that was submitted, this very one: if it waits, it is not run any more."""
+        effects: list[Effect] = []
+        for entry in [entry for entry in self._ordered if entry.job is job]:
+            self._ordered.remove(entry)
+            effects += self._tensors.release(*entry.inputs)
+        for entry in self._given.values():
+            entry.stale = entry.stale or entry.job is job
+        return effects
+
     def reset(self) -> list[Effect]:
         """Abandon the round: forget what waits, make stale what runs, then clear the device."""
         effects: list[Effect] = []

@@ -5,18 +5,24 @@
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
 alike. A run that starts from a given state adds a step: the stage's part comes from the leader,
 until an iteration is committed; then nobody needs it any more, nor who has it.
+Where the run has committed anything, a candidate that stands prepared follows a member of its stage
+until it is level (`decod.protocol.following`), and the leader lets it in then.
 """
 
 from dataclasses import replace
 
-from decod.ids import NodeId
+from decod.ids import NodeId, Round
 from decod.protocol.context import Context
-from decod.protocol.effects import Effect, FetchState, Note, Send, Stop, StopReason
-from decod.protocol.events import LeaderFound
+from decod.protocol.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
+from decod.protocol.events import LeaderFound, Received, SendFailed, StateFetched, StateFetchFailed
+from decod.protocol.follow_messages import Average, Follow, Followed
+from decod.protocol.followers import Followers
+from decod.protocol.following import Following
 from decod.protocol.identity import Identity
-from decod.protocol.jobs import Build, Built
+from decod.protocol.jobs import Build, Built, Job, JobResult, Load
 from decod.protocol.keeping import inventory
 from decod.protocol.messages import Assign, Join, Prepared
+from decod.protocol.state import StageState
 from decod.protocol.view import Opening
 
 _KNOCK_INTERVAL_S = 2.0
@@ -32,11 +38,15 @@ class Joining:
         self._offer = offer
         self._initial_due = context.fetches_initial
         """What was built is not the state yet that the run starts from."""
+        self._initial_held = not context.fetches_initial
         self._fetching = False
         self._assigned: Assign | None = None
         self._built: Built | None = None
         self._heard_s: float | None = None
         """When the leader was last heard; the first knock counts too."""
+        self._told: Round | None = None
+        """What the leader was last told to be held here."""
+        self.following = Following(context, identity.address)
         self.deadline_s: float | None = None
 
     def heard(self, now_s: float, sender: NodeId) -> None:
@@ -65,13 +75,47 @@ class Joining:
         if self._initial_due:
             # Asked again meanwhile: the run may begin without this node.
             return [Send(leader, self._offered()), *self._fetch_initial()]
-        return self._ready()
+        following, assigned = self.following, self._assigned
+        followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
+        return followed + self._ready()
 
     def _ready(self) -> list[Effect]:
         if self._assigned is None or self._built is None:
             return []
-        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash)
+        self._told = self.following.level
+        held = self._told or Round(self._context.start_iteration, 0)
+        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
         return [Send(self._context.view.leader, prepared)]
+
+    def _report(self) -> list[Effect]:
+        """Tell the leader how far this node is, when it has caught up with what it knows of."""
+        new = self.following.abreast and self.following.level != self._told
+        return self._ready() if new else []
+
+    def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
+        """A state has come that this candidate asked for, or that it needs no more."""
+        if self.following.takes(event):
+            return self.following.fetched(event)
+        return stage.fetched(event) if self._fetching else [FreeTensor(event.tensor.id)]
+
+    def exchanged(self, now_s: float, received: Received, followers: Followers) -> list[Effect]:
+        """A candidate follows this member, or the member that this node follows says something."""
+        message, sender, tensor = received.message, received.sender, received.tensor
+        view, effects = self._context.view, list[Effect]()
+        match message:
+            case Follow() if self._context.node_id in view and sender not in view:
+                return followers.follow(now_s, sender, message)
+            case Followed():
+                effects = self.following.answered(now_s, sender, message)
+            case Average() if tensor is not None:
+                effects = self.following.average(now_s, sender, message, tensor)
+        return effects + self._report()
+
+    def missed(self, now_s: float, event: SendFailed, followers: Followers) -> list[Effect]:
+        """Something of that could not be delivered."""
+        if isinstance(event.message, Follow):
+            return self.following.unreachable(now_s, event.to, event.reason)
+        return followers.undelivered(event)
 
     def _offered(self) -> Join:
         return replace(self._offer, kept=inventory(self._context))
@@ -84,7 +128,7 @@ class Joining:
         self._context.view = replace(view, leader=event.leader)
         self._assigned = self._heard_s = None
         self._fetching = False
-        return self.knock(now_s)
+        return self.following.end() + self.knock(now_s)
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""
@@ -94,6 +138,11 @@ class Joining:
             ready and member is not None and member.since_iteration == opening.committed.iteration
         )
 
+    @property
+    def pristine(self) -> bool:
+        """Whether the device holds what the run began with."""
+        return self.following.pristine and self._initial_held
+
     def entered(self) -> None:
         self.deadline_s = None
 
@@ -102,6 +151,7 @@ class Joining:
         if self._identity.node_id in self._context.view:
             return []
         if message == self._assigned:
+            self._assigned = message  # It may name other donors.
             if not (message.begun and self._initial_due):
                 return []
             self._initial_due = self._fetching = False
@@ -111,17 +161,31 @@ class Joining:
         self._context.why = message.reason
         fields = (("stage", message.stage_index), ("reason", message.reason))
         note = Note("stage.assigned", fields)
-        return [note, *self._context.compute.submit(Build(message.stage_index))]
+        abandoned = self.following.built()
+        return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index))]
+
+    def job_finished(self, now_s: float, job: Job, result: JobResult) -> list[Effect]:
+        """Take in the result of a job from before this node's entry."""
+        if self.following.awaits(job):
+            return self.following.done(now_s, result) + self._report()
+        if not isinstance(result, Built) or self._assigned is None:
+            return []
+        if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:
+            return []
+        return self.built(now_s, result, initial=isinstance(job, Load))
 
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
         """The stage stands: with weights from the seed or, `initial`, with its given state."""
         self._built = result
+        self._initial_held = initial or not self._context.fetches_initial
         if initial:
             self._initial_due = self._fetching = False
         return self.knock(now_s)
 
-    def fetch_failed(self) -> list[Effect]:
-        """The leader could not give it; the next knock asks again."""
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+        """Nobody could give what this candidate asked for; another knock asks again."""
+        if self.following.takes(event):
+            return self.following.fetch_failed(now_s, event)
         self._fetching = False
         return []
 

@@ -185,7 +185,7 @@ class Leader:
             effects += self._remove(now_s, dict.fromkeys(lacking, "gone"), admit=True)
         elif self.rebuild.pending:
             effects += self._begin_era(now_s)
-        elif gathering and self.admission.enough(self.view, started=self.started):
+        elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
             view = self._next_view()
             effects += self._open(now_s, view, reason="every stage has its members")
         return effects
@@ -345,18 +345,18 @@ class Leader:
         rebuilt = self.rebuild.committed(now_s, self.round.iteration, self._vote.hashes)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.round, self.loss, self._pace.committed(now_s), begun)
-        total = self.shape.num_iterations
-        done = total > 0 and self.round.iteration >= total
+        done = 0 < self.shape.num_iterations <= self.round.iteration
         stay = _stay(self.view, self.leaving)
         gone = [node for node in self.leaving if node not in stay]
-        comes = not done and self.admission.any_prepared
+        staff = self.view.members if self.started else None
+        comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
         opening = self._opening(next_round, view, paused=done, epoch=epoch)
-        voted_in = (self.view.version, self._vote_term)
-        message = Commit(self.round, opening, self.loss, num_tokens, *voted_in)
+        voted = (self.view.version, self._vote_term, self._vote.hashes)
+        message = Commit(self.round, opening, self.loss, num_tokens, *voted)
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._pace.by_s = LeaderState.PAUSED, None
@@ -453,7 +453,7 @@ class Leader:
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
             staff = members if self.started else None
-            members += self.admission.members(self.committed.iteration, staff)
+            members += self.admission.members(self.committed, staff)
         if resize:
             members = self.capacities.apply(members, self.leaving)
         return self.view.successor(members, leader=self.node_id)

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
 from decod.protocol.era import Hashes, Kept
+from decod.protocol.follow_messages import Average, FollowMessage
 from decod.protocol.routing.messages import RoutingMessage
-from decod.protocol.view import Opening, Role, View
+from decod.protocol.view import Member, Opening, Role, View
+
+_NOTHING = Round(0, 0)
 
 # --- membership -----------------------------------------------------------------------------
 
@@ -45,6 +48,9 @@ class Assign:
     begun: bool = field(default=False, compare=False)
     """The run has committed iterations: who enters has their state from members, and does not need
     the one that the run started from."""
+    donors: tuple[Member, ...] = field(default=(), compare=False)
+    """Members that hold the stage's state, best first, once the run has committed anything: the
+    candidate fetches it from them, and follows one of them until it is level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,9 @@ class Prepared:
     stage_index: int
     parameter_hash: str
     """Of the stage built from the seed: all members of a stage must agree on it."""
+    held: Round = _NOTHING
+    """The newest round whose step the candidate has taken, as a follower; or what it was built
+    with, attempt 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +391,8 @@ class Commit:
     """Of the view whose members have voted. Who voted in another one has reduced otherwise."""
     view_term: int = 0
     """Of that view: two leaders may count rounds and views alike."""
+    hashes: Hashes = ()
+    """Of all stages' parameters after the step, as in `Ready`: who enters compares its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +528,7 @@ Message = (
     | Assign
     | Refuse
     | Prepared
+    | FollowMessage
     | Heartbeat
     | Suspect
     | Ping
@@ -569,5 +581,5 @@ VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | Ro
 ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | LeaderIs
 """Messages that are about terms, and say which one they mean."""
 
-BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, LinkProbe)
+BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, Average, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from random import Random
 
 from decod.ids import NodeId, Round
-from decod.protocol import jobs, messages
+from decod.protocol import messages
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import (
@@ -57,6 +57,7 @@ from decod.protocol.events import (
     TensorSent,
     VotePersisted,
 )
+from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.identity import Identity, NodeState, RunFacts
 from decod.protocol.joining import Joining
 from decod.protocol.keeping import inventory
@@ -97,15 +98,6 @@ class NodeMachine:
         rng: Random,
     ) -> None:
         self.identity = identity
-        offer = messages.Join(
-            address=identity.address,
-            role=identity.role,
-            capacity=identity.capacity,
-            stage_index=identity.stage_index,
-            manifest_sha256=facts.shape.manifest_sha256,
-            incarnation=rng.getrandbits(63),
-            name=identity.name,
-        )
         num_stages = facts.shape.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
@@ -124,7 +116,7 @@ class NodeMachine:
         self._membership = Membership(self.context)
         self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
-        self._joining = Joining(self.context, identity, offer)
+        self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         self._outbox = Outbox(self.context)
         self._standing = Standing(self.context, identity.capacity)
         self._stopped = False
@@ -226,6 +218,7 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
+                self.work.followers.sent(event)
                 reports = self._survey.sent(now_s, event)
                 return reports + self.context.tensors.release(event.tensor)
             case SendFailed():
@@ -242,10 +235,12 @@ class NodeMachine:
                 return self._joining.redirected(now_s, event)
             case StateRequested():
                 return self.work.stage.requested(event)
+            case StateFetched() if not self.in_view:
+                return self._joining.fetched(event, self.work.stage)
             case StateFetched():
                 return self.work.fetched(event)
             case StateFetchFailed() if not self.in_view:
-                return self._joining.fetch_failed()
+                return self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
                 return self.work.fetch_failed(now_s, event)
             case StateKept() | StateForgotten():
@@ -274,6 +269,8 @@ class NodeMachine:
 
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
+        if isinstance(event.message, FollowMessage):
+            return self._joining.missed(now_s, event, self.work.followers)
         effects = self._outbox.undelivered(now_s, event)
         self._survey.undelivered(event)
         handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
@@ -306,6 +303,9 @@ class NodeMachine:
             case messages.Refuse(reason):
                 refused = Stop(StopReason.REFUSED, reason)
                 return [] if self.in_view or sender != self.context.view.leader else [refused]
+            case _ if isinstance(message, FollowMessage):
+                effects = self._joining.exchanged(now_s, received, self.work.followers)
+                return effects + (self.work.followed(now_s) if self.in_view else [])
             case messages.Differs():
                 return self.work.stage.differs(sender, message)
             case messages.Ping(nonce):
@@ -423,13 +423,16 @@ class NodeMachine:
         self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
         self._joining.entered()
+        following = self._joining.following
         if returns:
-            effects += work.begin_era(opening, stage_before)
+            effects += following.end() if entering else []
+            effects += work.begin_era(opening, stage_before, pristine=self._joining.pristine)
         elif entering:
-            effects += work.enter(opening)
+            effects += work.entering.enter(now_s, decision, following)
         elif committed:
             effects += work.stage.committed(opening.committed.iteration)
         effects += work.keeping.opened(opening, stepped=committed)
+        effects += work.followers.opened(now_s, opening, stepped=committed)
         effects.append(_note_opening(context))
         effects += self._standing.opened(now_s)
         self.office.election.abstains |= self._standing.draining
@@ -447,9 +450,8 @@ class NodeMachine:
         job, effects = self.context.compute.finished(event)
         if job is None:
             return effects
-        if isinstance(event.result, jobs.Built) and not self.in_view:
-            initial = isinstance(job, jobs.Load)
-            return effects + self._joining.built(now_s, event.result, initial=initial)
+        if not self.in_view:
+            return effects + self._joining.job_finished(now_s, job, event.result)
         return effects + self.work.job_finished(now_s, job, event) + self.office.voted(now_s)
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
@@ -458,9 +460,11 @@ class NodeMachine:
             return effects
         kind = type(job).__name__
         effects.append(Note("job.failed", (("job", kind), ("reason", event.reason))))
-        handled = None
+        handled, following = None, self._joining.following
         if job is not None and self.in_view and not event.fatal:
             handled = self.work.job_failed(now_s, job, event.reason)
+        elif job is not None and following.awaits(job) and not event.fatal:
+            handled = following.failed(now_s, event.reason)
         if handled is None:
             return effects + self._crippled(event.reason)
         return effects + handled + self.office.voted(now_s)
@@ -471,6 +475,18 @@ class NodeMachine:
             return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
         leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
         return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+
+
+def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:
+    return messages.Join(
+        address=identity.address,
+        role=identity.role,
+        capacity=identity.capacity,
+        stage_index=identity.stage_index,
+        manifest_sha256=facts.shape.manifest_sha256,
+        incarnation=rng.getrandbits(63),
+        name=identity.name,
+    )
 
 
 def _changed(opening: Opening, context: Context) -> bool:

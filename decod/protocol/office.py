@@ -23,6 +23,7 @@ from decod.protocol.election import (
 )
 from decod.protocol.era import Hashes
 from decod.protocol.events import DrainRequested, LeaderFound, Received, VotePersisted
+from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
@@ -33,6 +34,7 @@ from decod.protocol.work import Work
 _ANY_TERM = (
     messages.Join
     | messages.Prepared
+    | FollowMessage
     | messages.Ping
     | messages.Pong
     | messages.Leave

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from decod.ids import NodeId
+from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, Candidate, RunShape
 from decod.protocol.effects import Note, noted
 from decod.protocol.era import (
@@ -188,7 +188,7 @@ class Rebuild:
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
-        members += admission.members(since_iteration=base)
+        members += admission.members(Round(base, 0))
         plan = Plan(base, origin, tuple(members))
         self._begun(plan)
         return plan, []

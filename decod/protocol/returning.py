@@ -63,7 +63,7 @@ class Returning:
         Args:
             opening: With an origin; the context has its view.
             entering: The node was no member before: its stage is built, in the run's first state.
-            moved: It was a member of another stage.
+            moved: It was a member of another stage, or what it has built is not there any more.
         """
         effects, stage, iteration = self._abandon(), self._stage, opening.committed.iteration
         origin, index = opening.origin, self._context.member.stage_index
@@ -74,7 +74,7 @@ class Returning:
         if stage.loaded and stage.iteration == iteration and not (entering or moved):
             return effects
         effects += stage.unload(iteration)
-        if origin.source is Source.START and entering:
+        if origin.source is Source.START and entering and not moved:
             stage.loaded = True
             return effects
         self._opening, self._num_loads = opening, 0

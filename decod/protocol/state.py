@@ -1,11 +1,13 @@
 """A stage's parameters as a node holds them: built, loaded from a member, handed to others.
 
 A candidate builds its stage from the run's seed, or from what the leader has of it, before it
-enters the view. One that enters after an iteration t of this run then fetches the state of t from
-an older member: that state stands still, because no round can be committed before the newcomer has
-voted. All older members are donors; newcomers begin with different ones. A member that differs from
-most of its stage after a step fetches the state that it started from in the same way, but only what
-its own differs in.
+enters the view, and follows a member of its stage until it holds what is committed
+(`protocol.following`): others go on meanwhile, since a donor gives a copy that stands still. One
+that enters without that fetches the state of the iteration that is committed from older members:
+it stands still too, because no round can be committed before the newcomer has voted. All older
+members are donors; newcomers begin with different ones.
+A member that differs from most of its stage after a step fetches the state that it started from in
+the same way, but only what its own differs in.
 """
 
 from collections import deque
@@ -27,6 +29,9 @@ from decod.protocol.jobs import Job, Load, Snapshot, SnapshotTaken
 from decod.protocol.messages import Differs, Leave
 
 _NOBODY = "no member could give this node its stage's state"
+
+EARLY_MAX = 64
+"""A state may be asked for so many iterations before it is committed."""
 
 _WAITING_MAX = 64
 """Requests for state that may wait for a commit or a copy."""
@@ -66,7 +71,11 @@ class StageState:
         if iteration == self._context.start_iteration:
             self.loaded = True
             return []
-        context = self._context
+        return self.fetch_entered()
+
+    def fetch_entered(self) -> list[Effect]:
+        """Fetch the state of the iteration that this node has entered with."""
+        context, iteration = self._context, self.iteration
         roster = context.view.roster(context.member.stage_index)
         donors = [m.node_id for m in roster if m.since_iteration < iteration]
         newcomers = [m.node_id for m in roster if m.since_iteration >= iteration]
@@ -74,6 +83,15 @@ class StageState:
         self._donors = deque(donors[start:] + donors[:start])
         self._num_loads_left = len(donors)
         return self._fetch()
+
+    def holds(self, iteration: int) -> list[Effect]:
+        """The node takes part from now on, and holds the state of the last commit already."""
+        self.iteration, self.loaded = iteration, True
+        return [Note("state.loaded", (("iteration", iteration),))]
+
+    def lacks(self, iteration: int, parameter_hash: str) -> None:
+        """The node takes part from now on, and is about to step to the state of `iteration`."""
+        self.iteration, self._hash, self.loaded = iteration, parameter_hash, False
 
     def _fetch(self) -> list[Effect]:
         if not self._num_loads_left:
@@ -165,7 +183,7 @@ class StageState:
         member = self._context.view.by_id.get(self._context.node_id)
         if member is None or event.stage_index != member.stage_index:
             return [RefuseState(event.request_id, f"does not serve stage {event.stage_index}")]
-        if event.iteration == self.iteration + 1:
+        if self.iteration < event.iteration <= self.iteration + EARLY_MAX:
             self._early.append(event)
             return []
         if not self.loaded or event.iteration != self.iteration:

@@ -15,9 +15,11 @@ from decod.protocol.context import Context
 from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note
+from decod.protocol.entering import Entering
 from decod.protocol.era import Source
 from decod.protocol.events import JobFinished, Received, StateFetched, StateFetchFailed
 from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.followers import Followers
 from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.keeping import Keeping
 from decod.protocol.messages import Message
@@ -52,6 +54,8 @@ class Work:
         self.stage = StageState(context)
         self.returning = Returning(context, self.stage)
         self.keeping = Keeping(context)
+        self.followers = Followers(context, self.stage)
+        self.entering = Entering(context, self.stage, self.followers)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = LiveRouting(context, rng)
         self.aggregation: Aggregation | None = None
@@ -80,6 +84,7 @@ class Work:
             self.microbatches.deadline_s,
             self.flows.deadline_s if self.flows else None,
             self.routing.deadline_s if self.stage.loaded and not self.paused else None,
+            self.entering.deadline_s,
         )
 
     @property
@@ -112,7 +117,7 @@ class Work:
             effects += self.flows.overdue(now_s)
         if self.stage.loaded and not self.paused:
             effects += self.routing.overdue(now_s)
-        return effects
+        return effects + self.entering.overdue(now_s)
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -121,22 +126,8 @@ class Work:
 
         Who has missed the word hears of it in what opens the next round, by another leader.
         """
-        aggregation, committed = self.aggregation, decision.opening.committed
-        begun = aggregation.begun if aggregation is not None else None
-        if isinstance(decision, messages.Commit):
-            loss, num_tokens = decision.loss, decision.num_tokens
-        elif begun is not None and self.voted_for(committed):
-            loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        else:
-            return []
-        fields = (
-            ("round", str(committed)),
-            ("loss", loss),
-            ("num_tokens", num_tokens),
-            *(aggregation.account if aggregation is not None else ()),
-            ("num_passes", self._context.compute.num_passes),
-        )
-        return [Note("round.committed", fields)]
+        voted = self.voted_for(decision.opening.committed)
+        return _commit_notes(decision, self.aggregation, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's round as the opening of the next says: keep its step, or undo it."""
@@ -150,23 +141,27 @@ class Work:
                 self.positions.committed(self.aggregation.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
+            if self.aggregation is not None:
+                self.followers.base_hash = self.aggregation.proposal
             effects += self._context.compute.submit(jobs.Commit(opening.committed.iteration))
         elif self.aggregation is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
 
-    def enter(self, opening: Opening) -> list[Effect]:
-        """The node takes part from now on, and needs the state of the last commit."""
-        iteration, stage = opening.committed.iteration, self._context.member.stage_index
-        mark = opening.mark_of(iteration)
-        return self.stage.enter(iteration, mark.hash_of(stage) if mark is not None else "")
+    def followed(self, now_s: float) -> list[Effect]:
+        """What this node lacked when it entered has come a step nearer, or will not come."""
+        here, effects = self.entering.progress()
+        return effects + (self._loaded(now_s) if here else [])
 
-    def begin_era(self, opening: Opening, stage_before: int | None) -> list[Effect]:
+    def begin_era(
+        self, opening: Opening, stage_before: int | None, *, pristine: bool = True
+    ) -> list[Effect]:
         """An era of the run begins for this node, whose view the context has.
 
         Args:
             opening: With an origin.
             stage_before: Of which the node was a member; None: of none.
+            pristine: One that was none: whether its device holds what the run began with.
         """
         origin, iteration = opening.origin, opening.committed.iteration
         assert origin is not None
@@ -184,6 +179,9 @@ class Work:
             stage = self._context.member.stage_index
             told = (("stage", stage), ("reason", self._context.why))
             effects.append(Note("stage.assigned", told))
+        effects += self.entering.end()
+        self.followers.base_hash = ""
+        moved = moved or (entering and not pristine)
         back = origin.source is not Source.NEIGHBOURS
         if back and isinstance(self.microbatches, DataMicrobatches):
             self.microbatches.go_back(iteration)
@@ -198,8 +196,8 @@ class Work:
         if opening.committed.iteration == context.start_iteration:
             self.positions.begin()
         self._readiness.reset()
-        amended = self.stage.opened()
-        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
+        amended = self.stage.opened() + self.entering.opened(opening)
+        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
@@ -226,7 +224,8 @@ class Work:
     def end(self) -> list[Effect]:
         """The run is over: let go of what is held for a round that this node may still be in."""
         effects = self.aggregation.abandon() if self.aggregation is not None else []
-        return effects + self.returning.end() + self.microbatches.reset()
+        effects += self.entering.end()
+        return effects + self.followers.end() + self.returning.end() + self.microbatches.reset()
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the round in the context's view, which some members are no more in."""
@@ -235,7 +234,8 @@ class Work:
             effects += self.aggregation.abandon()
             if self.aggregating:
                 effects += context.compute.retract()
-        self.aggregation = Aggregation(context, loaded=self.stage.loaded)
+        effects += self.entering.fetch_instead()
+        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
@@ -377,9 +377,13 @@ class Work:
                 return self.stage.copied(taken, event.outputs[0])
             case _, jobs.Built() as built if self.returning.awaits(job):
                 here, effects = self.returning.done(built)
+                self.followers.base_hash = built.parameter_hash if here else ""
                 return effects + (self._loaded(now_s) if here else [])
-            case jobs.Load(), _ if self.stage.awaits(job):
+            case jobs.Load(), jobs.Built(parameter_hash) if self.stage.awaits(job):
+                self.followers.base_hash = parameter_hash
                 return self._loaded(now_s)
+            case _ if self.entering.awaits(job):
+                return self.entering.done(now_s, event.result) + self.followed(now_s)
             case jobs.Gather(), _ if aggregation is not None:
                 return aggregation.gathered(event.outputs, self.microbatches.folded)
             case jobs.Reduce(), _ if aggregation is not None:
@@ -410,6 +414,8 @@ class Work:
         if isinstance(job, MICROBATCH_JOBS):
             return self.microbatches.failed(now_s, job.microbatch, reason)
         match job:
+            case _ if self.entering.awaits(job):
+                return self.entering.fetch_instead()
             case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
                 return self.aggregation.failed(reason)
             case jobs.Load() | jobs.Mix() if self.returning.awaits(job):
@@ -429,3 +435,28 @@ class Work:
     def _relay_flows(self) -> RelayFlows:
         assert isinstance(self.flows, RelayFlows)
         return self.flows
+
+
+def _commit_notes(
+    decision: messages.Commit | messages.Abort,
+    aggregation: Aggregation | None,
+    context: Context,
+    *,
+    voted: bool,
+) -> list[Effect]:
+    committed = decision.opening.committed
+    begun = aggregation.begun if aggregation is not None else None
+    if isinstance(decision, messages.Commit):
+        loss, num_tokens = decision.loss, decision.num_tokens
+    elif begun is not None and voted:
+        loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
+    else:
+        return []
+    fields = (
+        ("round", str(committed)),
+        ("loss", loss),
+        ("num_tokens", num_tokens),
+        *(aggregation.account if aggregation is not None else ()),
+        ("num_passes", context.compute.num_passes),
+    )
+    return [Note("round.committed", fields)]

@@ -29,6 +29,8 @@ from decod.protocol import messages as msg
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.era import Source
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
+from decod.protocol.follow_messages import Average, Follow, Followed
+from decod.protocol.followers import FOLLOWERS_MAX, LAG_MAX
 from decod.protocol.jobs import Job
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
@@ -36,7 +38,7 @@ from decod.protocol.routing.draft import DraftMessage
 from decod.protocol.survey import SURVEY_INTERVAL_S
 from decod.protocol.view import Opening
 from decod.sim.compute import ComputeProfile, Counts, Step
-from decod.sim.core import FlowTable, Place, flow_table, place_of
+from decod.sim.core import FlowTable, Place, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
 from decod.sim.host import Host, World
 from decod.sim.trace import Trace
@@ -46,11 +48,13 @@ _ADMISSION = (
     msg.Assign,
     msg.Refuse,
     msg.Prepared,
+    Follow,
+    Followed,
     msg.Ping,
     msg.Pong,
     *get_args(msg.ELECTION_MESSAGES),
 )
-"""Paid once per candidate, suspect or election, not per iteration."""
+"""Paid per candidate, suspect or election, not per iteration."""
 
 
 _FLOWLESS = (
@@ -60,6 +64,7 @@ _FLOWLESS = (
     msg.Complete,
     msg.ReducePart,
     msg.ReducedPart,
+    Average,
     msg.Ready,
     msg.CanTake,
     msg.UtilisationQuery,
@@ -437,20 +442,20 @@ class Checker:
         both gradients; and till the end of the round the activation and the gradient that went (if
         it is shed, what came too), of all microbatches of the batch and those ever put off. For the
         aggregation: its own sum, the parts that it reduces, and the reduced ones, each as large as
-        the stage's parameters (a part is rounded up to a byte, hence the small addition). And two
-        copies of a stage's state: one given or received, one on its way to the disk.
+        the stage's parameters (a part is rounded up to a byte, hence the small addition); and the
+        averages on their way to followers. And two copies of a stage's state: one given or
+        received, one for the disk. Candidates are not bound so: they keep averages.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
-        parts = 4 * self._profile.parameter_bytes + 4 * len(self._capacities)
-        state = 9 * self._profile.parameter_bytes
-        return flows + parts + state
+        parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
+        return flows + parts + 4 * len(self._capacities)
 
     def _check_memory(self, host: Host) -> None:
         bound_bytes = self._memory_bounds.get(host.node_id)
         if bound_bytes is None:
             bound_bytes = self._memory_bounds[host.node_id] = self.memory_bound_bytes(host)
-        if host.tensors.stored_bytes > bound_bytes:
+        if host.tensors.stored_bytes > bound_bytes and stage_peers(host.machine):
             kinds = [type(content).__name__ for content in host.tensors.contents]
             counts = ", ".join(
                 f"{kinds.count(kind)} {kind}" for kind in sorted(dict.fromkeys(kinds))

@@ -6,7 +6,7 @@ machine no longer holds its host may still have on its disk.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ from decod.sim.network import Network, Transfer
 
 if TYPE_CHECKING:
     from decod.sim.host import Host
+
+_PIECE_BYTES = 1 << 20
+"""A state travels in pieces, one after another: other tensors go between them."""
 
 _BROKEN_S = 0.1
 """Until an asker sees that its donor's process has died."""
@@ -182,7 +185,7 @@ class States:
         for request_id in effect.request_ids:
             fetch = self._asked_for(request_id)
             ended = partial(self._served, self._host.life, request_id, effect.tensor)
-            self._network.send_tensor(
+            self._stream(
                 Transfer(
                     sender=self._host,
                     receiver=fetch.asker,
@@ -192,6 +195,22 @@ class States:
                     failed=partial(_in_turn, ended, fetch.fail),
                 )
             )
+
+    def _stream(self, whole: Transfer, num_sent: int = 0) -> None:
+        """Send a state piece by piece; whoever has the last has the state."""
+        num_left = whole.size_bytes - num_sent
+        if num_left <= _PIECE_BYTES:
+            self._network.send_tensor(replace(whole, size_bytes=num_left))
+            return
+        life = self._host.life
+
+        def go_on(_: float) -> None:
+            if life == self._host.life:
+                self._stream(whole, num_sent + _PIECE_BYTES)
+
+        self._network.send_tensor(
+            replace(whole, size_bytes=_PIECE_BYTES, delivered=_nothing, sent=go_on)
+        )
 
     def _served(self, life: int, request_id: int, tensor: TensorId, _how: object) -> None:
         if life == self._host.life:
@@ -220,7 +239,7 @@ class States:
         if blob is None:
             self._network.send_control(transfer)
         else:
-            self._network.send_tensor(transfer)
+            self._stream(transfer)
 
     def _asked_for(self, request_id: int) -> _Fetch:
         fetch = self._asked.get(request_id)

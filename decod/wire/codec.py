@@ -27,6 +27,7 @@ from decod.protocol.era import (
     Origin,
     Source,
 )
+from decod.protocol.follow_messages import DONORS_MAX, Average, Follow, Followed
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import fields as f
 from decod.wire import gwtf_codec, routing_codec, validate
@@ -126,6 +127,11 @@ def _verify_opening(opening: Opening) -> None:
     iterations = [mark.iteration for mark in opening.marks]
     if iterations != sorted(set(iterations)):
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
+
+
+def _verify_average(average: Average) -> None:
+    if average.part >= average.num_parts:
+        raise validate.malformed("part", average.part, allowed="less than num_parts")
 
 
 _ROLE = _Role()
@@ -247,10 +253,37 @@ _BODIES: Mapping[str, f.Struct] = {
             "data_node_index": f.DATA_NODE_INDEX,
             "reason": f.REASON,
             "begun": f.BOOLEAN,
+            "donors": f.Repeated(_MEMBER, DONORS_MAX),
         },
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),
-    "prepared": f.Struct(m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256}),
+    "prepared": f.Struct(
+        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ROUND}
+    ),
+    "follow": f.Struct(
+        Follow, {"request_id": f.NUMBER, "stage_index": f.STAGE, "address": f.ADDRESS}
+    ),
+    "followed": f.Struct(
+        Followed,
+        {
+            "request_id": f.NUMBER,
+            "stage_index": f.STAGE,
+            "committed": _ROUND,
+            "refusal": f.REASON,
+        },
+    ),
+    "average": f.Struct(
+        Average,
+        {
+            "round": _ROUND,
+            "view_version": f.ITERATION,
+            "part": f.INDEX,
+            "num_parts": f.Plain(validate.num_parts),
+            "num_microbatches": f.Plain(validate.num_summed),
+            "base_hash": f.Plain(validate.known_sha256),
+        },
+        _verify_average,
+    ),
     "heartbeat": f.Struct(m.Heartbeat, {"round": _ROUND}),
     "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
@@ -379,6 +412,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
             "view_term": f.ITERATION,
+            "hashes": _HASHES,
         },
     ),
     "abort": f.Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": f.REASON}),

@@ -71,6 +71,9 @@ def _pattern(pattern: re.Pattern[str], allowed: str) -> Callable[[str, str], str
 name = _pattern(_NAME, "at most 32 letters, digits, dots, _ and -")
 state = _pattern(_STATE, "at most 32 of a-z, 0-9, hyphen and underscore")
 sha256 = _pattern(_SHA256, "64 lower-case hexadecimal digits")
+known_sha256 = _pattern(
+    re.compile(r"([0-9a-f]{64})?"), "64 lower-case hexadecimal digits, or nothing"
+)
 _node_id = _pattern(_NODE_ID, "52 characters of a-z and 2-7")
 _run_id = _pattern(_RUN_ID, "26 characters of a-z and 2-7")
 
@@ -186,4 +189,6 @@ capacity = integer(1, CAPACITY_MAX)
 usable_capacity = integer(0, CAPACITY_MAX)
 num_flows = integer(0, CAPACITY_MAX)
 index = integer(0, DATA_NODE_INDEX_MAX)
+num_parts = integer(1, DATA_NODE_INDEX_MAX)
+num_summed = integer(1, COUNT_MAX)
 data_node_index = integer(-1, DATA_NODE_INDEX_MAX)

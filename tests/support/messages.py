@@ -4,6 +4,7 @@ from typing import get_args
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
 from decod.protocol import messages as m
+from decod.protocol.follow_messages import Average, Follow, Followed
 from decod.protocol.routing import gwtf_messages as gwtf
 from decod.protocol.routing import messages as routing
 from decod.protocol.routing.residual import Walk
@@ -66,6 +67,8 @@ def control_messages() -> list[m.Message]:
         m.Assign(1, -1, "it lacks nodes", begun=True),
         m.Refuse("full"),
         m.Prepared(1, "0" * 64),
+        Follow(1, 1, "h:1"),
+        Followed(1, 1, ROUND, "busy"),
         m.Heartbeat(ROUND),
         m.Suspect(BOB, "silent"),
         m.Ping(1),
@@ -103,6 +106,6 @@ def control_messages() -> list[m.Message]:
         *_draft_messages(),
         *_gwtf_messages(),
     ]
-    tensor_only = {m.ForwardActivation, m.BackwardGradient, m.LinkProbe}
+    tensor_only = {m.ForwardActivation, m.BackwardGradient, Average, m.LinkProbe}
     assert {type(message) for message in found} == set(get_args(m.Message)) - tensor_only
     return found

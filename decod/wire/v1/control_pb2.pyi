@@ -42,7 +42,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "follow", "followed", "average")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,9 @@ class Envelope(_message.Message):
     CANDIDACY_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     LEADER_IS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     term: int
@@ -183,7 +186,10 @@ class Envelope(_message.Message):
     candidacy: Candidacy
     vote: Vote
     leader_is: LeaderIs
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    followed: Followed
+    average: Average
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt", "era")
@@ -330,16 +336,18 @@ class Join(_message.Message):
     def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("stage_index", "data_node_index", "reason", "begun")
+    __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     data_node_index: int
     reason: str
     begun: bool
-    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ...) -> None: ...
+    donors: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason",)
@@ -348,12 +356,52 @@ class Refuse(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("stage_index", "parameter_hash")
+    __slots__ = ("stage_index", "parameter_hash", "held")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_HASH_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     parameter_hash: str
-    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
+    held: Round
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., held: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ("request_id", "stage_index", "address")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    stage_index: int
+    address: str
+    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Followed(_message.Message):
+    __slots__ = ("request_id", "stage_index", "committed", "refusal")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    stage_index: int
+    committed: Round
+    refusal: str
+    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class Average(_message.Message):
+    __slots__ = ("round", "view_version", "part", "num_parts", "num_microbatches", "base_hash")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    BASE_HASH_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    view_version: int
+    part: int
+    num_parts: int
+    num_microbatches: int
+    base_hash: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("round",)
@@ -624,20 +672,22 @@ class Differs(_message.Message):
     def __init__(self, iteration: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("round", "opening", "loss", "num_tokens", "view_version", "view_term")
+    __slots__ = ("round", "opening", "loss", "num_tokens", "view_version", "view_term", "hashes")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
     round: Round
     opening: Opening
     loss: float
     num_tokens: int
     view_version: int
     view_term: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ...) -> None: ...
+    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("round", "opening", "reason")

@@ -12,8 +12,10 @@ from decod.protocol.aggregation import Aggregation, AggregationState, odd_ones
 from decod.protocol.context import Context
 from decod.protocol.digest import digest_of
 from decod.protocol.effects import Effect, Note, Send, SendTensor
+from decod.protocol.followers import Followers
 from decod.protocol.jobs import Gather, Propose, Reduce
 from decod.protocol.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
+from decod.protocol.state import StageState
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -46,12 +48,17 @@ def ready(failure: str = "", **hashes: str) -> Ready:
     return Ready(ROUND, stages, 1, failure)
 
 
+def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
+    followers = Followers(context, StageState(context))
+    return Aggregation(context, followers, loaded=loaded)
+
+
 class Member:
     """One member; r1b unless told otherwise, in a roster of r1a, r1b, r1c."""
 
     def __init__(self, node: NodeId = R1B, *, alone: bool = False, loaded: bool = True) -> None:
         self.context: Context = context_of(node, view_of("d0", "r1a") if alone else VIEW)
-        self.machine = Aggregation(self.context, loaded=loaded)
+        self.machine = machine_of(self.context, loaded=loaded)
 
     def begin(self, folded: list[MicrobatchId]) -> list[Effect]:
         return self.machine.begin(BEGIN) + self.machine.contribute(folded)
@@ -307,7 +314,7 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
     def member(index: int) -> Aggregation:
         context = context_of(ids[names[index]], view)
         context.config = replace(context.config, tree_fanout=2)
-        machine = Aggregation(context, loaded=True)
+        machine = machine_of(context)
         machine.begin(BEGIN)
         return machine
 
@@ -331,7 +338,7 @@ def test_at_a_tie_the_earliest_member_decides() -> None:
 
 
 def test_the_word_goes_on_at_once_and_the_sum_when_it_is_whole() -> None:
-    root = Aggregation(context_of(D0, view_of("d0", "r1a")), loaded=True)
+    root = machine_of(context_of(D0, view_of("d0", "r1a")))
     assert root.contribute(BATCH) == [], "nobody has said yet what counts"
     assert root.begin(BEGIN) == [Send(R1A, BEGIN)]
     assert root.state is AggregationState.WAITING
@@ -342,7 +349,7 @@ def test_the_word_goes_on_at_once_and_the_sum_when_it_is_whole() -> None:
 def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     view = view_of("d0", "d1", "r1a")
     context = context_of(D0, view)
-    root = Aggregation(context, loaded=True)
+    root = machine_of(context)
     root.begin(BEGIN)
     root.contribute([])
     assert root.voted(R1A, ready(s1="b")) == []

@@ -3,7 +3,7 @@
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
-from decod.protocol.events import LeaderFound
+from decod.protocol.events import LeaderFound, StateFetchFailed
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.joining import Joining
@@ -103,7 +103,7 @@ def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() ->
     fetch = FetchState((D0,), 1, 0)
     assert joining.built(1.0, Built("seed"), initial=False) == [offer, fetch]
     assert joining.knock(3.0) == [offer], "one fetch at a time"
-    joining.fetch_failed()
+    joining.fetch_failed(3.0, StateFetchFailed(1, 0, "busy"))
     assert joining.knock(5.0) == [offer, fetch]
     assert joining.built(6.0, Built("given"), initial=True) == [Send(D0, Prepared(1, "given"))]
     assert joining.knock(8.0) == [Send(D0, Prepared(1, "given"))]

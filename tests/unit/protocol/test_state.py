@@ -8,7 +8,7 @@ from decod.protocol.effects import FetchState, RefuseState, ServeState, Stop, St
 from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested
 from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
 from decod.protocol.messages import Differs, Leave
-from decod.protocol.state import StageState
+from decod.protocol.state import EARLY_MAX, StageState
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -177,7 +177,7 @@ def test_a_request_after_the_copy_was_served_gets_its_own() -> None:
     assert jobs_of(state.requested(ask(2))) == [Snapshot(with_optimizer=True)]
 
 
-@pytest.mark.parametrize("iteration", [3, 6, 0])
+@pytest.mark.parametrize("iteration", [3, 4 + EARLY_MAX + 1, 0])
 def test_state_that_is_not_held_is_refused(iteration: int) -> None:
     state, _ = holder()
     (refusal,) = state.requested(ask(1, iteration))

@@ -12,6 +12,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol import messages as m
 from decod.protocol.era import Holders, Kept, Mark, Origin, Source
+from decod.protocol.follow_messages import Average
 from decod.protocol.routing import gwtf_messages as gwtf
 from decod.protocol.routing import messages as routing
 from decod.protocol.routing.position import LINK_COST_MAX
@@ -156,6 +157,11 @@ def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
+    "committed": rounds,
+    "held": rounds,
+    "donors": views().map(lambda view: view.members),
+    "base_hash": st.just("") | hashes,
+    "num_parts": st.integers(100, 65535),
     "kept": kept,
     "with_kept": st.booleans(),
     "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
@@ -253,6 +259,8 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),
     (routing.Claims, "capacity"): flows,
     (m.LinkReport, "compute_s"): st.floats(0, 86_400),
+    (Average, "part"): st.integers(0, 99),
+    (Average, "num_microbatches"): st.integers(1, 2**31 - 1),
 }
 MESSAGE_TYPES = get_args(m.Message)
 

@@ -1,0 +1,363 @@
+"""A candidate that follows a member, and the member that is followed."""
+
+import dataclasses
+
+import pytest
+
+from decod.ids import NodeId, Round, TensorId
+from decod.protocol.context import Context
+from decod.protocol.effects import Effect, FetchState, Note, Send, SendTensor, StartJob, UseMembers
+from decod.protocol.events import (
+    JobFinished,
+    SendFailed,
+    StateFetched,
+    StateFetchFailed,
+    TensorSent,
+)
+from decod.protocol.follow_messages import Average, Follow, Followed
+from decod.protocol.followers import FOLLOWERS_MAX, LAG_MAX, Followers
+from decod.protocol.following import Entry, Following
+from decod.protocol.jobs import (
+    Built,
+    Commit,
+    Job,
+    JobResult,
+    Load,
+    Nothing,
+    Propose,
+    Proposed,
+    Retract,
+)
+from decod.protocol.links import LinkTable
+from decod.protocol.messages import BeginAggregation
+from decod.protocol.state import StageState
+from decod.protocol.view import Opening, View
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R1C,
+    STRANGER,
+    configured,
+    context_of,
+    freed,
+    jobs_of,
+    member,
+    notes_of,
+    sent,
+    tensor,
+    view_of,
+)
+
+VIEW = view_of("d0", "r1a", "r1b", version=3)
+DONORS = (member("r1a"), member("r1b"))
+BASE = Round(4, 0)
+
+
+class Candidate:
+    """r1c, which follows r1a; its device does what it is given when `work` is called."""
+
+    def __init__(self, keep_max_bytes: int = 1000) -> None:
+        nobody = View(version=0, leader=D0, term=1, num_stages=2, members=())
+        self.context = Context(
+            node_id=R1C,
+            config=configured(keep_max_bytes=keep_max_bytes),
+            links=LinkTable(activation_size_bytes=0, compute_s=1.0),
+            view=nobody,
+            round=Round(0, 0),
+        )
+        self.machine = Following(self.context, "r1c:7700")
+        self.given: list[StartJob] = []
+        self.tensors = iter(range(1, 1000))
+
+    def take(self, effects: list[Effect]) -> list[Effect]:
+        self.given += [effect for effect in effects if isinstance(effect, StartJob)]
+        return effects
+
+    def begin(self) -> list[Effect]:
+        self.take(self.machine.aim(1, DONORS))
+        self.take(self.machine.knock(0.0))
+        return self.take(self.machine.answered(0.0, R1A, Followed(1, 1, BASE)))
+
+    def load(self) -> None:
+        """Have the state of iteration 4."""
+        self.begin()
+        fetched = StateFetched(1, 4, "{}", tensor(next(self.tensors)))
+        assert self.machine.takes(fetched)
+        self.take(self.machine.fetched(fetched))
+        self.work(Built("h4"))
+
+    def average(
+        self, round_: Round, base_hash: str, *, part: int = 0, view: int = 3
+    ) -> list[Effect]:
+        """Let one of two parts of an average come."""
+        message = Average(round_, view, part, 2, 8, base_hash)
+        arrived = tensor(next(self.tensors), 10)
+        return self.take(self.machine.average(1.0, R1A, message, arrived))
+
+    def both(self, round_: Round, base_hash: str, *, view: int = 3) -> list[Effect]:
+        effects = self.average(round_, base_hash, view=view)
+        return effects + self.average(round_, base_hash, part=1, view=view)
+
+    def work(self, result: JobResult) -> tuple[Job, list[Effect]]:
+        """End the oldest job."""
+        start = self.given.pop(0)
+        job, effects = self.context.compute.finished(JobFinished(start.job_id, result, (), 1.0))
+        self.take(effects)
+        if job is not None and self.machine.awaits(job):
+            effects += self.take(self.machine.done(1.0, result))
+        return start.job, effects
+
+    def step(self, iteration: int) -> None:
+        """Propose an iteration, whose average is here, and take that for final before it."""
+        job, _ = self.work(Proposed(f"h{iteration}"))
+        assert isinstance(job, Propose), job
+        assert job.iteration == iteration
+
+
+def opening(committed: Round, *members: str) -> Opening:
+    view = view_of(*(members or ("d0", "r1a", "r1b", "r1c")), version=4)
+    return Opening(Round(committed.iteration + 1, 1), committed, view)
+
+
+def test_a_candidate_asks_a_member_and_fetches_from_all() -> None:
+    candidate = Candidate()
+    assert candidate.machine.aim(1, DONORS) == [UseMembers(DONORS)]
+    assert candidate.machine.knock(0.0) == [Send(R1A, Follow(1, 1, "r1c:7700"))]
+    assert candidate.machine.answered(0.0, R1B, Followed(1, 1, BASE)) == []
+    effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
+    assert FetchState((R1A, R1B), 1, 4) in effects
+    assert candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE)) == [], "a repeat"
+    assert candidate.machine.level is None
+
+
+def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
+    """A step is final when what comes next says so, and not before."""
+    candidate = Candidate()
+    candidate.begin()
+    candidate.both(Round(5, 1), "h4")
+    candidate.both(Round(6, 1), "h5")
+    assert candidate.given == []
+    fetched = StateFetched(1, 4, "{}", tensor(next(candidate.tensors)))
+    candidate.take(candidate.machine.fetched(fetched))
+    job, _ = candidate.work(Built("h4"))
+    assert isinstance(job, Load)
+    candidate.step(5)
+    assert candidate.machine.level == Round(5, 1)
+    assert candidate.work(Nothing())[0] == Commit(5)
+    candidate.step(6)
+    assert candidate.machine.abreast
+    assert candidate.machine.level == Round(6, 1)
+    assert candidate.given == [], "nobody has said yet that 6 is final"
+
+
+def test_a_step_that_was_not_committed_is_undone() -> None:
+    candidate = Candidate()
+    candidate.load()
+    candidate.both(Round(5, 1), "h4")
+    candidate.step(5)
+    candidate.both(Round(5, 2), "h4", view=4)
+    assert candidate.work(Nothing())[0] == Retract()
+    candidate.step(5)
+    assert candidate.machine.level == Round(5, 2)
+
+
+def test_another_state_than_the_stages_is_given_up_before_it_is_final() -> None:
+    candidate = Candidate()
+    candidate.load()
+    candidate.both(Round(5, 1), "h4")
+    candidate.step(5)
+    effects = candidate.both(Round(6, 1), "other")
+    assert "following.failed" in notes_of(effects)
+    assert candidate.machine.level is None
+    assert len(candidate.context.tensors) == 0
+    assert candidate.given == [], "no commit"
+    assert candidate.machine.knock(1.5) == []
+    assert candidate.machine.knock(3.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))], "another member"
+
+
+def test_what_waits_is_bounded() -> None:
+    candidate = Candidate(keep_max_bytes=35)
+    candidate.begin()
+    candidate.both(Round(5, 1), "h4")
+    candidate.average(Round(6, 1), "h5")
+    effects = candidate.average(Round(6, 1), "h5", part=1)
+    assert len(freed(effects)) == 4
+    (note,) = (e for e in effects if isinstance(e, Note))
+    assert dict(note.fields)["pause_s"] == 30
+    assert candidate.machine.knock(30.0) == []
+    assert candidate.machine.knock(31.0) != []
+
+
+@pytest.mark.parametrize("trouble", ["silent", "refused", "unreachable", "unfetched"])
+def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None:
+    candidate = Candidate()
+    machine = candidate.machine
+    candidate.begin()
+    match trouble:
+        case "silent":
+            effects = machine.knock(11.0)
+        case "refused":
+            effects = machine.answered(2.0, R1A, Followed(1, 1, BASE, "it leaves"))
+        case "unreachable":
+            effects = machine.unreachable(2.0, R1A, "refused")
+        case _:
+            effects = machine.fetch_failed(2.0, StateFetchFailed(1, 4, "gone"))
+    assert "following.failed" in notes_of(effects)
+    assert machine.reason
+    assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
+
+
+def test_parts_that_nobody_wants_are_freed() -> None:
+    candidate = Candidate()
+    candidate.load()
+    candidate.average(Round(5, 1), "h4")
+    message = Average(Round(5, 1), 3, 0, 2, 8, "h4")
+    for sender, wrong in (
+        (R1A, message),
+        (R1B, message),
+        (R1A, dataclasses.replace(message, round=Round(4, 1))),
+        (R1A, dataclasses.replace(message, round=Round(5, 1, 1))),
+        (R1A, dataclasses.replace(message, num_parts=3, part=2)),
+    ):
+        assert freed(candidate.machine.average(1.0, sender, wrong, tensor(900))) == [900]
+
+
+def test_it_enters_with_what_was_committed() -> None:
+    candidate = Candidate()
+    candidate.load()
+    candidate.both(Round(5, 1), "h4")
+    candidate.step(5)
+    entry, effects = candidate.machine.enter(2.0, opening(Round(5, 1)), 3, "h5")
+    assert entry is Entry.READY
+    assert jobs_of(effects) == [Commit(5)]
+
+
+def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
+    candidate = Candidate()
+    candidate.load()
+    candidate.both(Round(5, 1), "h4")
+    candidate.step(5)
+    entry, effects = candidate.machine.enter(2.0, opening(BASE), 0, "")
+    assert entry is Entry.READY
+    assert jobs_of(effects) == [Retract()]
+
+
+def test_the_last_average_may_come_after_it_has_entered() -> None:
+    candidate = Candidate()
+    candidate.load()
+    entry, _ = candidate.machine.enter(2.0, opening(Round(5, 2)), 3, "h5")
+    assert entry is Entry.WAITING
+    assert candidate.machine.waiting
+    candidate.both(Round(5, 1), "h4")
+    assert candidate.given == [], "of another attempt"
+    candidate.both(Round(5, 2), "h4")
+    candidate.step(5)
+    assert candidate.machine.arrived
+    assert candidate.work(Nothing())[0] == Commit(5)
+
+
+@pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "nothing"])
+def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) -> None:
+    candidate = Candidate()
+    if trouble != "nothing":
+        candidate.load()
+    committed = Round(4, 1, 1) if trouble == "era" else Round(4, 1)
+    entered = opening(committed)
+    if trouble == "host gone":
+        entered = opening(Round(5, 1), "d0", "r1b", "r1c")
+    wanted = "other" if trouble == "hash" else ""
+    assert candidate.machine.enter(2.0, entered, 3, wanted)[0] is Entry.LOST
+    assert candidate.machine.level is None
+
+
+class Host:
+    """r1a, which others follow."""
+
+    def __init__(self) -> None:
+        self.context = context_of(R1A, VIEW)
+        self.stage = StageState(self.context)
+        self.stage.enter(0)
+        self.machine = Followers(self.context, self.stage)
+
+    def commit(self, now_s: float, iteration: int) -> list[Effect]:
+        self.stage.committed(iteration)
+        opened = Opening(Round(iteration + 1, 1), Round(iteration, 1), VIEW)
+        return self.machine.opened(now_s, opened, stepped=True)
+
+    def follow(self, now_s: float, node: NodeId = R1C, number: int = 1) -> Followed:
+        ((to, answer),) = sent(self.machine.follow(now_s, node, Follow(number, 1, "h:1")))
+        assert to == node
+        assert isinstance(answer, Followed)
+        return answer
+
+    def share(self, iteration: int, number: int) -> list[Effect]:
+        part = self.context.tensors.add(tensor(number))
+        begun = BeginAggregation(Round(iteration, 1), 8, 5, 3)
+        return self.machine.share(begun, [part])
+
+
+@pytest.mark.parametrize(
+    ("period_s", "waited_s", "lead"),
+    [(60.0, 1.0, 0), (60.0, 59.0, 1), (0.5, 0.1, 4), (0.5, 9.0, 0)],
+)
+def test_the_state_that_is_named_can_still_be_asked_for(
+    period_s: float, waited_s: float, lead: int
+) -> None:
+    followed = Host()
+    for iteration in range(1, 5):
+        followed.commit(iteration * period_s, iteration)
+    answer = followed.follow(4 * period_s + waited_s)
+    assert answer.committed == Round(4 + lead, 0)
+    assert followed.follow(5 * period_s + waited_s) == answer, "a repeat"
+
+
+def test_averages_go_to_those_who_follow_until_they_lag() -> None:
+    followed = Host()
+    followed.commit(1.0, 1)
+    base = followed.follow(1.0).committed.iteration
+    assert not followed.machine.wants(Round(base, 1))
+    assert followed.machine.wants(Round(base + 1, 1))
+    assert followed.share(base, 1) == []
+    for k in range(1, LAG_MAX + 1):
+        (effect,) = followed.share(base + k, 10 + k)
+        assert isinstance(effect, SendTensor)
+        assert isinstance(effect.message, Average)
+    followed.machine.sent(TensorSent(R1C, TensorId(11), 8, 1.0))
+    assert isinstance(followed.share(base + 9, 30)[0], SendTensor)
+    effects = followed.share(base + 10, 31)
+    assert notes_of(effects) == ["follower.left"]
+    assert not followed.machine.wants(Round(99, 1))
+
+
+def test_an_average_that_is_lost_is_sent_again_a_few_times() -> None:
+    followed = Host()
+    base = followed.follow(1.0).committed.iteration
+    (effect,) = followed.share(base + 1, 1)
+    assert isinstance(effect, SendTensor)
+    failed = SendFailed(R1C, effect.message, "lost", effect.tensor)
+    for _ in range(8):
+        assert followed.machine.undelivered(failed) == [effect]
+    assert notes_of(followed.machine.undelivered(failed)) == ["follower.left"]
+
+
+def test_a_member_says_why_it_is_not_to_be_followed() -> None:
+    followed = Host()
+    for k in range(FOLLOWERS_MAX):
+        assert not followed.follow(1.0, NodeId(f"x{k}")).refusal
+    assert followed.follow(1.0, STRANGER).refusal == "as many as may be follow it"
+    assert not followed.follow(20.0, STRANGER).refusal, "the others have been silent"
+    ((_, other),) = sent(followed.machine.follow(1.0, R1C, Follow(1, 2, "h:1")))
+    assert isinstance(other, Followed)
+    assert other.refusal == "it serves stage 1"
+    followed.stage.loaded = False
+    assert followed.follow(20.0, NodeId("y")).refusal == "it is loading its stage's state"
+
+
+def test_who_has_entered_follows_no_more() -> None:
+    followed = Host()
+    followed.follow(1.0)
+    with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
+    opened = Opening(Round(2, 1), Round(1, 1), with_it)
+    assert followed.machine.opened(2.0, opened, stepped=True) == []
+    assert not followed.machine.wants(Round(99, 1))
