@@ -5,19 +5,32 @@ microbatch goes next, and this module gives it devices that work on one job at a
 carry one tensor at a time in each direction between two hosts, and hosts that crash and come
 back.
 
-Wherever a real system would need messages, everybody knows at once and for nothing: who has
-crashed, who has room, what a link costs, that a batch is complete. Rounds have no votes and no
-announcements. Each stage averages its gradients as decod's do, each member one part; all of them
-at the same time, on links that nothing else uses, and who crashes meanwhile delays nobody. Who
-comes back loads the state from the nearest member, while that goes on working, and takes part as
-soon as it has it, in the middle of an iteration too. So a policy is faster here than it could be
-in the world.
+What decod's machines pay for in the simulator is paid for here, on the same links and with the
+same parameters:
+
+- A crashed host vanishes. A tensor that is sent to it fails `retry_timeout_s` after it should have
+  arrived; who sends it nothing finds out after `heartbeat_timeout_s` and `probe_timeout_s`. Until
+  then all take it for alive, and may choose it.
+- Before a relay gets an activation it is asked whether it has room: one round trip.
+- A link's bandwidth is known once a tensor has crossed it, either way. One that none has crossed is
+  taken for the mean of the others of the sender to that stage, or of all the sender's.
+- At the end of an iteration the trainers tell all members that the batch is complete, every stage
+  averages its gradients, each member one part, and all are told to go on: on the way there and
+  back the longest latency, and between them the slowest stage. A crash meanwhile is waited for as
+  above, and the averaging is repeated without the host.
+- Who comes back asks to be taken in (a round trip); its donor copies the state and sends it.
+
+What is better here than it could be in the world: nobody votes or waits for a view; who comes back
+takes part as soon as it has the state, in the middle of an iteration too, and everybody knows of it
+at once; averages travel on links that nothing else uses.
 """
 
 import itertools
+import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from decod.sim.churn import Churn, Instants
@@ -46,6 +59,8 @@ class Peer:
     """Grows with each crash: what was planned before is void."""
     donor: "Peer | None" = None
     """Whom it loads the state from."""
+    missed: bool = False
+    """It has crashed, and nobody knows yet."""
     jobs: tuple[deque["_Job"], deque["_Job"]] = field(default_factory=lambda: (deque(), deque()))
     """Backward, and forward."""
     running: bool = False
@@ -86,7 +101,7 @@ class Policy(Protocol):
         """A microbatch is embedded and sets out from home."""
 
     def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
-        """A relay is gone, with all that it held."""
+        """It has become known that a relay is gone, with all that it held."""
 
     def joined(self, peer: Peer) -> None:
         """A relay has come back and holds its stage's state."""
@@ -118,6 +133,10 @@ class Cluster:
         self._trips: list[Trip] = []
         self._opened_s = 0.0
         self._communication_s = self._wasted_s = self._lost_s = 0.0
+        self._known_links: set[frozenset[str]] = set()
+        """Pairs of hosts between which a tensor has been carried."""
+        self._averaging: int | None = None
+        """Of the averaging under way, if all microbatches are home: grows when it is repeated."""
         self._policy = policy(self)
 
     def run(self) -> list[IterationFigures]:
@@ -129,16 +148,48 @@ class Cluster:
         return self.figures
 
     def of_stage(self, stage_index: int) -> list[Peer]:
-        """Return who serves a stage now."""
-        return [p for p in self.peers.values() if p.stage_index == stage_index and p.serving]
+        """Return who is taken to serve a stage now."""
+        return [p for p in self._of(stage_index) if p.serving or p.missed]
+
+    def _of(self, stage_index: int) -> list[Peer]:
+        return [p for p in self.peers.values() if p.stage_index == stage_index]
 
     # --- what policies do ---------------------------------------------------------------------
 
     def send(
         self, trip: Trip, sender: Peer, receiver: Peer, then: Callable[[], None], *, num: int = 1
     ) -> None:
-        """Carry some activations or gradients, and go on; a crash at either end makes it void."""
-        begin_s, step = self.kernel.now_s, trip.step
+        """Carry some activations or gradients, and go on; a crash at either end makes it void.
+
+        Forward to a relay only after it has been asked.
+        """
+        step = trip.step
+        if receiver.stage_index == (sender.stage_index + 1):
+            self.kernel.after(
+                self._round_trip_s(sender, receiver),
+                self._send_asked,
+                trip,
+                step,
+                sender,
+                receiver,
+                then,
+                num,
+            )
+        else:
+            self._send_asked(trip, step, sender, receiver, then, num)
+
+    def _send_asked(
+        self,
+        trip: Trip,
+        step: int,
+        sender: Peer,
+        receiver: Peer,
+        then: Callable[[], None],
+        num: int,
+    ) -> None:
+        if trip.step != step or not sender.reachable:
+            return
+        begin_s = self.kernel.now_s
 
         def arrived() -> None:
             self._communication_s += self.kernel.now_s - begin_s
@@ -170,7 +221,7 @@ class Cluster:
         """A microbatch is home, and its gradient is in the sums of all stages."""
         trip.done = True
         if all(other.done for other in self._trips):
-            self.kernel.after(self._averaging_s(), self._commit)
+            self._average(0)
 
     # --- devices and links --------------------------------------------------------------------
 
@@ -202,11 +253,19 @@ class Cluster:
 
         def delivered() -> None:
             if lives == (sender.life, receiver.life):
+                self._known_links.add(frozenset((sender.name, receiver.name)))
                 then()
 
+        def failed(_: str) -> None:
+            self._notice(receiver, receiver.life)
+
         self._network.send_tensor(
-            Transfer(sender, receiver, size_bytes, delivered, sent=None, failed=lambda _: None)
+            Transfer(sender, receiver, size_bytes, delivered, sent=None, failed=failed)
         )
+
+    def _round_trip_s(self, here: Peer, there: Peer) -> float:
+        spec = self._network.spec
+        return spec(here, there).latency_s + spec(there, here).latency_s
 
     # --- iterations ---------------------------------------------------------------------------
 
@@ -224,7 +283,16 @@ class Cluster:
                 lambda trip=trip: self._policy.begin(trip),  # type: ignore[misc]
             )
 
-    def _commit(self) -> None:
+    def _average(self, attempt: int) -> None:
+        """All microbatches are home: average, as soon as all who are gone are known to be."""
+        self._averaging = attempt
+        if not any(peer.missed for peer in self.peers.values()):
+            self.kernel.after(self._averaging_s(), self._commit, attempt)
+
+    def _commit(self, attempt: int) -> None:
+        if self._averaging != attempt:
+            return  # Somebody has crashed meanwhile.
+        self._averaging = None
         useful_s = sum(sum(trip.spent_s.values()) for trip in self._trips)
         self.figures.append(
             IterationFigures(
@@ -252,8 +320,15 @@ class Cluster:
                 spec = self._network.spec(sender, receiver)
                 one_way_s = spec.latency_s + part_bytes / spec.bandwidth_bytes_per_s
                 both_ways_s = max(both_ways_s, 2 * one_way_s)
-            slowest_s = max(slowest_s, both_ways_s + profile.reduce_s)
-        return slowest_s + self.scenario.profile.optimizer_s
+            # Cutting the sum into parts, and adding up a part.
+            slowest_s = max(slowest_s, both_ways_s + 2 * profile.reduce_s)
+        told_s = max(
+            self._round_trip_s(home, peer)
+            for home in self.of_stage(0)
+            for peer in self.peers.values()
+            if peer.serving
+        )
+        return told_s + slowest_s + self.scenario.profile.optimizer_s
 
     # --- churn --------------------------------------------------------------------------------
 
@@ -261,14 +336,21 @@ class Cluster:
         peer = self.peers[churn.host]
         if churn.returns:
             if not peer.reachable:
+                self._notice(peer, peer.life)
                 peer.reachable = True
-                self._load(peer)
-        elif peer.reachable and any(o is not peer for o in self.of_stage(peer.stage_index)):
+                home = self.of_stage(0)[0]
+                asked_s = self._round_trip_s(peer, home)
+                self.kernel.after(asked_s, self._load, peer, peer.life)
+        elif peer.reachable and self._others(peer):
             # Never the last one of a stage.
             self._crash(peer)
 
+    def _others(self, peer: Peer) -> list[Peer]:
+        return [p for p in self._of(peer.stage_index) if p is not peer and p.serving]
+
     def _crash(self, peer: Peer) -> None:
-        peer.reachable = peer.loaded = peer.running = False
+        peer.missed = peer.loaded
+        peer.reachable = peer.refuses = peer.loaded = peer.running = False
         peer.donor = None
         peer.life += 1
         for queue in peer.jobs:
@@ -277,24 +359,63 @@ class Cluster:
             self._lost_s += trip.spent_s.get(peer, 0.0)
             self.waste(trip, [peer])
             trip.lost = trip.lost or peer in trip.folded
+        if self._averaging is not None:
+            self._averaging += 1
+        config = self.scenario.protocol
+        silence_s = config.heartbeat_timeout_s + config.probe_timeout_s
+        self.kernel.after(silence_s, self._notice, peer, peer.life)
+
+    def _notice(self, peer: Peer, life: int) -> None:
+        """It becomes known that a host has crashed, if that is still news."""
+        if not peer.missed or peer.life != life:
+            return
+        peer.missed = False
         self._policy.crashed(peer, [trip for trip in self._trips if not trip.done])
         for other in self.peers.values():
             if other.donor is peer:
-                self._load(other)
+                self._load(other, other.life)
+        if self._averaging is not None:
+            self._average(self._averaging)
 
-    def _load(self, peer: Peer) -> None:
+    def _load(self, peer: Peer, life: int) -> None:
         """Fetch a stage's state: parameters and two moments."""
+        if peer.life != life:
+            return
         size_bytes = 3 * self.scenario.profile.parameter_bytes
-        donors = self.of_stage(peer.stage_index)
-        peer.donor = max(donors, key=lambda d: self._network.spec(d, peer).bandwidth_bytes_per_s)
-        self._carry(peer.donor, peer, size_bytes, lambda: self._loaded(peer))
+        donor = max(
+            self._others(peer), key=lambda d: self._network.spec(d, peer).bandwidth_bytes_per_s
+        )
+        peer.donor = donor
+        copied = partial(self._carry, donor, peer, size_bytes, partial(self._fetched, peer, donor))
+        self.kernel.after(self.scenario.profile.optimizer_s, copied)
 
-    def _loaded(self, peer: Peer) -> None:
+    def _fetched(self, peer: Peer, donor: Peer) -> None:
+        if peer.donor is donor:
+            self.kernel.after(self.scenario.profile.optimizer_s, self._loaded, peer, peer.life)
+
+    def _loaded(self, peer: Peer, life: int) -> None:
+        if peer.life != life:
+            return
         peer.donor, peer.loaded = None, True
         self._policy.joined(peer)
 
     def cost_s(self, sender: Peer, receiver: Peer) -> float:
-        """Return how long an activation takes on an idle link, one way."""
+        """Return how long an activation takes on an idle link, one way, as its sender believes.
+
+        On a link of which that is not known yet: as long as on others.
+        """
+        stage = receiver.stage_index
+        for wanted in (lambda p: p is receiver, lambda p: p.stage_index == stage, lambda _: True):
+            known = [
+                self._true_cost_s(sender, peer)
+                for peer in self.peers.values()
+                if wanted(peer) and frozenset((sender.name, peer.name)) in self._known_links
+            ]
+            if known:
+                return statistics.mean(known)
+        return 1.0
+
+    def _true_cost_s(self, sender: Peer, receiver: Peer) -> float:
         spec = self._network.spec(sender, receiver)
         size_bytes = self.scenario.profile.activation_bytes
         return spec.latency_s + size_bytes / spec.bandwidth_bytes_per_s

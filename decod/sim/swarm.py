@@ -15,13 +15,13 @@ next.
 
 Where the sources are silent or a rule would be slow, the baseline gets the better of it:
 
-- A crash is known without a timeout: at once to who deals with the relay, and when the backward
-  pass gets to where it is missing. The data node keeps the embedded microbatch.
+- What `decod.sim.cluster` does not charge for is for nothing. A crash that has become known to
+  anybody is known to all. The data node keeps the embedded microbatch.
 - A gradient that a relay had added up, and that is lost with it, is *not* computed again, which
   would take longer: neither source says that it would be. The step is taken without it, and the
   microbatch does not count as committed, since one stage or more have not learnt from it.
-- A sender knows what links cost and how much it has under way on each; a throughput that was not
-  measured yet is the true one of an idle link.
+- A sender knows how much it has under way on each link, and which peers have room; a throughput
+  that was not measured yet is that of an idle link with the cost that is believed.
 - A server of a trainer takes any number of calls: it keeps nothing between them, so its capacity
   does not bound it.
 - Work that finds no room waits for it; it is not put off to the next iteration.

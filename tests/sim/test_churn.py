@@ -1,11 +1,12 @@
 """Losses that are drawn by iteration, and what SWARM is taken to do about them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from decod.sim.churn import Churn, Instants, draw_churn
-from decod.sim.cluster import Cluster
+from decod.sim.cluster import Cluster, Peer, Trip
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
 from decod.sim.paper_churn import TABLES, churn_scenario
@@ -82,6 +83,33 @@ def test_what_the_backward_pass_misses_is_begun_again_by_all() -> None:
 def test_a_gradient_that_is_lost_with_its_relay_does_not_count() -> None:
     """Neither reading of SWARM computes it again; the step goes on without it."""
     for policy in (Pipelines, Trainers):
-        found = second(policy, one_loss(0.95))
+        found = second(policy, one_loss(0.6))
         assert found.num_microbatches < 8
         assert found.wasted_s == found.lost_s > 0
+
+
+def test_a_loss_is_found_as_late_as_decods_machines_find_it() -> None:
+    """By who sends something, or else by silence."""
+    scenario, known_s = one_loss(0.5), list[float]()
+
+    class Told(Pipelines):
+        def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
+            known_s.append(cluster.kernel.now_s)
+            super().crashed(peer, under_way)
+
+    cluster = Cluster(scenario, Told)
+    cluster.run()
+    first = cluster.figures[0].duration_s
+    config = scenario.protocol
+    silence_s = config.heartbeat_timeout_s + config.probe_timeout_s
+    assert 3.0 < known_s[0] - 1.5 * first <= silence_s + 1e-9
+
+
+def test_links_are_known_once_something_has_crossed_them() -> None:
+    scenario = replace(one_loss(0.5), churn=(), num_iterations=1)
+    cluster = Cluster(scenario, Pipelines)
+    data, first = cluster.peers["data-1"], cluster.of_stage(1)
+    guesses = {cluster.cost_s(data, relay) for relay in first}
+    assert len(guesses) == 1, "nothing tells one from another"
+    cluster.run()
+    assert len({cluster.cost_s(data, relay) for relay in first}) > 1
