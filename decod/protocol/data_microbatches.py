@@ -108,7 +108,7 @@ class DataMicrobatches:
 
     def _give_up(self) -> list[Effect]:
         """Put the share off if no flow has been found for it: others must not wait for ever."""
-        no_way = not self._flows().complete and not self._context.view.idle_stages
+        no_way = not self._flows().ways and not self._context.view.idle_stages
         if not no_way or self.held or not self._waiting:
             return []
         fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
@@ -178,7 +178,7 @@ class DataMicrobatches:
         self._reported = self._failed = False
         timeout_s = self._context.config.answer_timeout_s
         self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s
-        return effects
+        return effects + self.inject()
 
     def can_take(self, peer: NodeId) -> list[Effect]:
         self._can_take.add(peer)
@@ -191,16 +191,17 @@ class DataMicrobatches:
         on the flow that would be done with them first, as many as this node can hold: a relay that
         is full makes them wait, and has the next one at hand as soon as there is room.
         """
+        flows = self._flows()
         ready = {
             flow_id: granted
-            for flow_id, granted in self._flows().complete.items()
-            if granted.peer in self._can_take
+            for flow_id, granted in flows.ways.items()
+            if granted.peer in self._can_take or flows.carried
         }
         loads = Counter(held.flow_id for held in self.held.values())
         effects: list[Effect] = []
         while ready and self._waiting and len(self.held) < self._context.member.capacity:
             flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
-            if loads[flow_id] and self._follow_s is not None:
+            if loads[flow_id] and self._follow_s is not None and not flows.carried:
                 break
             loads[flow_id] += 1
             microbatch, granted = self._waiting.popleft(), ready[flow_id]
@@ -309,7 +310,7 @@ class DataMicrobatches:
         """Others have parts of this microbatch in their sums: ask for the round to be repeated."""
         if self._failed:
             return []
-        if not held.path_version:
+        if not held.path_version or self._flows().carried:
             self._defer(held.microbatch)
         return self._ask_again(f"microbatch {held.microbatch}: {reason}")
 
@@ -329,7 +330,7 @@ class DataMicrobatches:
 
     def _put_back(self, held: Held, reason: str) -> list[Effect]:
         self._flows().drop(held.flow_id)
-        if not self._flows().complete:
+        if not self._flows().ways:
             return self._put_off_now(held, reason)
         del self.held[held.microbatch]
         self._waiting.appendleft(held.microbatch)
@@ -340,7 +341,7 @@ class DataMicrobatches:
     def _put_off_now(self, held: Held, reason: str) -> list[Effect]:
         del self.held[held.microbatch]
         self._put_off.add(held.microbatch)
-        if not self._flows().complete:
+        if not self._flows().ways:
             self._put_off.update(self._waiting)
             self._waiting.clear()
         fields = (("microbatch", str(held.microbatch)), ("reason", reason))
@@ -355,18 +356,18 @@ class DataMicrobatches:
         context, flows = self._context, self._flows()
         if self._failed:
             return []
-        if self._waiting and not flows.complete:
+        if self._waiting and not flows.ways:
             return self._ask_again("relays were lost before flows had been found")
         self._reported = False
         everything = [*self.held.values(), *self._done.values()]
         others = Substitutes(
             context.view, (held.path for held in everything), newest=context.round.iteration - 1
         )
-        for flow_id, granted in flows.complete.items():
+        for flow_id, granted in flows.ways.items():
             path = others.mend(granted.path)
             if path != granted.path:
                 version = context.view.version
-                flows.complete[flow_id] = replace(
+                flows.ways[flow_id] = replace(
                     granted, peer=path[0], path=path, path_version=version
                 )
                 self._can_take.add(path[0])

@@ -25,6 +25,7 @@ beside them (`protocol.routing`); between two rounds its result takes their plac
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,7 +39,7 @@ from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.params import Routing
 from decod.protocol.routing.messages import SettledFlow
 from decod.protocol.routing.settling import SettledHop
-from decod.protocol.view import flow_quota
+from decod.protocol.view import flow_quota, flow_room
 
 _REPEAT_MAX_S = 60.0
 """Longest pause between two repeats of an announcement that nobody took up."""
@@ -212,6 +213,8 @@ class Inflows:
     _offers: dict[tuple[NodeId, NodeId], _Offer] = field(default_factory=dict)
     _requests: dict[int, _Request] = field(default_factory=dict)
     _next_id: int = 1
+    _uses: Counter[NodeId] = field(default_factory=Counter)
+    """Flows that come from each peer, or may still come."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -251,6 +254,7 @@ class Inflows:
     def _ask(self, now_s: float, peer: NodeId, data_node: NodeId) -> Effect:
         offer = self._offers[peer, data_node]
         offer.num_unpaired -= 1
+        self._uses[peer] += 1
         request_id = self._next_id
         self._next_id += 1
         deadline_s = now_s + self.context.config.answer_timeout_s
@@ -278,6 +282,7 @@ class Inflows:
         offer.num_unpaired = max(0, answer.num_unpaired - pending)
         if answer.flow_id is None:
             offer.cost_s = answer.cost_s
+            self._uses[sender] -= 1
             return None
         link_s = self.context.links.cost_s(sender, peer_compute_s=offer.compute_s)
         return Granted(answer.flow_id, sender, answer.cost_s + link_s, answer.path)
@@ -288,6 +293,7 @@ class Inflows:
         for request_id, request in list(self._requests.items()):
             if request.deadline_s <= now_s:
                 del self._requests[request_id]
+                self._uses[request.peer] -= 1
                 withdraw = Withdraw(self.context.view.version, request_id)
                 effects.append(Send(request.peer, withdraw))
         return effects
@@ -295,7 +301,10 @@ class Inflows:
     def _total_s(self, peer: NodeId, offer: _Offer) -> float:
         if self.context.config.routing is Routing.GREEDY:
             return self.context.links.cost_s(peer)
-        return offer.cost_s + self.context.links.cost_s(peer, peer_compute_s=offer.compute_s)
+        links = self.context.links
+        # Microbatches that share a link take turns on it.
+        shared_s = self._uses[peer] * links.transfer_s(peer)
+        return offer.cost_s + links.cost_s(peer, peer_compute_s=offer.compute_s) + shared_s
 
 
 @dataclass(slots=True)
@@ -376,6 +385,7 @@ class RelayFlows(_Flows):
         super().__init__(now_s, context)
         self.entries: dict[FlowId, RelayFlow] = {}
         self._quota = flow_quota(context.view, context.node_id)
+        self.room = flow_room(context.view, context.node_id)
         wait_s = context.config.answer_timeout_s
         self._relax_s = [now_s + 2 * wait_s, now_s + wait_s]
         """When a bound falls, last first."""
@@ -418,6 +428,7 @@ class RelayFlows(_Flows):
 
     def adopt(self, hops: Mapping[FlowId, SettledHop]) -> None:
         """Use settled flows from now on."""
+        self.room = flow_room(self._context.view, self._context.node_id)
         self.settle({flow_id: hop.upstream for flow_id, hop in hops.items()})
         self.entries.clear()
         for flow_id, hop in hops.items():
@@ -433,11 +444,11 @@ class RelayFlows(_Flows):
     @override
     def _seek(self, now_s: float) -> list[Effect]:
         taken = len(self.entries) + self.num_pending
-        free = self._context.member.capacity - taken
+        free = self.room - taken
         if free <= 0 or not self._active:
             return []
         if len(self._relax_s) < 2:
-            share = sum(self._quota.values()) if self._relax_s else self._context.member.capacity
+            share = sum(self._quota.values()) if self._relax_s else self.room
             limit = min(free, share - taken)
             room = {data.node_id: limit for data in self._context.view.data_nodes}
             return self._inflows.request(now_s, room, limit=limit)
@@ -457,6 +468,14 @@ class DataFlows(_Flows):
         super().__init__(now_s, context)
         self.complete: dict[FlowId, Granted] = {}
         """Flows that lead from the first relay stage all the way home."""
+        self.carried: dict[FlowId, Granted] = {}
+        """Flows of an earlier view; relays know nothing of them, and take what comes along them as
+        they take what comes along a changed path."""
+
+    @property
+    def ways(self) -> dict[FlowId, Granted]:
+        """What microbatches go along."""
+        return self.carried or self.complete
 
     @property
     def num_complete(self) -> int:
@@ -502,7 +521,7 @@ class DataFlows(_Flows):
 
     def drop(self, flow_id: FlowId) -> None:
         """Forget a flow that proved broken. Its slot stays taken until the next view."""
-        self.complete.pop(flow_id, None)
+        self.ways.pop(flow_id, None)
 
     @override
     def _seek(self, now_s: float) -> list[Effect]:

@@ -7,7 +7,7 @@ find out that a relay is gone.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from decod.ids import NodeId
 from decod.protocol.view import Member, View
@@ -37,12 +37,30 @@ class Substitutes:
         ]
         return tuple(relays)
 
-    def _least_busy(self, stage: int) -> NodeId:
+    def renew(self, path: Path) -> Path:
+        """Return the path at a round's begin: with others also where a relay is not ready."""
+        at_once = [{m.node_id for m in self._at_once(stage)} for stage in range(len(path) + 1)]
+        relays = [
+            relay if relay in at_once[stage] else self._least_busy(stage)
+            for stage, relay in enumerate(path, start=1)
+        ]
+        return tuple(relays)
+
+    def _at_once(self, stage: int) -> Sequence[Member]:
+        """Return who can begin at once, or all workers if nobody can."""
         workers = self._view.workers[stage]
-        at_once = [m for m in workers if m.since_iteration < self._newest] or workers
-        best = min(at_once, key=lambda m: (self._work(m), m.node_id))
+        return [m for m in workers if m.since_iteration < self._newest] or workers
+
+    def _least_busy(self, stage: int) -> NodeId:
+        best = min(self._at_once(stage), key=lambda m: (self._work(m), m.node_id))
         self._loads[best.node_id] += 1
         return best.node_id
 
     def _work(self, member: Member) -> float:
         return (self._loads[member.node_id] + 1) / member.capacity
+
+
+def replaced(view: View, paths: Sequence[Path], *, newest: int) -> list[Path]:
+    """Return paths of an earlier view with relays that can begin a round in this one at once."""
+    others = Substitutes(view, paths, newest=newest)
+    return [others.renew(path) for path in paths]

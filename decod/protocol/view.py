@@ -241,17 +241,17 @@ def _workers_after(view: View, stage: int) -> tuple[Member, ...]:
 
 
 def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
-    """Return how many flows of each data node a relay should carry; at most its capacity in all.
+    """Return how many flows of each data node a relay should carry; at most its room in all.
 
-    The stage's capacity and the data nodes' slots are laid along each other, each in roster order
+    The stage's room and the data nodes' slots are laid along each other, each in roster order
     and stretched to the same length, and paired one by one. So a stage shares the work in
     proportion to capacity, no data node is left without flows because another asked first, every
     relay computes the same, and neighbours along the pipeline serve the same data nodes. (GWTF
     leaves both questions open; with plain first come, first served, one of two equal relays may
     take all flows and the other idle.)
     """
-    capacities = _positions(view.roster(view.by_id[node_id].stage_index))
-    slots = _positions(view.data_nodes)
+    capacities = _positions(view, view.roster(view.by_id[node_id].stage_index))
+    slots = _positions(view, view.data_nodes)
     num_pairs = min(len(capacities), len(slots))
     quota: dict[NodeId, int] = {}
     for pair in range(num_pairs):
@@ -261,6 +261,23 @@ def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
     return quota
 
 
-def _positions(members: Sequence[Member]) -> list[NodeId]:
-    """Return each member as often as its capacity."""
-    return [member.node_id for member in members for _ in range(member.capacity)]
+def flow_room(view: View, node_id: NodeId) -> int:
+    """Return how many flows a member may carry: its capacity, or more if its stage has too little.
+
+    A stage with room for fewer microbatches than there are data nodes carries a flow of each, or
+    some would have no way through; what a relay can't hold waits there, or is shed
+    (`relay_microbatches`). Deviation from GWTF, where such a data node's batch is put off.
+    """
+    member = view.by_id[node_id]
+    roster = view.roster(member.stage_index)
+    total = sum(m.capacity for m in roster)
+    num = len(view.data_nodes)
+    if total >= num or not member.capacity:
+        return member.capacity
+    before = sum(m.capacity for m in roster[: roster.index(member)])
+    return (before + member.capacity) * num // total - before * num // total
+
+
+def _positions(view: View, members: Sequence[Member]) -> list[NodeId]:
+    """Return each member as often as it has room for flows."""
+    return [m.node_id for m in members for _ in range(flow_room(view, m.node_id))]

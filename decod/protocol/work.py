@@ -207,6 +207,8 @@ class Work:
             self.routing.renew(now_s)
         elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
             self._mended = False
+            if isinstance(self.flows, DataFlows):
+                self.flows.carried = {}
             fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
             return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
         anew = renewed or self._mended
@@ -214,6 +216,8 @@ class Work:
             data = self._role is Role.DATA
             self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
             self._mended = False
+        if isinstance(self.flows, DataFlows):
+            self.flows.carried = self.routing.carried()
         effects = self._take_up(now_s, activate=anew)
         early = [*self._early] if anew and not renewed else []
         self._early.clear()

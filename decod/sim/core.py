@@ -150,7 +150,7 @@ class FlowTable:
     num_peers: int
     """Nodes of the adjacent stages that this node deals with."""
     capacity: int
-    """What the view says that it can hold; 0 if it is paused."""
+    """Flows that the view has it carry; 0 if it is paused."""
     flows: RelayFlows | DataFlows
 
     def next_hop(self, flow_id: FlowId) -> NodeId:
@@ -176,7 +176,7 @@ def flow_table(machine: object) -> FlowTable | None:
         unpaired=flows.outflows.unpaired,
         num_pending=flows.num_pending,
         num_peers=len(context.previous) + len(context.next),
-        capacity=context.member.capacity,
+        capacity=flows.room if isinstance(flows, RelayFlows) else context.member.capacity,
         flows=flows,
     )
 

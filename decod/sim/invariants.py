@@ -254,12 +254,10 @@ class Checker:
     # --- I1 -----------------------------------------------------------------------------------
 
     def _check_flows(self, host: Host, table: FlowTable) -> None:
-        capacity = min(self._capacities[host.node_id], table.capacity)
         num = len(table.downstream) + table.num_pending
-        if num > capacity:
-            raise self.violated(
-                "I1", host, f"{num} flows and requests for a capacity of {capacity}"
-            )
+        if num > table.capacity:
+            what = f"{num} flows and requests, and room for {table.capacity}"
+            raise self.violated("I1", host, what)
         if table.relay:
             self._check_entries(host, table)
         elif self._num_complete.get(host.node_id) != len(table.downstream):

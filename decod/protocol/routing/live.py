@@ -5,18 +5,20 @@ has it settled from time to time, and opens each round with the last settlement 
 data nodes: in that round every node uses it.
 """
 
+import math
 from dataclasses import dataclass
 from random import Random
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect
-from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.flow import DataFlows, Granted, RelayFlows
+from decod.protocol.mending import replaced
 from decod.protocol.params import Routing
-from decod.protocol.routing.messages import RoutingMessage
+from decod.protocol.routing.messages import RoutingMessage, SettledFlow
 from decod.protocol.routing.negotiation import Negotiation
 from decod.protocol.routing.position import Position
-from decod.protocol.view import flow_quota
+from decod.protocol.view import flow_quota, flow_room
 
 _SEARCH_TICKS = 16
 """Rounds of search before the first settlement of a view, beyond those of building."""
@@ -63,6 +65,8 @@ class LiveRouting:
         self.epoch = 0
         """The settlement that is in use; 0: none."""
         self._known: tuple[KnownFlow, ...] = ()
+        self._last: dict[FlowId, SettledFlow] = {}
+        """At a data node: its flows of the newest settlement that stood before this view."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -84,6 +88,8 @@ class LiveRouting:
             self._negotiation, self._tick_s = None, None
             return
         before = self._negotiation
+        if before is not None and before.settling.complete:
+            self._last = dict(before.settling.flows)
         self._negotiation = Negotiation(
             self._position(),
             view_version=view.version,
@@ -102,7 +108,7 @@ class LiveRouting:
         return Position(
             node_id=node_id,
             data=data,
-            capacity=context.member.capacity,
+            capacity=flow_room(view, node_id),
             num_stages=view.num_stages - 1,
             previous=context.previous,
             next=context.next,
@@ -112,6 +118,7 @@ class LiveRouting:
             share=None if data else sum(flow_quota(view, node_id).values()),
             queue_cost=self._queue_cost,
             fair=True,
+            sharing=2,
             work_max=_SETTLE_WORK_MAX,
         )
 
@@ -176,6 +183,23 @@ class LiveRouting:
         # Nodes hear of an opening at different times; till then they must not lose what it names.
         self._wait = max(self._wait, _PAUSE_TICKS)
         return True
+
+    def carried(self) -> dict[FlowId, Granted]:
+        """Return a data node's flows of an earlier view, as long as none are settled in this one.
+
+        Wherever a relay is gone, or loads its stage's state first, another takes its place.
+        """
+        context, view = self._context, self._context.view
+        if self.epoch or not self._last or self._negotiation is None:
+            return {}
+        ids, flows = [*self._last], [*self._last.values()]
+        if any(len(flow.path) != view.num_stages - 1 for flow in flows):
+            return {}
+        paths = replaced(view, [f.path for f in flows], newest=context.round.iteration - 1)
+        return {
+            k: Granted(k, path[0], math.fsum(flow.costs), path, view.version)
+            for k, path, flow in zip(ids, paths, flows, strict=True)
+        }
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
         """Return the flows in use: whole ones at data nodes (at the leader all), else the hops."""

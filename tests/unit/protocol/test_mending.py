@@ -10,7 +10,7 @@ from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.jobs import Backward, Embed, Forward, Loss
-from decod.protocol.mending import Substitutes
+from decod.protocol.mending import Substitutes, replaced
 from decod.protocol.messages import (
     BackwardGradient,
     Complete,
@@ -392,3 +392,35 @@ def test_newcomers_are_chosen_only_where_there_is_nobody_else() -> None:
     assert Substitutes(left, [OLD] * 9, newest=4).mend(OLD)[0] == NodeId("r1c")
     left = view_of("d0", new, "r2a")
     assert Substitutes(left, [OLD], newest=4).mend(OLD)[0] == R1B
+
+
+# --- flows of an earlier view ---------------------------------------------------------------------
+
+
+def test_a_relay_that_loads_its_state_first_is_replaced_on_flows_of_an_earlier_view() -> None:
+    late = member("r1a", since_iteration=4)
+    after = view_of("d0", late, "r1b", "r2a", "r2b", version=2)
+    assert replaced(after, [OLD], newest=4) == [(R1B, R2A)]
+    alone = view_of("d0", late, "r2b", version=3)
+    assert replaced(alone, [OLD], newest=4) == [(R1A, R2B)], "nobody else serves the stage"
+
+
+def test_microbatches_go_along_flows_of_an_earlier_view_at_once() -> None:
+    data = Data(num_microbatches=2)
+    data.flows.carried = {flow(0): Granted(flow(0), R1B, 1.0, (R1B, R2B), 3)}
+    effects = data.machine.open(10.0)
+    assert [j for j in jobs_of(effects) if isinstance(j, Embed)], "nobody has said CAN TAKE"
+    assert {held.path for held in data.machine.held.values()} == {(R1B, R2B)}
+    assert {held.path_version for held in data.machine.held.values()} == {3}
+    assert len(data.machine.held) == 2, "the second follows without a wait"
+
+
+def test_what_is_refused_on_a_flow_of_an_earlier_view_is_put_off() -> None:
+    """Or the round would be repeated with it again and again."""
+    data = Data()
+    data.flows.carried = {flow(0): Granted(flow(0), R1B, 1.0, (R1B, R2B), 3)}
+    data.machine.open(10.0)
+    deny = Deny(ROUND, M, flow(0), "its loss is not finite")
+    assert [r.failure != "" for r in reports(data.machine.denied(11.0, R1B, deny))] == [True]
+    data.machine.open(12.0)
+    assert M not in data.machine.held

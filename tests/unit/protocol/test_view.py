@@ -10,6 +10,7 @@ from decod.protocol.view import (
     Member,
     View,
     flow_quota,
+    flow_room,
     next_peers,
     orphans,
     previous_peers,
@@ -181,11 +182,12 @@ def test_quotas_fill_the_scarcer_side_and_exceed_nobody(view: View) -> None:
         given_: Counter[NodeId] = Counter()
         for relay in roster:
             quota = flow_quota(view, relay.node_id)
-            assert sum(quota.values()) <= relay.capacity
+            assert sum(quota.values()) <= flow_room(view, relay.node_id)
             assert min(quota.values(), default=1) >= 1
             given_.update(quota)
-        capacity = sum(m.capacity for m in roster)
-        assert sum(given_.values()) == min(capacity, sum(slots.values()))
+        room = sum(flow_room(view, m.node_id) for m in roster)
+        assert room == max(sum(m.capacity for m in roster), len(slots))
+        assert sum(given_.values()) == min(room, sum(slots.values()))
         assert all(given_[node] <= slots[node] for node in given_)
 
 
@@ -196,7 +198,7 @@ def test_scarce_capacity_is_shared_in_proportion(view: View) -> None:
     slots = {d.node_id: d.capacity for d in view.data_nodes}
     total = sum(slots.values())
     for roster in view.rosters[1:]:
-        carried = min(total, sum(m.capacity for m in roster))
+        carried = min(total, sum(flow_room(view, m.node_id) for m in roster))
         for node, wanted in slots.items():
             got = sum(flow_quota(view, m.node_id).get(node, 0) for m in roster)
             share = wanted * carried / total
