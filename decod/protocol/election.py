@@ -362,10 +362,8 @@ class Election:
 
     def superseded(self, now_s: float, term: int) -> bool:
         """A member knows a higher term. Returns whether this node led, and must stop."""
-        if term <= self._seen_term:
-            return False
-        self._seen_term = term
-        if not self._leads:
+        self._seen_term = max(self._seen_term, term)
+        if not self._leads or term <= self._context.view.term:
             return False
         self._vacant = True
         self._follow(now_s)

@@ -79,7 +79,8 @@ def test_a_leader_without_another_data_node_ends_the_run() -> None:
     assert stop.reason is StopReason.FINISHED
 
 
-@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+# In run 19 a second candidate, behind the winner, is bound to a higher term that this one has heard of.
+@pytest.mark.parametrize("seed", sorted({*range(NUM_SEEDS), 19}))
 def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:
     """The successor is lost, stalls or leaves too, another node is lost, messages go astray."""
     rng = random.Random(f"handover/{seed}")
@@ -92,6 +93,8 @@ def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:
         at_s=at_s + rng.uniform(-0.5, 1.5),
         duration_s=rng.uniform(0.5, 6.0),
     )
+    if num_data == 2 and other.host == "data1":
+        other = replace(other, kind=FaultKind.FREEZE)  # One data node has to live.
     faults = [leave("data0", at_s), other]
     if num_data == 3 and rng.random() < 0.5:
         faults.append(leave(rng.choice(("data1", "data2")), at_s + rng.uniform(0.0, 0.5)))
