@@ -79,7 +79,7 @@ def test_a_leader_without_another_data_node_ends_the_run() -> None:
     assert stop.reason is StopReason.FINISHED
 
 
-# In run 19 a second candidate, behind the winner, is bound to a higher term that this one has heard of.
+# In run 19 a second candidate, behind the winner, is bound to a term that the winner has heard of.
 @pytest.mark.parametrize("seed", sorted({*range(NUM_SEEDS), 19}))
 def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:
     """The successor is lost, stalls or leaves too, another node is lost, messages go astray."""
