@@ -131,20 +131,17 @@ class Work:
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's round as the opening of the next says: keep its step, or undo it."""
-        committed = self.voted_for(opening.committed)
-        effects: list[Effect] = []
-        if self.aggregation is not None:
-            effects += self.aggregation.abandon()
-        if committed:
+        committed, aggregation = self.voted_for(opening.committed), self.aggregation
+        effects = aggregation.abandon() if aggregation is not None else []
+        if committed and aggregation is not None:
             self.num_committed += len(self.microbatches.folded)
-            if self.aggregation is not None and self.aggregation.begun is not None:
-                self.positions.committed(self.aggregation.begun)
+            if aggregation.begun is not None:
+                self.positions.committed(aggregation.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
-            if self.aggregation is not None:
-                self.followers.base_hash = self.aggregation.proposal
+            self.followers.base_hash = aggregation.proposal
             effects += self._context.compute.submit(jobs.Commit(opening.committed.iteration))
-        elif self.aggregation is not None:
+        elif aggregation is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
 
