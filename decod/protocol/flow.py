@@ -514,6 +514,7 @@ class DataFlows(_Flows):
     def adopt(self, flows: Mapping[FlowId, SettledFlow]) -> None:
         """Use settled flows from now on."""
         self.settle({flow_id: flow.path[-1] for flow_id, flow in flows.items()})
+        self.carried = {}
         self.complete.clear()
         for flow_id, flow in flows.items():
             cost_s = math.fsum(flow.costs)

@@ -204,8 +204,6 @@ class Work:
             self.routing.renew(now_s)
         elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
             self._mended = False
-            if isinstance(self.flows, DataFlows):
-                self.flows.carried = {}
             fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
             return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
         anew = renewed or self._mended
