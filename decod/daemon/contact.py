@@ -1,8 +1,10 @@
 """Finding a run: from a join string to its manifest and its leader."""
 
+import asyncio
 import base64
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from decod.config.schema import Manifest
@@ -10,7 +12,7 @@ from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
-from decod.net.ask import hello
+from decod.net.ask import UnansweredError, hello
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.join_string import JoinString
@@ -30,6 +32,44 @@ class Contact:
     leader_address: str
     observed_address: str
     addresses: tuple[str, ...]
+
+
+_NOT_YET = ("E-NET-004", "E-NET-023")
+"""Codes of what a node says that is starting, or has lost its leader."""
+
+PATIENCE_S = 60.0
+"""How long a run is looked for whose nodes are there, but don't answer in time or can't say yet."""
+
+_PAUSE_S = 1.0
+"""Before it is asked again; doubles each time."""
+
+
+async def patiently(
+    find: Callable[[], Awaitable[Contact]],
+    say: Callable[[str], None],
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = _PAUSE_S,
+) -> Contact:
+    """Return what `find` finds, which is called again while that may help.
+
+    A host that is under load, or stalls, looks like one that is not there for a while.
+
+    Raises:
+        DecodError: As `find`, in the end; at once if nobody listens there, or another run does.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + patience_s
+    while True:
+        try:
+            return await find()
+        except NetworkError as error:
+            hopeful = isinstance(error, UnansweredError) or error.code in _NOT_YET
+            if not hopeful or loop.time() + pause_s > until_s:
+                raise
+            say(f"{error.what} ({error.why}): asking again in {pause_s:.0f} s")
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
 
 
 async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = None) -> Contact:

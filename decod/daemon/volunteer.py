@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decod.config.node import NodeConfig
-from decod.daemon.contact import Contact, find_run
+from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
@@ -46,7 +46,7 @@ def run_join(options: JoinOptions, say: Say) -> int:
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    contact = await _seek(options)
+    contact = await _seek(options, say)
     with Host(options.node) as host:
         while True:
             stop, found = await _run_once(options, host, contact, say)
@@ -55,10 +55,11 @@ async def _run(options: JoinOptions, say: Say) -> int:
             contact = found
 
 
-async def _seek(options: JoinOptions) -> Contact:
+async def _seek(options: JoinOptions, say: Say) -> Contact:
     """Find the run, and see that it has the stage that the operator insists on."""
     known = KnownManifests(options.node.state_dir)
-    contact = await find_run(options.join_string, known, KnownPeers(options.node.state_dir))
+    peers = KnownPeers(options.node.state_dir)
+    contact = await patiently(lambda: find_run(options.join_string, known, peers), say)
     stages = contact.manifest.run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(
@@ -91,7 +92,7 @@ async def _run_once(
         name = options.node.name or host.identity.name
         say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
         stop = await take_part(node, contact.addresses)
-        resting = Resting(node, lambda: _seek(options))
+        resting = Resting(node, lambda: _seek(options, say))
     if stop.reason is not StopReason.PAUSED or node.wishes.leaving:
         return stop, None
     say("paused, and the device is free: decod resume joins the run again")

@@ -14,6 +14,10 @@ from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
 
+class UnansweredError(NetworkError):
+    """Somebody may be there, but does not answer in time: it may do so later."""
+
+
 async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
     """Asks the node at `address` about its run.
 
@@ -97,7 +101,8 @@ def _checked_info(
 def unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
     """Returns the error for a call that nobody answered."""
     details = (error.details() or "no details").splitlines()[0][:120]
-    return NetworkError(
+    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    return (UnansweredError if late else NetworkError)(
         f"no answer from {address}",
         why=f"{error.code().name.lower()}: {details}",
         fix="check the address, that the node there runs, and that its TCP port is open",

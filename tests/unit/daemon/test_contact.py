@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from decod.config.schema import Manifest
-from decod.daemon.contact import Contact, find_leader, find_run
+from decod.daemon.contact import Contact, find_leader, find_run, patiently
 from decod.daemon.manifests import KEPT_MAX, KnownManifests
-from decod.errors import NetworkError, RejectedError
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
+from decod.net.ask import UnansweredError
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.join_string import JoinString
@@ -170,3 +171,51 @@ def test_a_bounded_number_of_manifests_is_kept_and_damaged_ones_are_ignored(tmp_
     for damaged in (b"", b"\xff", b"{}", MANIFEST.to_json().encode()):
         (tmp_path / "manifests" / f"{prefix}.json").write_bytes(damaged)
         assert known.find(prefix) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "num_calls"),
+    [
+        (UnansweredError("no answer from h:1", why="deadline_exceeded", fix="wait"), 3),
+        (NetworkError("it can't say", why="it is starting", fix="wait", code="E-NET-004"), 3),
+        (NetworkError("no answer from h:1", why="refused", fix="start it", code="E-NET-003"), 1),
+        (RejectedError("another run", why="it is", fix="ask", code="E-REJ-003"), 1),
+    ],
+)
+def test_who_does_not_answer_in_time_is_asked_again(error: DecodError, num_calls: int) -> None:
+    """Where nobody listens, or another run does, waiting does not help."""
+    calls, said = list[int](), list[str]()
+    found = Contact(
+        run_id=RUN_ID,
+        manifest=MANIFEST,
+        leader=LEADER_ID,
+        leader_address="h:1",
+        observed_address="",
+        addresses=("h:1",),
+    )
+
+    async def find() -> Contact:
+        calls.append(1)
+        if len(calls) < 3:
+            raise error
+        return found
+
+    async def look() -> Contact:
+        return await patiently(find, said.append, patience_s=1.0, pause_s=0.001)
+
+    if num_calls == 3:
+        assert asyncio.run(look()) is found
+        assert len(said) == 2
+        assert all(error.what in line for line in said)
+    else:
+        with pytest.raises(type(error)):
+            asyncio.run(look())
+    assert len(calls) == num_calls
+
+
+def test_patience_has_an_end() -> None:
+    async def find() -> Contact:
+        raise UnansweredError("no answer from h:1", why="deadline_exceeded", fix="wait")
+
+    with pytest.raises(UnansweredError):
+        asyncio.run(patiently(find, lambda _: None, patience_s=0.01, pause_s=0.001))
