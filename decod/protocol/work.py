@@ -173,18 +173,17 @@ class Work:
         effects: list[Effect] = [Note("run.returned", fields)]
         if moved:
             self._context.why = "all nodes of it were lost"
-            stage = self._context.member.stage_index
-            told = (("stage", stage), ("reason", self._context.why))
+            told = (("stage", self._context.member.stage_index), ("reason", self._context.why))
             effects.append(Note("stage.assigned", told))
         effects += self.entering.end()
         self.followers.base_hash = ""
-        moved = moved or (entering and not pristine)
         back = origin.source is not Source.NEIGHBOURS
-        if back and isinstance(self.microbatches, DataMicrobatches):
-            self.microbatches.go_back(iteration)
         if back:
             self.positions.go_back(iteration)
-        return effects + self.returning.begin(opening, entering=entering, moved=moved)
+            if isinstance(self.microbatches, DataMicrobatches):
+                self.microbatches.go_back(iteration)
+        rebuilds = moved or (entering and not pristine)
+        return effects + self.returning.begin(opening, entering=entering, moved=rebuilds)
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's round; `renewed` if its view is a new one."""
@@ -223,8 +222,8 @@ class Work:
     def end(self) -> list[Effect]:
         """The run is over: let go of what is held for a round that this node may still be in."""
         effects = self.aggregation.abandon() if self.aggregation is not None else []
-        effects += self.entering.end()
-        return effects + self.followers.end() + self.returning.end() + self.microbatches.reset()
+        effects += self.entering.end() + self.followers.end()
+        return effects + self.returning.end() + self.microbatches.reset()
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the round in the context's view, which some members are no more in."""
