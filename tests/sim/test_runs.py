@@ -173,9 +173,9 @@ def test_a_paused_relay_stays_in_step_and_works_again(seed: int) -> None:
 def test_a_relay_whose_device_is_freed_leaves_in_order_and_comes_back(seed: int) -> None:
     """Nothing that it has computed is lost, and nobody computes anything again."""
     free = HostFault(FaultKind.FREE, "relay1", at_s=12.0 + 1.3 * seed, duration_s=25.0)
-    scenario = replace(TOGETHER, seed=seed, num_iterations=16, faults=(free,))
+    scenario = replace(TOGETHER, seed=seed, num_iterations=20, faults=(free,))
     result = run_scenario(scenario)
-    assert result.num_iterations == 16
+    assert result.num_iterations == 20
     (left,) = lines_of(result, "relay1", "host.stopped reason=paused")
     back = max(i for i in lines_of(result, "relay1", " loaded") if i > left)
     assert [i for i in lines_of(result, "relay1", "loss") if i > back], "it takes part again"
