@@ -229,9 +229,7 @@ class Changes:
             passed = self.position.data and len(places) <= MAX_STEPS
             return self.position.capacity if passed else 0
         # With any other objective each further unit has a price of its own.
-        position = self.position
-        linear = position.objective is Objective.SUM and position.sharing == 1
-        constant = linear and not position.queue_cost()
+        constant = self.position.objective is Objective.SUM and not self.position.queue_cost()
         most = self.position.capacity if constant else 1
         for links, changed in self._sides(change):
             for peer, sign in changed.items():

@@ -118,7 +118,6 @@ class LiveRouting:
             share=None if data else sum(flow_quota(view, node_id).values()),
             queue_cost=self._queue_cost,
             fair=True,
-            sharing=2,
             work_max=_SETTLE_WORK_MAX,
         )
 

@@ -49,9 +49,6 @@ class Position:
     share of a batch to train. Else whoever gets them cheapest."""
     work_max: float = math.inf
     """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
-    sharing: int = 1
-    """With the objective SUM a link that carries n units counts as this power of n. In a run it is
-    2: microbatches that share a link take turns on it, so the last of n waits for n - 1 others."""
     objective: Objective = Objective.SUM
     stage_peers: Sequence[NodeId] = ()
     """At a relay: the others of its stage."""
@@ -74,7 +71,7 @@ class Position:
         """
         dearest = max(costs.values(), default=0.0)
         if self.objective is Objective.SUM or not dearest:
-            return costs, self.sharing
+            return costs, 1
         return {link: (cost / dearest) ** _EXPONENT for link, cost in costs.items()}, _EXPONENT
 
     def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
@@ -87,5 +84,5 @@ class Position:
         measured = self.cost_to(neighbour) if outward else self.cost_from(neighbour)
         cost = min(measured, LINK_COST_MAX)
         if self.objective is Objective.SUM:
-            return cost * float(nth**self.sharing - (nth - 1) ** self.sharing)
+            return cost
         return (cost * nth) ** _EXPONENT - (cost * (nth - 1)) ** _EXPONENT
