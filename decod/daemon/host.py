@@ -51,10 +51,10 @@ from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Note, Stop
-from decod.protocol.election import Promise
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Role
+from decod.protocol.voter import Promise
 
 _log = logging.getLogger("decod")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from decod.durable import replace_durably
 from decod.errors import DecodError, HardwareError
 from decod.ids import RunId
-from decod.protocol.election import NO_PROMISE, Promise
+from decod.protocol.voter import NO_PROMISE, Promise
 from decod.wire import validate
 
 

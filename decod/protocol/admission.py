@@ -19,6 +19,9 @@ from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Member, Role, View
 
+_LIVES_MAX = 16
+"""Starts of a node's daemon that are told apart."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
@@ -73,7 +76,8 @@ class Admission:
         self._config = config
         self._shape = shape
         self._begun = begun
-        self._incarnations: dict[NodeId, int] = {}
+        self._incarnations: dict[NodeId, list[int]] = {}
+        """Of the last starts of each node's daemon, in order."""
         self._hashes: dict[NodeId, str] = {}
         """Of the initial weights that candidates, members by now or not, have built."""
 
@@ -141,7 +145,28 @@ class Admission:
 
     def repeated(self, sender: NodeId, join: Join) -> bool:
         """Whether this offer is from the same start of the daemon as the last one."""
-        return self._incarnations.get(sender) == join.incarnation
+        return self._incarnations.get(sender, [])[-1:] == [join.incarnation]
+
+    def outdated(self, sender: NodeId, join: Join) -> bool:
+        """Whether this offer comes late, from an earlier start of the daemon."""
+        return join.incarnation in self._incarnations.get(sender, [])[:-1]
+
+    def lost(self, node: NodeId) -> None:
+        """A candidate is gone. Should it live, its next offer is a new one: it is no member."""
+        if self.candidates.pop(node, None) is not None:
+            self._incarnations[node].pop()
+
+    def entered(self, view: View) -> list[NodeId]:
+        """Forget candidates that are members now.
+
+        Returns those of whom only an earlier life is in the view: the leader could not remove them
+        when they started again, and they have not prepared since.
+        """
+        back = [n for n, c in self.candidates.items() if n in view and not c.prepared]
+        for node in view.by_id:
+            if node not in back:
+                self.candidates.pop(node, None)
+        return back
 
     def join(self, view: View, sender: NodeId, join: Join) -> list[Effect]:
         """Take in an offer, new or repeated, and answer with what has been decided of it."""
@@ -152,7 +177,8 @@ class Admission:
         if candidate is None or not self.repeated(sender, join):
             self._forget_strangers(view)
             candidate = self.candidates[sender] = Candidate(join)
-            self._incarnations[sender] = join.incarnation
+            known = self._incarnations.setdefault(sender, [])
+            known[:] = [*known[1 - _LIVES_MAX :], join.incarnation]
             self._hashes.pop(sender, None)
             effects.append(noted("candidate.joined", peer=sender, capacity=join.capacity))
         candidate.join = join

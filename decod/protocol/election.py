@@ -20,35 +20,35 @@ knows what may have been decided:
 - If any voter has not cast its vote for the newest round, nobody can have committed it: the winner
   repeats it as the next attempt.
 - If all have, the dead leader may have committed it, and told nobody who is left: the winner
-  commits it. (Members that do not answer are waited for a little. If such a one has not voted, it
-  is no longer in step, and leaves.)
+  commits it, once a quorum has confirmed that (`protocol.ballot` says why). (Members that do not
+  answer are waited for a little. If such a one has not voted, it is no longer in step, and leaves.)
 - What any voter knows to be committed or aborted is so, because a candidate that is behind a voter
   is not voted for; it is brought up to date, and asks again.
+
+Who has confirmed a commit doesn't let a leader of a lower term abort the round or change its view
+any more: it would forget what it has confirmed. Who has only voted does, and is then ahead of its
+candidate, which hears of it.
 
 A node that restarts has forgotten what it knew. It still knows its last term, and votes for nobody
 whose view is of an earlier one.
 
-What can't be settled is what only nodes knew that are gone: that the leader has aborted a round
-which all but a silent member have voted for, so the winner commits it; or that a winner, before it
-was lost in turn, has committed one which a member that was silent then has not voted for, so the
-next one repeats it. If such a node comes back it is not in step with the others, and loads their
-state. So the members of a view never differ.
-
-Every wait is random in length after a first failure, so two candidates do not meet for ever.
+Questions that nobody answers are asked again, since messages get lost. Every wait is random in
+length after a first failure, so two candidates do not meet for ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from itertools import count
 from random import Random
 
 from decod.ids import NodeId, Round
+from decod.protocol.ballot import Ballot, place_in
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
-from decod.protocol.effects import Effect, Note, PersistVote, Send
+from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.electorate import electors_of, ids_of, is_quorum
 from decod.protocol.era import Hashes
+from decod.protocol.inquiry import Inquiry, answer_to
 from decod.protocol.messages import (
     Abort,
     Candidacy,
@@ -56,13 +56,15 @@ from decod.protocol.messages import (
     CanvassAnswer,
     CatchUp,
     Commit,
+    Confirm,
     Heartbeat,
     LeaderIs,
     Mend,
-    Ping,
     Vote,
 )
+from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Opening, Role, View
+from decod.protocol.voter import Promise, Voter
 
 BEATS_PER_TIMEOUT = 4
 """How often the leader shows its deputies that it lives, in `election_timeout_s`."""
@@ -70,19 +72,8 @@ BEATS_PER_TIMEOUT = 4
 DEPUTIES_MAX = 8
 """Data nodes that the leader does this for. Further ones stand only if these do not."""
 
-Place = tuple[int, Round, int]
-"""How far a node has got: term of its view, round, version of its view."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The last vote of a node. It outlives the process."""
-
-    term: int = 0
-    candidate: NodeId | None = None
-
-
-NO_PROMISE = Promise()
+ASKS_PER_TIMEOUT = 8
+"""How often a candidate repeats a question, in `election_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,45 +109,6 @@ class ElectionState(Enum):
     """This node leads."""
 
 
-class _Check:
-    """Asks the leader whether it lives, on behalf of those who want to know."""
-
-    def __init__(self, context: Context) -> None:
-        self.by_s: float | None = None
-        """Until when the leader may answer; None: it is not being asked."""
-        self._context = context
-        self._nonces = count(1)
-        self._nonce = 0
-        self._askers: dict[NodeId, Canvass] = {}
-
-    def reset(self) -> None:
-        """Nobody wants to know any more."""
-        self.by_s = None
-        self._askers.clear()
-
-    def ask(self, now_s: float, sender: NodeId, question: Canvass) -> list[Effect]:
-        if self.by_s is None:
-            self._nonce = next(self._nonces)
-            self.by_s = now_s + self._context.config.election_timeout_s / 2
-        self._askers[sender] = question
-        return [Send(self._context.view.leader, Ping(self._nonce))]
-
-    def answered(self, sender: NodeId, nonce: int) -> list[Effect]:
-        """A pong has come."""
-        ours = sender == self._context.view.leader and nonce == self._nonce
-        return self.conclude(silent=False) if ours else []
-
-    def unreachable(self, node: NodeId) -> list[Effect]:
-        """A ping could not be delivered."""
-        return self.conclude(silent=True) if node == self._context.view.leader else []
-
-    def conclude(self, *, silent: bool) -> list[Effect]:
-        """Tell all who have asked, once."""
-        askers = dict(self._askers)
-        self.reset()
-        return [_answer(node, question, silent=silent) for node, question in askers.items()]
-
-
 class Election:
     """One member's part in elections.
 
@@ -174,7 +126,6 @@ class Election:
     def __init__(
         self, context: Context, rng: Random, promise: Promise, hashes: Callable[[], Hashes]
     ) -> None:
-        self.promise = promise
         self.state = ElectionState.FOLLOWING
         self.last: Commit | Abort | None = None
         """The decision that opened the context's round."""
@@ -184,43 +135,40 @@ class Election:
         """This node has asked to leave: from then on it has no vote."""
         self._context = context
         self._rng = rng
-        self._hashes = hashes
-        self._kept = promise
-        """The last vote that is on disk."""
-        self._forgotten_term = promise.term
-        """What this node knew in an earlier life, in terms up to this, it has forgotten."""
+        self._timeout_s = context.config.election_timeout_s
+        self.voter = Voter(context, promise, hashes)
         self._seen_term = promise.term
         """The highest that anybody has spoken of."""
         self._vacant = False
         """This node led, and has given up its term."""
         self._heard_s = 0.0
         """When the leader itself was last heard."""
-        self._bound_s = 0.0
-        """When this node last voted."""
-        self._reminded_s = 0.0
-        """When it last told the old leader so."""
         self._from_s = 0.0
         """Not to canvass before."""
         self._by_s = 0.0
         """When canvassing or standing ends."""
+        self._ask_s = 0.0
+        """When to ask again whoever has not answered."""
         self._silent: set[NodeId] = set()
-        self._votes: dict[NodeId, Vote] = {}
+        """Who does not hear the leader."""
+        self._ballot: Ballot | None = None
+        """While this node stands and its own vote is on disk."""
         self._complete_by_s: float | None = None
         """Until when a candidate with a quorum waits for the other votes."""
         self._succession: Succession | None = None
-        self.check = _Check(context)
+        self.check = Inquiry(context)
 
     # --- what others may ask ------------------------------------------------------------------
 
     @property
     def term(self) -> int:
         """The highest term that this node is bound to."""
-        return max(self.promise.term, self._context.view.term)
+        return self.voter.term
 
     @property
     def bound(self) -> bool:
         """Whether this node has voted for a leader that has not opened a round yet."""
-        return self.promise.term > self._context.view.term
+        return self.voter.bound
 
     @property
     def electing(self) -> bool:
@@ -243,15 +191,11 @@ class Election:
                 return None
             case ElectionState.FOLLOWING:
                 return max(self._heard_s + self._patience_s, self._from_s)
-        return earliest(self._by_s, self._complete_by_s)
+        return earliest(self._by_s, self._complete_by_s, self._ask_s)
 
     @property
     def _remind_s(self) -> float | None:
-        return self._reminded_s + self._timeout_s if self.bound else None
-
-    @property
-    def _timeout_s(self) -> float:
-        return self._context.config.election_timeout_s
+        return self.voter.reminded_s + self._timeout_s if self.bound else None
 
     @property
     def _leads(self) -> bool:
@@ -269,16 +213,7 @@ class Election:
         """How long this node lets the leader be silent; in turn, so that one stands at a time."""
         if self._vacant:
             return 0.0
-        view, config = self._context.view, self._context.config
-        others = [m.node_id for m in view.data_nodes if m.node_id != view.leader]
-        rank = others.index(self._context.node_id)
-        far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
-        return self._timeout_s * (1 + rank / 4) + far_s
-
-    @property
-    def _place(self) -> Place:
-        view = self._context.view
-        return view.term, self._context.round, view.version
+        return _patience_s(self._context.view, self._context.node_id, self._context.config)
 
     @property
     def _words(self) -> tuple[Commit | Abort | Mend, ...]:
@@ -294,17 +229,15 @@ class Election:
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
         self._vacant, self._complete_by_s, self._succession = False, None, None
+        self._ballot = None
         self._heard_s = self._from_s = now_s
         self.check.reset()
-        if view.term <= max(self.promise.term, 1):
-            return []
-        # Whoever follows a leader has as good as voted for it, and must not forget that either.
-        self.promise = Promise(view.term, view.leader)
-        return [PersistVote(view.term, view.leader)]
+        return self.voter.follow(view)
 
     def mended(self, now_s: float, mend: Mend) -> None:
         """The context has a new view in the same round: the leader lives."""
         self._mend = mend
+        self.voter.moved()
         self._heard_s = now_s
         self.check.reset()
         if self.state in (ElectionState.CANVASSING, ElectionState.STANDING):
@@ -317,6 +250,7 @@ class Election:
             return
         if direct or self.state is ElectionState.FOLLOWING:
             self._heard_s = now_s
+            self.check.heard()
         if direct and self.state is ElectionState.CANVASSING:
             self._follow(now_s)
 
@@ -328,32 +262,46 @@ class Election:
     def overdue(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         if self.check.by_s is not None and self.check.by_s <= now_s:
-            effects += self.check.conclude(silent=True)
+            effects += self.check.silent(now_s)
         if self._remind_s is not None and self._remind_s <= now_s:
-            effects += self._remind(now_s)
+            # The election that this node has voted in came to nothing: its leader must know.
+            self.voter.reminded_s = now_s
+            effects.append(self.told(self._context.view.leader))
         act_s = self._act_s
         if act_s is None or now_s < act_s:
             return effects
-        match self.state:
-            case ElectionState.FOLLOWING:
-                return effects + self._canvass(now_s)
-            case ElectionState.STANDING if self._complete_by_s is not None:
-                return effects + self._conclude(now_s)
+        if self.state is ElectionState.FOLLOWING:
+            return effects + self._canvass(now_s)
+        if self._complete_by_s is not None and self._complete_by_s <= now_s:
+            return effects + self._conclude(now_s)
+        if self._by_s > now_s:
+            return effects + self._ask(now_s)
         self._follow(now_s)
         return effects
 
+    def _ask(self, now_s: float) -> list[Effect]:
+        """Ask what this node wants to know now of all who have not said it."""
+        self._ask_s = now_s + self._timeout_s / ASKS_PER_TIMEOUT
+        question: Canvass | Candidacy | Confirm = Canvass(*self.voter.place)
+        answered: Collection[NodeId] = self._silent
+        if self.state is ElectionState.STANDING:
+            if self._ballot is None:
+                return []
+            kind = Confirm if self._ballot.proposed else Candidacy
+            question = kind(self.voter.promise.term, *self.voter.place)
+            answered = self._ballot.answered
+        return [Send(node, question) for node in self._others() if node not in answered]
+
     def _follow(self, now_s: float) -> None:
         """Stop trying; after a random while another try may be made."""
-        self.state, self._complete_by_s = ElectionState.FOLLOWING, None
+        if self._ballot is not None:
+            # Nobody but this node could have learnt that a quorum has confirmed its own commit.
+            self.voter.confirmed_term = self._ballot.confirmed_before
+        self.state, self._complete_by_s, self._ballot = ElectionState.FOLLOWING, None, None
         self._from_s = now_s + self._timeout_s * self._rng.uniform(0.125, 0.625)
 
-    def _remind(self, now_s: float) -> list[Effect]:
-        """The election that this node has voted in came to nothing: its leader must know."""
-        self._reminded_s = now_s
-        return [self.told(self._context.view.leader)]
-
     def told(self, node: NodeId) -> Effect:
-        """Tell a node of the highest term that this one knows."""
+        """Return what tells a node of the highest term that this one knows."""
         view = self._context.view
         if self.bound or self._vacant:
             return Send(node, LeaderIs(self.term, None))
@@ -380,10 +328,12 @@ class Election:
     def _others(self) -> list[NodeId]:
         return [n for n in ids_of(self._context.view) if n != self._context.node_id]
 
+    @property
+    def _electors(self) -> tuple[NodeId, ...]:
+        return electors_of(self.last.opening) if self.last else ids_of(self._context.view)
+
     def _chosen_by(self, nodes: set[NodeId]) -> bool:
-        view = self._context.view
-        electors = ids_of(view) if self.last is None else electors_of(self.last.opening)
-        return is_quorum(nodes, electors) and is_quorum(nodes, ids_of(view))
+        return is_quorum(nodes, self._electors) and is_quorum(nodes, ids_of(self._context.view))
 
     def _canvass(self, now_s: float) -> list[Effect]:
         self.state = ElectionState.CANVASSING
@@ -391,10 +341,8 @@ class Election:
         self._by_s = now_s + 0.75 * self._timeout_s
         self._silent = {self._context.node_id}
         fields = (("peer", self._context.view.leader), ("term", self._context.view.term))
-        question = Canvass(*self._place)
-        effects: list[Effect] = [Note("leader.doubted", fields)]
-        effects += [Send(node, question) for node in self._others()]
-        return effects + self._count_silent(now_s)
+        doubted = Note("leader.doubted", fields)
+        return [doubted, *self._ask(now_s), *self._count_silent(now_s)]
 
     def canvassed(self, now_s: float, sender: NodeId, message: Canvass) -> list[Effect]:
         """Somebody wants to know whether the leader answers this node."""
@@ -403,14 +351,15 @@ class Election:
             return [self.told(sender)]
         if self.abstains:
             return []
-        if _place_in(message) < self._place:
+        if place_in(message) < self.voter.place:
             return [Send(sender, word) for word in self._words]
         if self._leads:
             return [Send(sender, Heartbeat(self._context.round))]
         if self.bound or self._vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
-            silent = sender == view.leader or now_s - self._bound_s > self._timeout_s / 2
-            return [_answer(sender, message, silent=silent or sender == self.promise.candidate)]
+            silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
+            chosen = sender == self.voter.promise.candidate
+            return [answer_to(sender, message, silent=silent or chosen)]
         self._give_way(now_s, sender)
         return self.check.ask(now_s, sender, message)
 
@@ -428,7 +377,7 @@ class Election:
         self, now_s: float, sender: NodeId, message: CanvassAnswer
     ) -> list[Effect]:
         """A member has looked for the leader."""
-        current = _place_in(message) == self._place
+        current = place_in(message) == self.voter.place
         if self.state is not ElectionState.CANVASSING or not current or not message.silent:
             return []
         self._silent.add(sender)
@@ -441,108 +390,115 @@ class Election:
 
     def stand(self, now_s: float) -> list[Effect]:
         self.state = ElectionState.STANDING
-        self._by_s, self._complete_by_s = now_s + self._timeout_s, None
-        self._votes = {}
-        return self._bind(
-            now_s, Promise(max(self.term, self._seen_term) + 1, self._context.node_id)
-        )
-
-    def _bind(self, now_s: float, promise: Promise) -> list[Effect]:
-        assert promise.term > self.promise.term, (promise, self.promise)
-        assert promise.candidate is not None
-        self.promise = promise
-        self._seen_term = max(self._seen_term, promise.term)
-        self._bound_s = self._reminded_s = now_s
-        return [PersistVote(promise.term, promise.candidate)]
+        self._by_s, self._complete_by_s, self._ballot = now_s + self._timeout_s, None, None
+        self._ask_s = self._by_s
+        self._seen_term = max(self.term, self._seen_term) + 1
+        return self.voter.bind(now_s, Promise(self._seen_term, self._context.node_id))
 
     def persisted(self, now_s: float, promise: Promise) -> list[Effect]:
         """A vote is on disk: send it, if it still is the last."""
-        if promise.term > self._kept.term:
-            self._kept = promise
-        if promise != self.promise or promise.candidate is None or not self.bound:
+        if not self.voter.persisted(promise) or promise.candidate is None:
             return []
         me = self._context.node_id
         if promise.candidate != me:
-            return [Send(promise.candidate, self._vote())]
+            return [Send(promise.candidate, self.voter.vote)]
         if self.state is not ElectionState.STANDING:
             return []
-        note = Note("leader.standing", (("term", promise.term), ("round", str(self._place[1]))))
-        candidacy = Candidacy(promise.term, *self._place)
-        effects: list[Effect] = [note, *(Send(node, candidacy) for node in self._others())]
-        return effects + self.voted(now_s, me, self._vote())
-
-    def _vote(self) -> Vote:
-        return Vote(self.promise.term, True, *self._place, self._hashes())  # noqa: FBT003
+        members = {*ids_of(self._context.view), *self._electors}
+        self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
+        fields = (("term", promise.term), ("round", str(self._context.round)))
+        effects: list[Effect] = [Note("leader.standing", fields), *self._ask(now_s)]
+        return effects + self.voted(now_s, me, self.voter.vote)
 
     def stood(self, now_s: float, sender: NodeId, message: Candidacy) -> list[Effect]:
         """A member stands for leader."""
         if sender not in self._context.view or self._leads or self.abstains:
             # A leader that hears this lives; it is told when another has won.
             return []
-        refusal = Send(sender, Vote(self.term, False, *self._place))  # noqa: FBT003
-        if _place_in(message) < self._place:
+        refusal = Send(sender, self.voter.refusal)
+        if place_in(message) < self.voter.place:
             return [*(Send(sender, word) for word in self._words), refusal]
         promise = Promise(message.term, sender)
-        if promise == self.promise and self.bound:
-            return [Send(sender, self._vote())] if self._kept == promise else []
-        if message.term <= self.term or message.view_term < self._forgotten_term:
+        if promise == self.voter.promise and self.bound:
+            return [Send(sender, self.voter.vote)] if self.voter.kept == promise else []
+        if message.term <= self.term or not self.voter.remembers(message):
             return [refusal]
+        return self._bind_to(now_s, promise)
+
+    def _bind_to(self, now_s: float, promise: Promise) -> list[Effect]:
+        """Vote for another."""
         if self.state is not ElectionState.FOLLOWING:
             self._follow(now_s)
         # The new leader gets its time to open a round.
         self._heard_s = now_s
-        return self._bind(now_s, promise)
+        self._seen_term = max(self._seen_term, promise.term)
+        return self.voter.bind(now_s, promise)
 
     def voted(self, now_s: float, sender: NodeId, message: Vote) -> list[Effect]:
-        """A member's answer to this node's candidacy."""
+        """A member's answer to this node's candidacy, or to what it proposes."""
         self._seen_term = max(self._seen_term, message.term)
-        ours = self.state is ElectionState.STANDING and message.term == self.promise.term
-        if not ours or not message.granted:
+        ballot, ours = self._ballot, message.term == self.voter.promise.term
+        if ballot is None or not ours or not message.granted:
             return []
-        self._votes[sender] = message
-        if not self._chosen_by({*self._votes}):
+        if ballot.proposed:
+            if message.confirmed_term == message.term and place_in(message) == self.voter.place:
+                ballot.confirmed.add(sender)
+            return self._win(now_s, ballot) if ballot.agreed else []
+        ballot.votes[sender] = message
+        if not ballot.elected:
             return []
         view = self._context.view
-        missing = {*ids_of(view)} - self._votes.keys() - {view.leader}
-        if not missing or not self._hashes_agreed():
+        missing = {*ids_of(view)} - ballot.votes.keys() - {view.leader}
+        if not missing or not ballot.open:
             return self._conclude(now_s)
         if self._complete_by_s is None:
             self._complete_by_s = self._by_s = now_s + self._timeout_s / 2
         return []
 
-    def _hashes_agreed(self) -> Hashes:
-        """Return the hashes of all stages if all who voted are ready to commit the round."""
-        hashes: dict[int, str] = {}
-        for vote in self._votes.values():
-            if _place_in(vote) != self._place or not vote.hashes:
-                return ()
-            for stage, parameter_hash in vote.hashes:
-                if hashes.setdefault(stage, parameter_hash) != parameter_hash:
-                    return ()
-        return tuple(sorted(hashes.items()))
-
     def _conclude(self, now_s: float) -> list[Effect]:
+        """The votes are counted: lead the term, or have confirmed first what is to be committed."""
+        ballot = self._ballot
+        assert ballot is not None
+        self._complete_by_s, ballot.proposed = None, ballot.hashes
+        if not ballot.proposed:
+            return self._win(now_s, ballot)
+        self.voter.confirmed_term = self.voter.promise.term
+        self._by_s = now_s + self._timeout_s
+        return [*self._ask(now_s), *self.voted(now_s, self._context.node_id, self.voter.vote)]
+
+    def _win(self, now_s: float, ballot: Ballot) -> list[Effect]:
         """This node leads the term."""
         view = self._context.view
-        self.state, self._complete_by_s, self._vacant = ElectionState.WON, None, False
+        self.state, self._vacant, self._ballot = ElectionState.WON, False, None
         self._heard_s = now_s
         assert self.last is not None, "nobody is elected before the first round"
         self._succession = Succession(
-            self.promise.term, view.leader, self.last.opening, view, self._hashes_agreed()
+            self.voter.promise.term, view.leader, self.last.opening, view, ballot.proposed
         )
-        fields = (("term", self.promise.term), ("num_votes", len(self._votes)))
+        fields = (("term", self.voter.promise.term), ("num_votes", len(ballot.votes)))
         return [Note("leader.elected", fields)]
+
+    def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> list[Effect]:
+        """A candidate has a quorum of votes, and is to commit the round if another confirms it."""
+        if sender not in self._context.view or self._leads or self.abstains:
+            return []
+        if place_in(message) < self.voter.place:
+            return [Send(sender, word) for word in self._words]
+        promise, voter = Promise(message.term, sender), self.voter
+        if message.term < self.term or not voter.remembers(message):
+            return []
+        if voter.confirm(message, promise):
+            return [Send(sender, voter.vote)]
+        return self._bind_to(now_s, promise) if message.term > self.term else []
 
     def take(self) -> Succession | None:
         """Return what this node has won, once."""
         succession, self._succession = self._succession, None
         return succession
 
-    # --- those who are behind -----------------------------------------------------------------
-
     def catch_up(self, sender: NodeId, round_: Round, *, view_term: int) -> list[Effect]:
         """A member asks for the decision that it may have missed; anybody may know it."""
-        if (view_term, round_) > self._place[:2]:
+        if (view_term, round_) > self.voter.place[:2]:
             return []
         return [Send(sender, word) for word in self._words]
 
@@ -556,9 +512,8 @@ class Election:
         return stopped, [Send(message.leader, CatchUp(self._context.round))]
 
 
-def _answer(to: NodeId, question: Canvass, *, silent: bool) -> Effect:
-    return Send(to, CanvassAnswer(*_place_in(question), silent))
-
-
-def _place_in(message: Canvass | CanvassAnswer | Candidacy | Vote) -> Place:
-    return message.view_term, message.round, message.view_version
+def _patience_s(view: View, node_id: NodeId, config: ProtocolConfig) -> float:
+    others = [m.node_id for m in view.data_nodes if m.node_id != view.leader]
+    rank = others.index(node_id)
+    far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
+    return config.election_timeout_s * (1 + rank / 4) + far_s

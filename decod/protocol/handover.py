@@ -162,6 +162,6 @@ class Handover:
         if self._stand_s is None or self._stand_s > now_s:
             return []
         self._stand_s = now_s + self._context.config.election_timeout_s
-        voted = election.bound and election.promise.candidate != self._context.node_id
+        voted = election.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.state is ElectionState.STANDING
         return election.stand(now_s) if election.may_stand and not busy else []

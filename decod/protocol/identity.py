@@ -5,8 +5,8 @@ from enum import StrEnum
 
 from decod.ids import NodeId
 from decod.protocol.admission import RunShape
-from decod.protocol.election import NO_PROMISE, Promise
 from decod.protocol.view import Role
+from decod.protocol.voter import NO_PROMISE, Promise
 
 
 class NodeState(StrEnum):

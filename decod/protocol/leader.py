@@ -55,7 +55,7 @@ from decod.protocol.polling import Polling
 from decod.protocol.probes import Probes
 from decod.protocol.rebuild import Rebuild
 from decod.protocol.severed import Severed
-from decod.protocol.view import Opening, Role, View, orphans
+from decod.protocol.view import Member, Opening, Role, View, orphans
 
 _FAILURES_MAX = 5
 """Rounds of one iteration that may fail with all stages present before the run is stopped."""
@@ -169,8 +169,11 @@ class Leader:
 
     def join(self, now_s: float, sender: NodeId, join: Join) -> list[Effect]:
         """A candidate offers itself, or repeats its offer."""
+        if self.admission.outdated(sender, join):
+            return []
         effects: list[Effect] = []
-        if sender in self.view and not self.admission.refusal(join):
+        member = sender in self.view and sender not in self.admission.candidates
+        if member and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
                 return self._last_word(sender)
             effects += self._remove(now_s, {sender: "restarted"})
@@ -256,7 +259,7 @@ class Leader:
         for node, reason in nodes.items():
             self.probes.forget(node)
             if not admit:
-                self.admission.candidates.pop(node, None)
+                self.admission.lost(node)
             self.leaving.pop(node, None)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:
@@ -424,8 +427,6 @@ class Leader:
         self._reports.clear()
         self.view, self.round = message.opening.view, message.opening.round
         self.electorate.opened(self.view)
-        for node in self.view.by_id:
-            self.admission.candidates.pop(node, None)
         for node in goodbye:
             self.leaving.pop(node, None)
         paused = message.opening.paused
@@ -435,6 +436,7 @@ class Leader:
         self._pace.begin(now_s, runs=complete and not paused)
         effects: list[Effect] = [Send(self.node_id, message)]
         effects += [Send(node, message) for node in goodbye]
+        effects += self.electorate.wait_for(self.admission.entered(self.view), self.view)
         effects += self.rebuild.opened(now_s, self.view, self.committed.iteration)
         if self.rebuild.pending:
             effects += self._query(now_s)
@@ -453,7 +455,7 @@ class Leader:
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
             staff = members if self.started else None
-            members += self.admission.members(self.committed, staff)
+            members = _with(members, self.admission.members(self.committed, staff))
         if resize:
             members = self.capacities.apply(members, self.leaving)
         return self.view.successor(members, leader=self.node_id)
@@ -474,6 +476,12 @@ class Leader:
         effects = self.polling.told(loads, self.view, self.leaving)
         self.rebuild.told(loads)
         return effects + self._begin_era(now_s)
+
+
+def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
+    """Return members and new ones, who may be later lives of some."""
+    back = {member.node_id for member in new}
+    return [*(member for member in members if member.node_id not in back), *new]
 
 
 def _again(round_: Round) -> Round:

@@ -510,6 +510,22 @@ class Vote:
     view_version: int
     hashes: Hashes = ()
     """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
+    confirmed_term: int = 0
+    """Of the candidate whose commit of that round the sender has confirmed last; 0: of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """A candidate has a quorum of votes, by which its round may have been committed already.
+
+    It commits it if a quorum confirms that, with a `Vote` that says so.
+    """
+
+    term: int
+    view_term: int
+    """Of the sender's view; with what follows, the round."""
+    round: Round
+    view_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,6 +582,7 @@ Message = (
     | CanvassAnswer
     | Candidacy
     | Vote
+    | Confirm
     | LeaderIs
 )
 
@@ -578,7 +595,7 @@ OF_CHANGED_PATH = ForwardActivation | Reroute
 VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
 """Messages that belong to a version of the view, whatever its round."""
 
-ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | LeaderIs
+ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | Confirm | LeaderIs
 """Messages that are about terms, and say which one they mean."""
 
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, Average, LinkProbe)

@@ -15,12 +15,7 @@ from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
-from decod.protocol.election import (
-    BEATS_PER_TIMEOUT,
-    DEPUTIES_MAX,
-    Election,
-    Promise,
-)
+from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.era import Hashes
 from decod.protocol.events import DrainRequested, LeaderFound, Received, VotePersisted
 from decod.protocol.follow_messages import FollowMessage
@@ -29,6 +24,7 @@ from decod.protocol.identity import RunFacts
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
+from decod.protocol.voter import Promise
 from decod.protocol.work import Work
 
 _ANY_TERM = (
@@ -233,7 +229,9 @@ class Office:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:
+    def received(  # noqa: C901 - a line each.
+        self, now_s: float, received: Received
+    ) -> list[Effect]:
         """Take in a message for the leader, or about who that is."""
         message, sender = received.message, received.sender
         election = self.election
@@ -247,6 +245,8 @@ class Office:
             case messages.Vote():
                 effects = election.voted(now_s, sender, message)
                 return effects + self._take_over(now_s)
+            case messages.Confirm():
+                return election.confirm(now_s, sender, message)
             case messages.LeaderIs() if sender in self._context.view:
                 stopped, effects = election.leader_is(now_s, message)
                 return (self._step_down() if stopped else []) + effects
@@ -289,7 +289,7 @@ class Office:
             return self.leader.unreachable(now_s, node, ping=ping, reason=reason)
         if node == self._context.view.leader and self._context.node_id in self._context.view:
             self.election.doubt(now_s)
-            return self.election.check.unreachable(node) if ping else None
+            return self.election.check.unreachable(now_s, node) if ping else None
         return None
 
     def counted(self, now_s: float, utilisation: Utilisation) -> list[Effect]:

@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from dataclasses import replace
 from typing import Any
 
 from decod.errors import ConfigError
+from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import OPTIONS, PART_OPTIONS, Cut, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
@@ -54,18 +54,16 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
     parser.add_argument("--calm-s", type=float, help="when all faults are over")
     parser.add_argument("--quiet", action="store_true", help="only the summary, no trace")
     parser.add_argument("--storm", type=int, help="seed of a run in bad weather, for all the rest")
+    parser.add_argument("--elections", type=int, help="likewise, of one whose leaders are struck")
     parsed: dict[str, Any] = vars(parser.parse_args(arguments))
-    quiet, storm = bool(parsed.pop("quiet")), parsed.pop("storm")
-    if storm is not None:
-        return storm_scenario(storm), quiet
+    quiet, drawn = bool(parsed.pop("quiet")), (parsed.pop("storm"), parsed.pop("elections"))
+    for seed, scenario_of in zip(drawn, (storm_scenario, election_storm), strict=True):
+        if seed is not None:
+            return scenario_of(seed), quiet
     faults = tuple(HostFault.parse(text) for text in parsed.pop("faults"))
     cuts = tuple(Cut.parse(text) for text in parsed.pop("cuts"))
     parts = {key: parsed.pop(".".join(key)) for key in PART_OPTIONS}
-    scenario = Scenario(**parsed, faults=faults, cuts=cuts)
-    for (part, name), value in parts.items():
-        changed = replace(getattr(scenario, part), **{name: value})
-        scenario = replace(scenario, **{part: changed})
-    return scenario, quiet
+    return Scenario(**parsed, faults=faults, cuts=cuts).with_values(parts), quiet
 
 
 def _show(lines: list[str]) -> None:

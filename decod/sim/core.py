@@ -12,7 +12,6 @@ from decod.ids import FlowId, NodeId, Round
 from decod.planner.graph import Route
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Effect, Send
-from decod.protocol.election import NO_PROMISE, Promise
 from decod.protocol.electorate import electors_of, ids_of
 from decod.protocol.events import Event, Received
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
@@ -24,6 +23,7 @@ from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.shares import Positions
 from decod.protocol.view import Role
+from decod.protocol.voter import NO_PROMISE, Promise
 from decod.sim.compute import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
@@ -101,6 +101,7 @@ class Place:
     round: Round
     leads: bool
     """It decides for that term."""
+    in_view: bool
 
 
 def place_of(machine: object) -> Place | None:
@@ -109,7 +110,8 @@ def place_of(machine: object) -> Place | None:
     if not isinstance(core, NodeMachine):
         return None
     context = core.context
-    return Place(context.view.term, context.round, core.leader is not None)
+    leads = core.leader is not None
+    return Place(context.view.term, context.round, leads, core.in_view)
 
 
 def ends_run(machine: object) -> bool:

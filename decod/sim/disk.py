@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
-from decod.protocol.election import NO_PROMISE, Promise
 from decod.protocol.era import MARKS_MAX
+from decod.protocol.voter import NO_PROMISE, Promise
 from decod.sim.compute import StateBlob
 from decod.sim.kernel import Kernel
 

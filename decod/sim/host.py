@@ -154,6 +154,8 @@ class Host:
         self._backlog: list[Callable[[], None]] = []
         self._round_trips = RoundTrips(world.kernel, self.deliver)
         self._on_event: dict[int, Callable[[], None]] = {}
+        self._on_sent: dict[tuple[str, int], Callable[[], None]] = {}
+        self._num_sent: Counter[str] = Counter()
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
             fx.SendTensor: self._send_tensor,
@@ -229,6 +231,17 @@ class Host:
     def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
         """Call back when the machine takes its event of this number, counted from 1."""
         self._on_event[num_events] = callback
+
+    def on_sent(self, kind: str, num: int, callback: Callable[[], None]) -> None:
+        """Call back before the machine's message of this kind and number leaves, counted from 1."""
+        self._on_sent[kind, num] = callback
+
+    def _leaves(self, message: Message) -> bool:
+        """Let happen what was to happen before a message leaves; whether it still does."""
+        kind = type(message).__name__
+        self._num_sent[kind] += 1
+        self._on_sent.pop((kind, self._num_sent[kind]), _nothing)()
+        return self.reachable
 
     def deliver(self, event: Event) -> None:
         """Give the machine an event, now or when the host thaws."""
@@ -315,6 +328,8 @@ class Host:
     # --- messages -----------------------------------------------------------------------------
 
     def _send(self, effect: fx.Send) -> None:
+        if self._on_sent and not self._leaves(effect.message):
+            return
         self.num_control_sent += 1
         self.control_by_kind[type(effect.message).__name__] += 1
         self._world.observer.sent(self, effect.to, effect.message)
@@ -340,6 +355,8 @@ class Host:
         self.deliver(ev.SendFailed(to, message, reason))
 
     def _send_tensor(self, effect: fx.SendTensor) -> None:
+        if self._on_sent and not self._leaves(effect.message):
+            return
         self.num_bulk_sent += 1
         self._world.observer.sent(self, effect.to, effect.message)
         stored = self.tensors.usable(effect.tensor, effect)

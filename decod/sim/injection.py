@@ -17,6 +17,9 @@ _RETURN_S = 2.0
 _SLOWNESS = 10.0
 """How many times as long a slow device takes."""
 
+_FROM_OUTSIDE = (FaultKind.KILL, FaultKind.VANISH, FaultKind.RESTART, FaultKind.FREEZE)
+"""Faults that befall a host whatever its machine does."""
+
 _RETURNING = (StopReason.REMOVED, StopReason.SUPERSEDED, StopReason.LEADER_LOST)
 
 
@@ -74,7 +77,12 @@ class Injection:
         strike = partial(self._strike, fault, host)
         if fault.kind is FaultKind.RESTART:
             self.num_coming += 1
-        if fault.after_num_events is None:
+        if fault.before_message is not None:
+            # What calls on the machine must wait until it has ended its step.
+            at_once = fault.kind in _FROM_OUTSIDE
+            later = partial(kernel.after, 0.0, strike)
+            host.on_sent(*fault.before_message, strike if at_once else later)
+        elif fault.after_num_events is None:
             kernel.at(fault.at_s or 0.0, strike)
         else:
             host.on_event(fault.after_num_events, lambda: kernel.after(0.0, strike))

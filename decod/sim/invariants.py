@@ -40,6 +40,7 @@ from decod.protocol.view import Opening
 from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, Place, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
+from decod.sim.forks import Commits, missed
 from decod.sim.host import Host, World
 from decod.sim.trace import Trace
 
@@ -143,13 +144,10 @@ class Checker:
         replay: str,
         trace: Trace,
     ) -> None:
-        self._config = config
-        self._profile = profile
+        self._config, self._profile = config, profile
         self._capacities = capacities
         self._capacity_max = max(capacities.values())
-        self._batch, self._num_put_off = batch, 0
-        self._replay = replay
-        self._trace = trace
+        self._batch, self._num_put_off, self._replay, self._trace = batch, 0, replay, trace
         self._world: World | None = None
         self.nodes: dict[str, NodeCounts] = {}
         self.num_iterations = 0
@@ -161,7 +159,7 @@ class Checker:
         self._iterations: dict[tuple[int, int], _Committed] = {}
         """By era and iteration."""
         self._announced: dict[_Term, int] = {}
-        self._data = DataChecker(batch, self._bases)
+        self._data, self._commits = DataChecker(batch, self._bases), Commits()
         self._reports: dict[tuple[_Term, int], dict[NodeId, int]] = {}
         self._decisions: dict[_Term, tuple[str, str]] = {}
         self._leaders: dict[int, str] = {}
@@ -190,8 +188,7 @@ class Checker:
 
     def check_counted(self, host: Host) -> None:
         """Compare what a node that has seen all iterations says of skipped positions."""
-        if what := self._data.counted(host, self.num_iterations):
-            raise self.violated("I5", host, what)
+        self._refuse("I5", host, self._data.counted(host, self.num_iterations))
 
     def violated(self, invariant: str, host: Host | None, what: str) -> InvariantViolation:
         """Return the exception that names a violation."""
@@ -202,6 +199,10 @@ class Checker:
             what=what,
             replay=self._replay,
         )
+
+    def _refuse(self, invariant: str, host: Host, what: str) -> None:
+        if what:
+            raise self.violated(invariant, host, what)
 
     @property
     def _now_s(self) -> float:
@@ -217,7 +218,7 @@ class Checker:
             if table is not None:
                 self._check_flows(host, table)
         self._check_memory(host)
-        self._check_term(host)
+        self._check_term(host, event)
 
     def sent(self, host: Host, to: NodeId, message: Message) -> None:
         del to
@@ -312,8 +313,7 @@ class Checker:
         if known is None:
             again = self._before(era, step)
             self._iterations[era, step.iteration] = _Committed(step.counts, host.name, again)
-            if what := self._data.committed(step, era):
-                raise self.violated("I5", host, what)
+            self._refuse("I5", host, self._data.committed(step, era))
         elif known.counts != step.counts:
             missing = [str(m) for m, _ in known.counts if m not in dict(step.counts)]
             extra = [str(m) for m, _ in step.counts if m not in dict(known.counts)]
@@ -382,6 +382,7 @@ class Checker:
         assert isinstance(message, (msg.Commit, msg.Abort))
         decision = "commit" if isinstance(message, msg.Commit) else "abort"
         if isinstance(message, msg.Commit):
+            self._refuse("I3", host, self._commits.decided(message))
             self._check_loss(host, message)
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
@@ -414,10 +415,11 @@ class Checker:
 
     # --- I4 -----------------------------------------------------------------------------------
 
-    def _check_term(self, host: Host) -> None:
+    def _check_term(self, host: Host, event: Event | None) -> None:
         place = place_of(host.machine)
         if place is None:
             return
+        self._refuse("I4", host, missed(host, place, event))
         before = self._places.get((host.node_id, host.life), place)
         if (place.term, place.round) < (before.term, before.round):
             was, now = f"{before.term}/{before.round}", f"{place.term}/{place.round}"
@@ -460,10 +462,9 @@ class Checker:
             )
             what = f"{host.tensors.stored_bytes} bytes stored, {bound_bytes} allowed: {counts}"
             raise self.violated("I6", host, what)
-        capacity = self._capacities[host.node_id]
-        if len(host.compute.held) > capacity:
-            what = f"{len(host.compute.held)} microbatches held for a capacity of {capacity}"
-            raise self.violated("I6", host, what)
+        num, capacity = len(host.compute.held), self._capacities[host.node_id]
+        if num > capacity:
+            raise self.violated("I6", host, f"{num} microbatches held, the capacity is {capacity}")
 
     # --- I8 -----------------------------------------------------------------------------------
 

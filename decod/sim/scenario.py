@@ -6,9 +6,10 @@ it can be written as a command line, so a failure is repeated by pasting one lin
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from typing_extensions import override
 
@@ -75,28 +76,35 @@ class HostSpec:
     """Its own times; sizes are the scenario's."""
 
 
-_FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+))(?:\+([\d.]+))?")
+_FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+)|!([A-Z][A-Za-z]+)\.(\d+))(?:\+([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class HostFault:
-    """Something that befalls a host, at an instant or after so many events of its machine."""
+    """What befalls a host: at an instant, after so many events, or before it says something."""
 
     kind: FaultKind
     host: str
     at_s: float | None = None
     after_num_events: int | None = None
+    before_message: tuple[str, int] | None = None
+    """Name of a kind of message, and which one of these is about to leave, counted from 1. Of those
+    that leave in one step a part is out by then."""
     duration_s: float = 10.0
     """How long a freeze or pause lasts, or the time before a restart."""
 
     @override
     def __str__(self) -> str:
         when = f"@{self.at_s!r}" if self.after_num_events is None else f"#{self.after_num_events}"
+        if self.before_message is not None:
+            when = "!{}.{}".format(*self.before_message)
         return f"{self.kind}:{self.host}{when}+{self.duration_s!r}"
 
     @staticmethod
     def parse(text: str) -> "HostFault":
-        """Read `KIND:HOST@SECONDS`, or `KIND:HOST#EVENTS`, each with `+DURATION` where it matters.
+        """Read `KIND:HOST@SECONDS`, `KIND:HOST#EVENTS` or `KIND:HOST!MESSAGE.NUMBER`.
+
+        Each with `+DURATION` where it matters.
 
         Raises:
             ConfigError: The text says something else.
@@ -106,15 +114,16 @@ class HostFault:
             raise ConfigError(
                 f"fault is {text!r}",
                 why="it does not say what happens to which host, and when",
-                fix="write KIND:HOST@SECONDS or KIND:HOST#EVENTS, with KIND one of "
-                + ", ".join(FaultKind),
+                fix="write KIND:HOST@SECONDS, KIND:HOST#EVENTS or KIND:HOST!MESSAGE.NUMBER, with"
+                f" KIND one of {', '.join(FaultKind)}",
             )
         return HostFault(
             FaultKind(match[1]),
             match[2],
             at_s=float(match[3]) if match[3] else None,
             after_num_events=int(match[4]) if match[4] else None,
-            duration_s=float(match[5]) if match[5] else 10.0,
+            before_message=(match[5], int(match[6])) if match[5] else None,
+            duration_s=float(match[7]) if match[7] else 10.0,
         )
 
 
@@ -286,12 +295,22 @@ class Scenario:
 
     def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
         """Return a copy that has these fields of its parts from another scenario."""
-        result = self
-        for part, name in fields:
-            value = getattr(getattr(source, part), name)
-            changed = replace(getattr(result, part), **{name: value})
-            result = replace(result, **{part: changed})
-        return result
+        return self.with_values(
+            {(part, name): getattr(getattr(source, part), name) for part, name in fields}
+        )
+
+    def with_values(self, values: Mapping[tuple[str, str], Any]) -> "Scenario":
+        """Return a copy with some fields of its parts, by part and name, replaced.
+
+        Raises:
+            ConfigError: They do not go together.
+        """
+        changed: dict[str, Any] = {}
+        # All of a part at once: some must keep a relation to each other.
+        for part in dict.fromkeys(part for part, _ in values):
+            fields = {name: value for (owner, name), value in values.items() if owner == part}
+            changed[part] = replace(getattr(self, part), **fields)
+        return replace(self, **changed)
 
 
 OPTIONS = {
@@ -316,10 +335,17 @@ PART_OPTIONS = {
     ("link_faults", "delay_ratio"): "--delay-ratio",
     ("link_faults", "reorder_ratio"): "--reorder-ratio",
     ("link_faults", "corrupt_ratio"): "--corrupt-ratio",
+    ("link_faults", "delay_max_s"): "--delay-max-s",
+    ("link_faults", "retry_timeout_s"): "--retry-timeout-s",
     ("link_faults", "until_s"): "--link-faults-until-s",
     ("protocol", "min_nodes_per_stage"): "--min-nodes-per-stage",
     ("protocol", "min_data_nodes"): "--min-data-nodes",
     ("protocol", "round_timeout_s"): "--round-timeout-s",
+    ("protocol", "heartbeat_interval_s"): "--heartbeat-interval-s",
+    ("protocol", "heartbeat_timeout_s"): "--heartbeat-timeout-s",
+    ("protocol", "probe_timeout_s"): "--probe-timeout-s",
+    ("protocol", "election_timeout_s"): "--election-timeout-s",
+    ("protocol", "leader_timeout_s"): "--leader-timeout-s",
     ("protocol", "routing"): "--routing",
     ("profile", "optimizer_s"): "--optimizer-s",
     ("profile", "activation_bytes"): "--activation-bytes",

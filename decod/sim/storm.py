@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from decod.protocol.params import ProtocolConfig, Routing
@@ -38,12 +38,20 @@ _SHOWN_MAX = 30
 _ROUTINE = (" is committed, ", " loss ", "flow ", " members, view ", " is used: ")
 
 
-def weather(seeds: Iterable[int], *, num_iterations: int = 30) -> tuple[list[str], Counter[str]]:
-    """Run storms. Returns failures, each with replay and trace, and how many ended in what way."""
+def weather(
+    seeds: Iterable[int], drawn: Callable[[int], Scenario] | None = None
+) -> tuple[list[str], Counter[str]]:
+    """Run storms. Returns failures, each with replay and trace, and how many ended in what way.
+
+    Args:
+        seeds: Of the runs.
+        drawn: Returns the scenario of a seed; `storm_scenario` if none is given.
+    """
     failures: list[str] = []
     tally: Counter[str] = Counter()
     for seed in seeds:
-        simulation = Simulation(storm_scenario(seed, num_iterations=num_iterations))
+        simulation = Simulation((drawn or storm_scenario)(seed))
+        num_iterations = simulation.scenario.num_iterations
         try:
             result = simulation.run()
         except InvariantViolation as violation:

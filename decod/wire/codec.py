@@ -430,8 +430,15 @@ _BODIES: Mapping[str, f.Struct] = {
     "candidacy": f.Struct(m.Candidacy, {"term": f.ITERATION, **_PLACE}),
     "vote": f.Struct(
         m.Vote,
-        {"term": f.ITERATION, "granted": f.BOOLEAN, **_PLACE, "hashes": _HASHES},
+        {
+            "term": f.ITERATION,
+            "granted": f.BOOLEAN,
+            **_PLACE,
+            "hashes": _HASHES,
+            "confirmed_term": f.ITERATION,
+        },
     ),
+    "confirm": f.Struct(m.Confirm, {"term": f.ITERATION, **_PLACE}),
     "leader_is": f.Struct(
         m.LeaderIs,
         {

@@ -4,16 +4,19 @@
 """
 
 import os
+import shlex
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from decod.sim.__main__ import main
-from decod.sim.scenario import Cut
+from decod.sim.__main__ import _parsed, main
+from decod.sim.elections import election_storm
+from decod.sim.scenario import Cut, HostFault
 from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather
+from tests.support.mutations import MUTATIONS, Mutation, notice
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
 
@@ -47,6 +50,47 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
     assert num_shed > 50
 
 
+@pytest.mark.timeout(600)
+def test_runs_survive_what_strikes_their_leaders() -> None:
+    failures: list[str] = []
+    tally: Counter[str] = Counter()
+    blocks = [range(block, NUM_SEEDS, 10) for block in range(10)]
+    with ProcessPoolExecutor(2) as pool:
+        for found, counted in pool.map(weather, blocks, [election_storm] * 10):
+            failures += found
+            tally += counted
+    assert not failures, "\n\n".join(failures)
+    assert tally["runs that committed all"] > NUM_SEEDS / 2, tally
+    assert tally["leaders elected"] > NUM_SEEDS / 3, tally
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_safeguard_that_is_taken_out_is_missed(mutation: Mutation) -> None:
+    """The seed that is known to notice comes first; others are tried if the weather has changed."""
+    found = notice(mutation, [mutation.seed, *range(20)])
+    assert found is not None, mutation.without
+
+
+RETURN_WITHOUT_QUORUM = """
+    --seed 4 --data-nodes 2 --stages 1 --capacity-max 3 --microbatches 1 --iterations 12
+    --duration-max-s 1800 --link-spread-ratio 0.5 --min-nodes-per-stage 2 --min-data-nodes 2
+    --round-timeout-s 20 --heartbeat-interval-s 0.25 --heartbeat-timeout-s 1 --probe-timeout-s 0.6
+    --election-timeout-s 1 --leader-timeout-s 15 --routing greedy --optimizer-s 0.5
+    --activation-bytes 100000 --calm-s 18.324 --fault restart:relay3!ReducedPart.5+4.905
+    --fault disk:data0@3.666+4.073 --fault vanish:data0@3.514+1.399
+    --fault slow:data0!Commit.5+6.416 --cut relay0,data0>data1@9.553+3.368
+    --cut data1,relay2,relay1>relay3,data0,relay0@6.973+7.718 --cut relay2|data1@4.252+4.372
+"""
+
+
+def test_a_node_that_starts_again_while_too_many_are_gone_is_taken_in() -> None:
+    """Its earlier life could not be removed, and a round has begun in the old view meanwhile."""
+    scenario, _ = _parsed(RETURN_WITHOUT_QUORUM.split())
+    result = Simulation(scenario).run()
+    assert result.num_iterations == scenario.num_iterations
+    assert any("NO QUORUM" in line for line in result.trace)
+
+
 def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds() -> None:
     """All of a stage restart one after another, and with them half of the run."""
     failures, tally = weather([2044])
@@ -69,9 +113,17 @@ def test_the_command_of_a_storm_replays_it(capsys: pytest.CaptureFixture[str]) -
     assert printed[:-1] == list(Simulation(scenario).run().trace)
 
 
-def test_a_cut_is_written_as_it_is_read() -> None:
+def test_what_befalls_hosts_and_links_is_written_as_it_is_read() -> None:
     for text in ("data0,relay1|relay2@4.5+2.0", "relay0>data0@1.0+3.5"):
         assert str(Cut.parse(text)) == text
+    for text in ("freeze:relay0@4.5+2.0", "kill:data0#150+10.0", "restart:data1!Candidacy.2+0.5"):
+        assert str(HostFault.parse(text)) == text
+
+
+@pytest.mark.parametrize("seed", [0, 4, 21])
+def test_the_command_of_an_election_storm_replays_it(seed: int) -> None:
+    scenario = election_storm(seed)
+    assert _parsed(shlex.split(scenario.command().partition("  # ")[0])[3:])[0] == scenario
 
 
 @pytest.mark.parametrize("text", ["relay0@1", "relay0|relay1", "relay0|nobody@1+1"])

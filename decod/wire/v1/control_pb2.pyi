@@ -42,7 +42,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "follow", "followed", "average")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class Envelope(_message.Message):
     CANDIDACY_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     LEADER_IS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_FIELD_NUMBER: _ClassVar[int]
@@ -186,10 +187,11 @@ class Envelope(_message.Message):
     candidacy: Candidacy
     vote: Vote
     leader_is: LeaderIs
+    confirm: Confirm
     follow: Follow
     followed: Followed
     average: Average
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt", "era")
@@ -1228,20 +1230,34 @@ class Candidacy(_message.Message):
     def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("term", "granted", "view_term", "round", "view_version", "hashes")
+    __slots__ = ("term", "granted", "view_term", "round", "view_version", "hashes", "confirmed_term")
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_TERM_FIELD_NUMBER: _ClassVar[int]
     term: int
     granted: bool
     view_term: int
     round: Round
     view_version: int
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
-    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
+    confirmed_term: int
+    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., confirmed_term: _Optional[int] = ...) -> None: ...
+
+class Confirm(_message.Message):
+    __slots__ = ("term", "view_term", "round", "view_version")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    view_term: int
+    round: Round
+    view_version: int
+    def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class LeaderIs(_message.Message):
     __slots__ = ("term", "leader", "address")

@@ -7,8 +7,8 @@ from pathlib import Path
 from decod.daemon.succession import join_string_of, leader_of
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
-from decod.protocol.election import Promise
 from decod.protocol.view import Member, Role, View
+from decod.protocol.voter import Promise
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_status import give_core
 
@@ -37,7 +37,7 @@ def test_the_leader_is_who_the_view_says(tmp_path: Path) -> None:
             info = node._hello(None)  # type: ignore[arg-type]
             assert info is not None
             assert (info.leader, info.leader_address) == (OTHER, "c.example:1")
-            machine.office.election.promise = Promise(4, STRANGER)
+            machine.office.election.voter.promise = Promise(4, STRANGER)
             assert leader_of(node).electing
             info = node._hello(None)  # type: ignore[arg-type]
             assert info is not None

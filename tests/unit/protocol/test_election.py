@@ -3,16 +3,18 @@
 import dataclasses
 import os
 from random import Random
+from typing import Any
 
 import pytest
 
 from decod.ids import NodeId, Round
 from decod.protocol import effects as fx
 from decod.protocol import messages as m
-from decod.protocol.election import NO_PROMISE, Election, Promise
+from decod.protocol.election import Election
 from decod.protocol.view import Opening
+from decod.protocol.voter import NO_PROMISE, Promise
 from tests.unit.protocol.cast import D0, D1, R1A, context_of, view_of
-from tests.unit.protocol.electing import Electing, Faults
+from tests.unit.protocol.electing import Electing, Faults, Node
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "300"))
 
@@ -123,6 +125,68 @@ def test_the_smaller_part_of_a_run_commits_nothing(seed: int) -> None:
     world.faults.sides = {}
     world.run(10.0)
     assert old.lead is None or not old.alive
+
+
+# --- what a candidate commits ---------------------------------------------------------------------
+
+
+def ready_world(*names: str) -> Electing:
+    """Return a world in which all have cast their votes for a round, and nobody hears another."""
+    world = Electing(*names, seed=1)
+    for index, node in enumerate(world.nodes.values()):
+        node.ready = True
+        world.faults.sides[node.context.node_id] = index
+    return world
+
+
+def hear_each_other(world: Electing, *names: str) -> None:
+    world.faults.sides |= dict.fromkeys(map(NodeId, names), 99)
+
+
+def aborted(world: Electing) -> m.Abort:
+    """Return what the first leader says if it repeats the round in the same view."""
+    view = dataclasses.replace(world.nodes[D0].context.view, version=2)
+    return m.Abort(Round(1, 1), Opening(Round(1, 2), Round(0, 0), view), "it failed")
+
+
+def test_a_voter_that_is_told_of_an_abort_meanwhile_does_not_let_its_candidate_commit() -> None:
+    """Else two leaders go on from different pasts: its next vote is for another round."""
+    world = ready_world("d0", "d1", "d2", "r1a", "r1b")
+    hear_each_other(world, "d1", "r1a", "r1b")
+    world.run_until(lambda: world.disks.get(R1A) == Promise(2, D1))
+    for node in (D0, NodeId("d2"), R1A):
+        world._open(node, aborted(world))
+    # Its vote, that the round is ready, is on its way; then the two can't hear each other.
+    world.run(0.1)
+    world.faults.sides = {D1: 1, NodeId("r1b"): 1}
+    world.run(20.0)
+    assert len(world.leaders) > 1
+    world.faults.sides = {}
+    world.run(30.0)
+    assert world.iteration > 1
+
+
+def test_what_one_candidate_has_committed_the_next_commits_too() -> None:
+    """Though the first is lost before it has told anybody, and the next has a voter that lags."""
+    world = ready_world("d0", "d1", "d2", "r1a", "r1b")
+    late = NodeId("r1b")
+    world.nodes[late].ready = False
+    world.never_ready.add(late)
+    announce = world._announce
+
+    def alone(node: Node, *args: Any, **how: Any) -> None:
+        if node.context.node_id == D1:
+            world.faults.sides[D1] = 0
+        announce(node, *args, **how)
+
+    world._announce = alone  # type: ignore[method-assign]
+    hear_each_other(world, "d1", "d2", "r1a")
+    world.run_until(lambda: 1 in world.committed)
+    assert world.leaders == {1: D0, 2: D1}
+    world.kill(D1)
+    hear_each_other(world, "d2", "r1a", "r1b")
+    world.run_until(lambda: len(world.leaders) > 2)
+    assert world.nodes[NodeId("d2")].steps == {1: (1, Round(1, 1))}, "the same that d1 has taken"
 
 
 # --- one vote a term ------------------------------------------------------------------------------

@@ -193,6 +193,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "query_id": numbers,
     "term": iterations,
     "view_term": iterations,
+    "confirmed_term": iterations,
     "granted": st.booleans(),
     "silent": st.booleans(),
     "leader": st.none() | node_ids,

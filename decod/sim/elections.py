@@ -1,0 +1,236 @@
+"""Runs whose leaders are struck where it hurts: in the middle of commits, mends and elections.
+
+Beside `decod.sim.storm`, whose faults come at any time: here most befall a host when it is about to
+say a certain thing, links around data nodes are cut, often one way, and all that a protocol waits
+for is short compared with the faults, so there are several elections in a run.
+"""
+
+import random
+from dataclasses import replace
+
+from decod.protocol.params import ProtocolConfig, Routing
+from decod.sim.compute import ComputeProfile
+from decod.sim.kernel import seeded
+from decod.sim.network import LinkFaults, Links
+from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
+
+_BEGIN_S = 2.5
+"""By then all are there."""
+
+_DURATION_MAX_S = 8.0
+
+_LED: tuple[str, ...] = (
+    "Commit",
+    "Commit",
+    "Commit",
+    "BeginAggregation",
+    "BeginAggregation",
+    "Abort",
+    "Mend",
+)
+"""What a leader is about to say when it is struck."""
+
+_DEPUTY: tuple[str, ...] = (
+    "Canvass",
+    "Candidacy",
+    "Candidacy",
+    "Candidacy",
+    "Vote",
+    "Commit",
+    "Abort",
+    "Ready",
+)
+"""What another data node is."""
+
+_RELAY: tuple[str, ...] = ("Ready", "Ready", "ReducePart", "ReducedPart", "Vote", "CanvassAnswer")
+
+_NUM_MAX = {"Canvass": 8, "Candidacy": 8, "Vote": 2, "CanvassAnswer": 3, "Abort": 6, "Mend": 6}
+"""Of which so many are counted at most; of others `_NUM_OTHERS_MAX`."""
+
+_NUM_OTHERS_MAX = 24
+
+
+def election_storm(seed: int, *, num_iterations: int = 12) -> Scenario:
+    """Return a small run with two or three data nodes, and what befalls them."""
+    rng = seeded(seed, "elections")
+    num_data, num_stages = rng.choice((2, 3, 3)), rng.choice((1, 1, 2))
+    calm_s = _BEGIN_S + rng.uniform(3.0, 10.0)
+    scenario = Scenario(
+        seed=seed,
+        num_data_nodes=num_data,
+        num_relays=num_stages * 2 + rng.randint(0, 2),
+        num_relay_stages=num_stages,
+        capacity_min=2,
+        capacity_max=3,
+        num_microbatches=rng.randint(1, 2),
+        num_iterations=num_iterations,
+        duration_max_s=1800.0,
+        calm_s=round(calm_s + _DURATION_MAX_S, 3),
+        profile=ComputeProfile(optimizer_s=rng.choice((0.02, 0.1, 0.5)), activation_bytes=100_000),
+        links=Links(spread_ratio=0.5),
+        link_faults=_bad_links(rng, calm_s),
+        protocol=ProtocolConfig(
+            min_nodes_per_stage=2,
+            min_data_nodes=num_data,
+            routing=Routing.GREEDY,
+            heartbeat_interval_s=0.25,
+            heartbeat_timeout_s=1.0,
+            probe_timeout_s=0.6,
+            election_timeout_s=rng.choice((0.4, 0.4, 1.0)),
+            round_timeout_s=20.0,
+            leader_timeout_s=15.0,
+        ),
+    )
+    if plot := rng.choice((None, None, *_PLOTS)):
+        return plot(rng, scenario, round(rng.uniform(_BEGIN_S, calm_s), 3))
+    faults = _faults(rng, scenario, calm_s=calm_s)
+    return replace(scenario, faults=faults, cuts=_cuts(rng, scenario, calm_s=calm_s))
+
+
+def _bad_links(rng: random.Random, calm_s: float) -> LinkFaults:
+    some = rng.random() < 0.6
+    return LinkFaults(
+        loss_ratio=rng.choice((0.0, 0.02, 0.05)) * some,
+        duplicate_ratio=rng.choice((0.0, 0.05)) * some,
+        delay_ratio=rng.choice((0.0, 0.05)) * some,
+        delay_max_s=rng.choice((0.5, 2.0)),
+        reorder_ratio=rng.choice((0.0, 0.05)) * some,
+        retry_timeout_s=rng.choice((0.6, 3.0)),
+        until_s=round(calm_s, 3),
+    )
+
+
+def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[HostFault, ...]:
+    names, num_data = scenario.host_names, scenario.num_data_nodes
+    spared = {rng.choice(names[:num_data]), *rng.sample(names[num_data:], 2)}
+    faults = []
+    for _ in range(rng.randint(2, 6)):
+        group = rng.choice((names[:1], names[1:num_data], names[:num_data], names[num_data:]))
+        host = rng.choice(group)
+        kinds = [FaultKind.FREEZE, FaultKind.FREEZE, FaultKind.RESTART]
+        if host not in spared:
+            kinds += [FaultKind.KILL, FaultKind.VANISH]
+        said = _DEPUTY if host in names[1:num_data] else _RELAY
+        if host == names[0]:
+            said = _LED
+        message = rng.choice(said)
+        fault = HostFault(
+            rng.choice(kinds),
+            host,
+            before_message=(message, rng.randint(1, _NUM_MAX.get(message, _NUM_OTHERS_MAX))),
+            duration_s=round(rng.uniform(0.2, _DURATION_MAX_S), 3),
+        )
+        if rng.random() < 0.3:
+            at_s = round(rng.uniform(_BEGIN_S, calm_s), 3)
+            fault = replace(fault, before_message=None, at_s=at_s)
+        if rng.random() < 0.15:
+            fault = replace(fault, kind=rng.choice((FaultKind.SLOW, FaultKind.DISK)))
+        faults.append(fault)
+    return tuple(faults)
+
+
+def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut, ...]:
+    """Return cuts around data nodes, between two of them, and into halves with a bridge or not."""
+    cuts = []
+    names, num_data = scenario.host_names, scenario.num_data_nodes
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
+        one = rng.choice(names[:num_data])
+        others = [name for name in names if name != one]
+        rng.shuffle(others)
+        some = others[: rng.randint(1, len(others))]
+        here, there = ([one], some) if rng.random() < 0.6 else (some, [one])
+        if rng.random() < 0.3:
+            middle = len(others) // 2
+            here, there = [one, *others[:middle]], others[middle + (rng.random() < 0.5) :]
+        at_s = round(rng.uniform(_BEGIN_S, calm_s), 3)
+        duration_s = round(rng.uniform(0.3, _DURATION_MAX_S), 3)
+        cuts.append(Cut(tuple(here), tuple(there), at_s, duration_s, rng.random() < 0.4))
+    return tuple(cuts)
+
+
+# --- plots: what would have to come together by chance --------------------------------------------
+
+
+def _slow_one(rng: random.Random, scenario: Scenario) -> tuple[str, Scenario]:
+    """Let one of those that do not lead be the last to vote, by far, in every round."""
+    one = rng.choice(scenario.host_names[1:])
+    slow = HostFault(FaultKind.SLOW, one, at_s=_BEGIN_S - 0.5, duration_s=60.0)
+    profile = replace(scenario.profile, optimizer_s=0.3)
+    return one, replace(scenario, faults=(slow,), profile=profile, link_faults=LinkFaults())
+
+
+def _silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """The leader is lost when all but one have voted, and that one hears of nothing for a while."""
+    one, scenario = _slow_one(rng, scenario)
+    lost = rng.choice((FaultKind.KILL, FaultKind.VANISH, FaultKind.FREEZE))
+    away_s = round(rng.uniform(1.0, 5.0), 3)
+    faults = (
+        HostFault(lost, scenario.host_names[0], at_s=at_s, duration_s=8.0),
+        HostFault(FaultKind.FREEZE, one, at_s=at_s, duration_s=away_s),
+    )
+    return replace(scenario, faults=(*scenario.faults, *faults))
+
+
+def _unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """Nobody hears a leader that hears them; whoever is elected stalls before it knows."""
+    _, scenario = _slow_one(rng, scenario)
+    scenario = scenario.with_values({("protocol", "election_timeout_s"): 1.0})
+    first, *others = scenario.host_names
+    stalls = [
+        HostFault(
+            FaultKind.FREEZE,
+            deputy,
+            before_message=("Candidacy", 1),
+            duration_s=round(rng.uniform(0.7, 1.2), 3),
+        )
+        for deputy in others[: scenario.num_data_nodes - 1]
+    ]
+    cut = Cut((first,), tuple(others), at_s, 6.0, both_ways=False)
+    return replace(scenario, faults=(*scenario.faults, *stalls), cuts=(cut,))
+
+
+def _forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """Those who voted start anew; their candidate counts votes when another has been elected."""
+    num_relays = scenario.num_relay_stages * 2 + 1
+    scenario = replace(
+        scenario, num_data_nodes=3, num_relays=num_relays, link_faults=LinkFaults()
+    ).with_values({("protocol", "min_data_nodes"): 3, ("protocol", "election_timeout_s"): 0.4})
+    first, candidate, other, *relays = scenario.host_names
+    stalls_s, back_s = round(rng.uniform(0.8, 1.2), 3), round(rng.uniform(0.1, 0.5), 3)
+    faults = [
+        HostFault(FaultKind.FREEZE, first, at_s=at_s, duration_s=stalls_s),
+        HostFault(FaultKind.FREEZE, other, at_s=at_s, duration_s=stalls_s),
+        HostFault(FaultKind.FREEZE, candidate, before_message=("Candidacy", 1), duration_s=20.0),
+        HostFault(FaultKind.KILL, first, at_s=at_s + round(rng.uniform(8.0, 14.0), 3)),
+    ]
+    faults += [
+        HostFault(FaultKind.RESTART, relay, before_message=("LeaderIs", 1), duration_s=back_s)
+        for relay in relays
+    ]
+    return replace(
+        scenario,
+        faults=tuple(faults),
+        cuts=(Cut((candidate,), (other,), at_s, 20.0),),
+        calm_s=at_s + 24.0,
+        num_iterations=2 * scenario.num_iterations,
+    )
+
+
+def _late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """A relay is lost while its stage reduces, and parts are still on their way afterwards."""
+    scenario = replace(scenario, num_relays=scenario.num_relay_stages * 3 + 1)
+    late = LinkFaults(delay_ratio=0.3, delay_max_s=1.0, until_s=at_s + 5.0)
+    faults = tuple(
+        HostFault(
+            rng.choice((FaultKind.KILL, FaultKind.FREEZE)),
+            relay,
+            before_message=(rng.choice(("ReducePart", "ReducedPart", "Ready")), rng.randint(3, 9)),
+            duration_s=5.0,
+        )
+        for relay in rng.sample(scenario.host_names[scenario.num_data_nodes :], 2)
+    )
+    return replace(scenario, faults=faults, link_faults=late)
+
+
+_PLOTS = (_silent_voter, *[_unheard_leader] * 3, _forgetful_voters, _late_parts)
+"""The second needs an instant that is hard to meet."""

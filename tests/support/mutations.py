@@ -1,0 +1,197 @@
+"""Safeguards of the protocol, how each is taken out, and the weather in which that is noticed.
+
+A *mutation* replaces one expression in the source of one function. What notices it is an invariant
+of the simulator, or a core that fails an assertion of its own; then the safeguard is needed.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from decod.protocol import data_microbatches as data_module
+from decod.protocol import node as node_module
+from decod.protocol.data_microbatches import DataMicrobatches
+from decod.protocol.election import Election
+from decod.protocol.leader import Leader
+from decod.protocol.node import NodeMachine
+from decod.protocol.office import Office
+from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.sim.elections import election_storm
+from decod.sim.scenario import Scenario
+from decod.sim.simulation import Simulation
+from decod.sim.storm import weather
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """A safeguard, and how it is taken out."""
+
+    name: str
+    without: str
+    """What happens then."""
+    owner: type | object
+    function: str
+    old: str
+    new: str
+    seed: int
+    """One that notices. Others do too, but it may take some to find them."""
+    drawn: Callable[[int], Scenario] = election_storm
+    """The weather: returns the scenario of a seed."""
+
+
+MUTATIONS = (
+    Mutation(
+        name="fence",
+        without="who has missed a commit goes on with its old parameters",
+        owner=node_module,
+        function="_in_step",
+        old="return committed.iteration == work.stage.iteration or voted",
+        new="return True",
+        seed=44,
+    ),
+    Mutation(
+        name="term",
+        without="a decision counts by its round, whoever has made it",
+        owner=NodeMachine,
+        function="_decided",
+        old="(opening.view.term, opening.round) <= (self.context.view.term, self.context.round)",
+        new="opening.round <= self.context.round",
+        seed=31,
+    ),
+    Mutation(
+        name="vote",
+        without="a second candidate of the same term gets a vote too",
+        owner=Election,
+        function="stood",
+        old="message.term <= self.term",
+        new="message.term < self.term",
+        seed=9,
+    ),
+    Mutation(
+        name="disk",
+        without="who starts again has forgotten its vote",
+        owner=Simulation,
+        function="_machine",
+        old="promise=host.disk.promise",
+        new="promise=type(host.disk.promise)()",
+        seed=0,
+    ),
+    Mutation(
+        name="quorum",
+        without="the first vote elects",
+        owner=Election,
+        function="_chosen_by",
+        old="return is_quorum(nodes, self._electors) and "
+        "is_quorum(nodes, ids_of(self._context.view))",
+        new="return len(nodes) > 1",
+        seed=10,
+    ),
+    Mutation(
+        name="bound",
+        without="who has voted for another leader still votes for rounds of the old one",
+        owner=Office,
+        function="fence",
+        old="return vote and self.election.bound",
+        new="return False",
+        seed=0,
+    ),
+    Mutation(
+        name="confirm",
+        without="who is elected commits the round without having asked again",
+        owner=Election,
+        function="_conclude",
+        old="if not ballot.proposed:",
+        new="if True:",
+        seed=0,
+    ),
+    Mutation(
+        name="roster",
+        without="parts and votes of another view count",
+        owner=node_module,
+        function="_place_of",
+        old="return round_, message.view_version",
+        new="return round_, view_version",
+        seed=37,
+    ),
+    Mutation(
+        name="dedup",
+        without="a repeated activation is computed again",
+        owner=RelayMicrobatches,
+        function="activation",
+        old="known = self.held.get(microbatch) or self._done.get(microbatch)",
+        new="known = None",
+        seed=7,
+    ),
+    Mutation(
+        name="positions",
+        without="the shares of a lost data node are read by nobody",
+        owner=data_module,
+        function="shares_of",
+        old="return (own, *dealt)",
+        new="return (own,)",
+        seed=0,
+    ),
+    Mutation(
+        name="debt",
+        without="a share is reported before what was lost is mended",
+        owner=DataMicrobatches,
+        function="_report",
+        old="self._waiting or self._owing",
+        new="self._waiting",
+        seed=0,
+    ),
+    Mutation(
+        name="share",
+        without="the batch is complete before all data nodes have reported",
+        owner=Leader,
+        function="report",
+        old="if len(self._reports) < len(self.view.data_nodes):",
+        new="if False:",
+        seed=0,
+    ),
+)
+
+
+@contextmanager
+def mutated(mutation: Mutation) -> Iterator[None]:
+    """Replace one function by a copy of its source in which one expression is another."""
+    original = getattr(mutation.owner, mutation.function)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(mutation.old) == 1, f"{mutation.name}: the code has changed"
+    scope: dict[str, object] = {}
+    exec(source.replace(mutation.old, mutation.new), original.__globals__, scope)
+    setattr(mutation.owner, mutation.function, scope[mutation.function])
+    try:
+        yield
+    finally:
+        setattr(mutation.owner, mutation.function, original)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What has shown that a safeguard is missing."""
+
+    seed: int
+    num_seeds: int
+    """Tried until then."""
+    what: str
+    """The invariant and what it says."""
+
+
+def notice(mutation: Mutation, seeds: Iterable[int]) -> Notice | None:
+    """Run seeds without the safeguard until one fails."""
+    with mutated(mutation):
+        for num, seed in enumerate(seeds, 1):
+            if what := _failure(mutation, seed):
+                return Notice(seed, num, what)
+    return None
+
+
+def _failure(mutation: Mutation, seed: int) -> str:
+    try:
+        failures, _ = weather([seed], mutation.drawn)
+    except Exception as error:  # noqa: BLE001 - A mutant may do anything.
+        return f"{type(error).__name__}: {error}"
+    return failures[0].partition("\n")[0].partition(": ")[2] if failures else ""
