@@ -133,10 +133,9 @@ class Election:
         """The newest loss that this round has survived."""
         self.abstains = False
         """This node has asked to leave: from then on it has no vote."""
-        self._context = context
-        self._rng = rng
+        self._context, self._rng = context, rng
         self._timeout_s = context.config.election_timeout_s
-        self.voter = Voter(context, promise, hashes)
+        self.voter, self.check = Voter(context, promise, hashes), Inquiry(context)
         self._seen_term = promise.term
         """The highest that anybody has spoken of."""
         self._vacant = False
@@ -156,7 +155,6 @@ class Election:
         self._complete_by_s: float | None = None
         """Until when a candidate with a quorum waits for the other votes."""
         self._succession: Succession | None = None
-        self.check = Inquiry(context)
 
     # --- what others may ask ------------------------------------------------------------------
 
@@ -228,9 +226,8 @@ class Election:
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
-        self._vacant, self._complete_by_s, self._succession = False, None, None
-        self._ballot = None
-        self._heard_s = self._from_s = now_s
+        self._vacant, self._heard_s, self._from_s = False, now_s, now_s
+        self._complete_by_s = self._succession = self._ballot = None
         self.check.reset()
         return self.voter.follow(view)
 

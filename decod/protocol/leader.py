@@ -95,9 +95,8 @@ class Leader:
         self.round = Round(shape.start_iteration + 1, 0)
         self.committed = Round(shape.start_iteration, 0)
         self.admission = Admission(config, shape, lambda: self.started)
-        self.rebuild = Rebuild(config, shape)
         self.leaving: dict[NodeId, str] = {}
-        self.capacities = Capacities()
+        self.capacities, self.rebuild = Capacities(), Rebuild(config, shape)
         self.loss: float | None = None
         self.held, self._vote_term = False, 0
         self.probes, self.severed = Probes(config.probe_timeout_s), Severed(config)
@@ -109,8 +108,7 @@ class Leader:
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self._num_failures = 0
-        self._pace = Pace(config.round_timeout_s)
-        self.polling = Polling(config, self.admission)
+        self._pace, self.polling = Pace(config.round_timeout_s), Polling(config, self.admission)
 
     # --- time ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ for is short compared with the faults, so there are several elections in a run.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from decod.protocol.params import ProtocolConfig, Routing
@@ -50,8 +51,18 @@ _NUM_MAX = {"Canvass": 8, "Candidacy": 8, "Vote": 2, "CanvassAnswer": 3, "Abort"
 _NUM_OTHERS_MAX = 24
 
 
-def election_storm(seed: int, *, num_iterations: int = 12) -> Scenario:
-    """Return a small run with two or three data nodes, and what befalls them."""
+Plot = Callable[[random.Random, Scenario, float], Scenario]
+"""Returns a scenario in which certain things come together at an instant."""
+
+
+def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int = 12) -> Scenario:
+    """Return a small run with two or three data nodes, and what befalls them.
+
+    Args:
+        seed: All that is drawn follows from it.
+        plot: What befalls them; drawn if not given.
+        num_iterations: That are to be committed.
+    """
     rng = seeded(seed, "elections")
     num_data, num_stages = rng.choice((2, 3, 3)), rng.choice((1, 1, 2))
     calm_s = _BEGIN_S + rng.uniform(3.0, 10.0)
@@ -81,7 +92,8 @@ def election_storm(seed: int, *, num_iterations: int = 12) -> Scenario:
             leader_timeout_s=15.0,
         ),
     )
-    if plot := rng.choice((None, None, *_PLOTS)):
+    plot = plot or rng.choice((None, None, *_PLOTS))
+    if plot is not None:
         return plot(rng, scenario, round(rng.uniform(_BEGIN_S, calm_s), 3))
     faults = _faults(rng, scenario, calm_s=calm_s)
     return replace(scenario, faults=faults, cuts=_cuts(rng, scenario, calm_s=calm_s))
@@ -159,7 +171,7 @@ def _slow_one(rng: random.Random, scenario: Scenario) -> tuple[str, Scenario]:
     return one, replace(scenario, faults=(slow,), profile=profile, link_faults=LinkFaults())
 
 
-def _silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+def silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """The leader is lost when all but one have voted, and that one hears of nothing for a while."""
     one, scenario = _slow_one(rng, scenario)
     lost = rng.choice((FaultKind.KILL, FaultKind.VANISH, FaultKind.FREEZE))
@@ -171,7 +183,7 @@ def _silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenar
     return replace(scenario, faults=(*scenario.faults, *faults))
 
 
-def _unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+def unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Nobody hears a leader that hears them; whoever is elected stalls before it knows."""
     _, scenario = _slow_one(rng, scenario)
     scenario = scenario.with_values({("protocol", "election_timeout_s"): 1.0})
@@ -189,7 +201,7 @@ def _unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scen
     return replace(scenario, faults=(*scenario.faults, *stalls), cuts=(cut,))
 
 
-def _forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Those who voted start anew; their candidate counts votes when another has been elected."""
     num_relays = scenario.num_relay_stages * 2 + 1
     scenario = replace(
@@ -216,7 +228,7 @@ def _forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Sc
     )
 
 
-def _late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """A relay is lost while its stage reduces, and parts are still on their way afterwards."""
     scenario = replace(scenario, num_relays=scenario.num_relay_stages * 3 + 1)
     late = LinkFaults(delay_ratio=0.3, delay_max_s=1.0, until_s=at_s + 5.0)
@@ -232,5 +244,4 @@ def _late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario
     return replace(scenario, faults=faults, link_faults=late)
 
 
-_PLOTS = (_silent_voter, *[_unheard_leader] * 3, _forgetful_voters, _late_parts)
-"""The second needs an instant that is hard to meet."""
+_PLOTS = (silent_voter, unheard_leader, forgetful_voters, late_parts)

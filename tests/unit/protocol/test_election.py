@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from decod.protocol import messages as m
 from decod.protocol.election import Election
 from decod.protocol.view import Opening
 from decod.protocol.voter import NO_PROMISE, Promise
+from tests.support.mutations import CONFIRM, mutated
 from tests.unit.protocol.cast import D0, D1, R1A, context_of, view_of
 from tests.unit.protocol.electing import Electing, Faults, Node
 
@@ -149,7 +151,7 @@ def aborted(world: Electing) -> m.Abort:
     return m.Abort(Round(1, 1), Opening(Round(1, 2), Round(0, 0), view), "it failed")
 
 
-def test_a_voter_that_is_told_of_an_abort_meanwhile_does_not_let_its_candidate_commit() -> None:
+def voter_hears_of_an_abort() -> None:
     """Else two leaders go on from different pasts: its next vote is for another round."""
     world = ready_world("d0", "d1", "d2", "r1a", "r1b")
     hear_each_other(world, "d1", "r1a", "r1b")
@@ -166,7 +168,7 @@ def test_a_voter_that_is_told_of_an_abort_meanwhile_does_not_let_its_candidate_c
     assert world.iteration > 1
 
 
-def test_what_one_candidate_has_committed_the_next_commits_too() -> None:
+def next_candidate_has_another_quorum() -> None:
     """Though the first is lost before it has told anybody, and the next has a voter that lags."""
     world = ready_world("d0", "d1", "d2", "r1a", "r1b")
     late = NodeId("r1b")
@@ -186,7 +188,21 @@ def test_what_one_candidate_has_committed_the_next_commits_too() -> None:
     world.kill(D1)
     hear_each_other(world, "d2", "r1a", "r1b")
     world.run_until(lambda: len(world.leaders) > 2)
-    assert world.nodes[NodeId("d2")].steps == {1: (1, Round(1, 1))}, "the same that d1 has taken"
+    assert world.nodes[NodeId("d2")].steps == {1: (1, Round(1, 1))}, "not the same step"
+
+
+FORKS = (voter_hears_of_an_abort, next_candidate_has_another_quorum)
+
+
+@pytest.mark.parametrize("scenario", FORKS)
+def test_an_iteration_is_committed_once_whoever_is_lost(scenario: Callable[[], None]) -> None:
+    scenario()
+
+
+@pytest.mark.parametrize("scenario", FORKS)
+def test_it_would_be_committed_twice_if_nobody_confirmed_it(scenario: Callable[[], None]) -> None:
+    with mutated(CONFIRM), pytest.raises(AssertionError, match="Content|same"):
+        scenario()
 
 
 # --- one vote a term ------------------------------------------------------------------------------
