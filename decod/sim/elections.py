@@ -244,4 +244,19 @@ def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     return replace(scenario, faults=faults, link_faults=late)
 
 
+def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """Relays stall for so long that what they are sent seems lost, and is sent again."""
+    faults = tuple(
+        HostFault(
+            FaultKind.FREEZE,
+            rng.choice(scenario.host_names[scenario.num_data_nodes :]),
+            at_s=round(rng.uniform(_BEGIN_S, at_s + 4.0), 3),
+            duration_s=round(rng.uniform(0.4, 0.9), 3),
+        )
+        for _ in range(12)
+    )
+    late = LinkFaults(delay_ratio=0.1, delay_max_s=0.5, retry_timeout_s=0.2, until_s=at_s + 5.0)
+    return replace(scenario, faults=faults, link_faults=late)
+
+
 _PLOTS = (silent_voter, unheard_leader, forgetful_voters, late_parts)

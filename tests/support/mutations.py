@@ -19,7 +19,7 @@ from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
 from decod.protocol.office import Office
 from decod.protocol.relay_microbatches import RelayMicrobatches
-from decod.sim.elections import election_storm, forgetful_voters, unheard_leader
+from decod.sim.elections import election_storm, forgetful_voters, heard_twice, unheard_leader
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import weather
@@ -116,7 +116,8 @@ MUTATIONS = (
         function="activation",
         old="known = self.held.get(microbatch) or self._done.get(microbatch)",
         new="known = None",
-        seed=7,
+        seed=0,
+        drawn=partial(election_storm, plot=heard_twice),
     ),
     Mutation(
         name="positions",

@@ -201,7 +201,7 @@ def test_an_iteration_is_committed_once_whoever_is_lost(scenario: Callable[[], N
 
 @pytest.mark.parametrize("scenario", FORKS)
 def test_it_would_be_committed_twice_if_nobody_confirmed_it(scenario: Callable[[], None]) -> None:
-    with mutated(CONFIRM), pytest.raises(AssertionError, match="Content|same"):
+    with mutated(CONFIRM), pytest.raises(AssertionError, match=r"Content|same"):
         scenario()
 
 
