@@ -516,10 +516,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """A candidate has a quorum of votes, by which its round may have been committed already.
-
-    It commits it if a quorum confirms that, with a `Vote` that says so.
-    """
+    """A candidate is to commit its round, if a quorum confirms that with a `Vote` that says so."""
 
     term: int
     view_term: int

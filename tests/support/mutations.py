@@ -19,7 +19,13 @@ from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
 from decod.protocol.office import Office
 from decod.protocol.relay_microbatches import RelayMicrobatches
-from decod.sim.elections import election_storm, forgetful_voters, heard_twice, unheard_leader
+from decod.sim.elections import (
+    election_storm,
+    forgetful_voters,
+    heard_twice,
+    late_parts,
+    unheard_leader,
+)
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import weather
@@ -107,7 +113,8 @@ MUTATIONS = (
         function="_place_of",
         old="return round_, message.view_version",
         new="return round_, view_version",
-        seed=47,
+        seed=21,
+        drawn=partial(election_storm, plot=late_parts),
     ),
     Mutation(
         name="dedup",
