@@ -365,8 +365,6 @@ class NodeMachine:
         opening, node_id = message.opening, self.identity.node_id
         if (opening.view.term, opening.round) <= (self.context.view.term, self.context.round):
             return []
-        if self.office.election.voter.withstands(message):
-            return []
         effects: list[Effect] = []
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
@@ -393,8 +391,7 @@ class NodeMachine:
     def _mend(self, now_s: float, message: messages.Mend) -> list[Effect]:
         """Members are lost, but the round is not: pass the word on, and go on without them."""
         context, view = self.context, message.view
-        withstood = self.office.election.voter.withstands(message)
-        if withstood or view.term != context.view.term or view.version <= context.view.version:
+        if view.term != context.view.term or view.version <= context.view.version:
             return []
         if self.identity.node_id not in view:
             return [self._dismissed(view)]

@@ -138,7 +138,10 @@ class Office:
         """Say what becomes of a message, from its sender's term."""
         context, term, sender = self._context, received.term, received.sender
         ours, known = context.view.term, sender in context.view
-        any_term = isinstance(received.message, _ANY_TERM)
+        message, any_term = received.message, isinstance(received.message, _ANY_TERM)
+        decisions = messages.Commit | messages.Abort | messages.Mend
+        if isinstance(message, decisions) and self.election.voter.withstands(message):
+            return Fate.DROP, []
         if term in (0, ours):
             self.election.heard(now_s, sender)
             return Fate.TAKE, []

@@ -71,26 +71,6 @@ def test_a_safeguard_that_is_taken_out_is_missed(mutation: Mutation) -> None:
     assert found is not None, mutation.without
 
 
-RETURN_WITHOUT_QUORUM = """
-    --seed 4 --data-nodes 2 --stages 1 --capacity-max 3 --microbatches 1 --iterations 12
-    --duration-max-s 1800 --link-spread-ratio 0.5 --min-nodes-per-stage 2 --min-data-nodes 2
-    --round-timeout-s 20 --heartbeat-interval-s 0.25 --heartbeat-timeout-s 1 --probe-timeout-s 0.6
-    --election-timeout-s 1 --leader-timeout-s 15 --routing greedy --optimizer-s 0.5
-    --activation-bytes 100000 --calm-s 18.324 --fault restart:relay3!ReducedPart.5+4.905
-    --fault disk:data0@3.666+4.073 --fault vanish:data0@3.514+1.399
-    --fault slow:data0!Commit.5+6.416 --cut relay0,data0>data1@9.553+3.368
-    --cut data1,relay2,relay1>relay3,data0,relay0@6.973+7.718 --cut relay2|data1@4.252+4.372
-"""
-
-
-def test_a_node_that_starts_again_while_too_many_are_gone_is_taken_in() -> None:
-    """Its earlier life could not be removed, and a round has begun in the old view meanwhile."""
-    scenario, _ = _parsed(RETURN_WITHOUT_QUORUM.split())
-    result = Simulation(scenario).run()
-    assert result.num_iterations == scenario.num_iterations
-    assert any("NO QUORUM" in line for line in result.trace)
-
-
 def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds() -> None:
     """All of a stage restart one after another, and with them half of the run."""
     failures, tally = weather([2044])
