@@ -71,7 +71,12 @@ def test_a_host_that_reaches_nobody_of_the_next_stage_is_who_goes() -> None:
 
 def test_the_last_of_a_stage_stays_whomever_it_can_not_reach() -> None:
     scenario = Scenario(
-        seed=3, num_relays=3, num_iterations=6, num_microbatches=4, duration_max_s=600.0
+        seed=3,
+        num_relays=3,
+        num_iterations=10,
+        num_microbatches=4,
+        join_spread_s=0.0,
+        duration_max_s=600.0,
     )
     result = run_with_cuts(scenario, [("relay0", "relay1"), ("relay1", "relay0")])
     gone = [line for line in result.trace if "is gone: it and" in line]
