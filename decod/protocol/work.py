@@ -379,7 +379,7 @@ class Work:
                 return effects + (self._loaded(now_s) if here else [])
             case jobs.Load(), jobs.Built(parameter_hash) if self.stage.awaits(job):
                 self.followers.base_hash = parameter_hash
-                return self._loaded(now_s)
+                return self.entering.end() + self._loaded(now_s)
             case _ if self.entering.awaits(job):
                 return self.entering.done(now_s, event.result) + self.followed(now_s)
             case jobs.Gather(), _ if aggregation is not None:

@@ -94,7 +94,10 @@ def test_a_pause_that_frees_the_device_ends_the_compute_process_and_loses_nothin
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
         alone = cluster.start_relay("relay-2-0", "--stage", "2")
         relay = relays[1]
-        cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its first work")
+        for each in relays:
+            cluster.wait_for(
+                lambda r=each: node_of(cluster, r).get("microbatches"), "its first work"
+            )
 
         def freed() -> bool:
             relay.refuse_death()
