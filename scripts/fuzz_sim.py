@@ -10,9 +10,9 @@ Each run of 30 iterations has faults of all kinds of hosts, links, disks and mem
 seed (`decod/sim/storm.py`; with `--elections` 12 iterations of `decod/sim/elections.py`); then
 calm, in which it must commit again. Beside the invariants it is an error if a reduction finds that
 its stage lacks or repeats a microbatch: that net should never be needed. A failure prints the
-command that replays it, and the end of its trace. `--mutations` takes out one safeguard after the
-other (`tests/support/mutations.py`) and prints how many seeds it takes to notice that. Exits with 1
-if there was a failure, or a mutation went unnoticed.
+command that replays it, and the end of its trace; the summary names all seeds that failed.
+`--mutations` takes out one safeguard after the other (`tests/support/mutations.py`) and prints how
+many seeds it takes to notice that. Exits with 1 if there was a failure, or one went unnoticed.
 """
 
 import argparse
@@ -37,25 +37,43 @@ Drawn = Callable[[int], Scenario]
 CHUNK = 25
 """Seeds that a process runs at a time."""
 
+PROGRESS_INTERVAL_S = 30.0
+"""Least time between two lines that say how far it is."""
+
 
 def run_chunk(first: int, *, end: int, drawn: Drawn) -> tuple[list[str], Counter[str]]:
     return weather(range(first, min(first + CHUNK, end)), drawn)
 
 
-def fuzz(first: int, num: int, jobs: int, drawn: Drawn) -> int:
-    begin_s, end = time.monotonic(), first + num
+def fuzz(first: int, end: int, jobs: int, drawn: Drawn) -> int:
+    """Run seeds `first` to `end - 1`; say how it goes, and at the end which have failed."""
+    begin_s = told_s = time.monotonic()
     failures: list[str] = []
     tally: Counter[str] = Counter()
+    firsts, done = range(first, end, CHUNK), first
     with ProcessPoolExecutor(jobs) as pool:
-        chunks = pool.map(partial(run_chunk, end=end, drawn=drawn), range(first, end, CHUNK))
-        for found, counted in chunks:
-            failures += found
-            tally += counted
-            for failure in found:
-                print(failure, flush=True)
+        try:
+            for start, (found, counted) in zip(
+                firsts, pool.map(partial(run_chunk, end=end, drawn=drawn), firsts), strict=True
+            ):
+                done = min(start + CHUNK, end)
+                failures += found
+                tally += counted
+                for failure in found:
+                    print(failure, flush=True)
+                if time.monotonic() - told_s >= PROGRESS_INTERVAL_S:
+                    told_s = time.monotonic()
+                    text = f"{done - first} of {end - first} seeds, {len(failures)} failures"
+                    print(f"{text}, {told_s - begin_s:.0f} s", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print(f"interrupted; to go on: --first {done} --seeds {end - done}")
     shown = ", ".join(f"{count} {name}" for name, count in tally.items())
-    print(f"{num} seeds: {len(failures)} failures; {shown}; {time.monotonic() - begin_s:.0f} s")
-    return 1 if failures else 0
+    took_s = time.monotonic() - begin_s
+    print(f"{done - first} seeds: {len(failures)} failures; {shown}; {took_s:.0f} s")
+    for failure in failures:
+        print(failure.partition("\n")[0][:200])
+    return 1 if failures or done < end else 0
 
 
 def try_mutations(first: int, num: int, names: Collection[str]) -> int:
@@ -93,7 +111,7 @@ def main() -> int:
     if arguments.mutations is not None:
         return try_mutations(arguments.first, arguments.seeds, arguments.mutations)
     drawn = election_storm if arguments.elections else storm_scenario
-    return fuzz(arguments.first, arguments.seeds, arguments.jobs, drawn)
+    return fuzz(arguments.first, arguments.first + arguments.seeds, arguments.jobs, drawn)
 
 
 if __name__ == "__main__":

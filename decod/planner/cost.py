@@ -86,6 +86,10 @@ def transfer_rate(
 
 def sane_link(link: Link) -> Link:
     """Return a link within the bounds of this module; NaN counts as the worst."""
+    latency_s, bandwidth = link.latency_s, link.bandwidth_bytes_per_s
+    latency_sane = 0.0 <= latency_s <= LATENCY_MAX_S
+    if latency_sane and BANDWIDTH_MIN_BYTES_PER_S <= bandwidth <= BANDWIDTH_MAX_BYTES_PER_S:
+        return link
     return Link(
         _within(link.latency_s, 0.0, LATENCY_MAX_S, worst=LATENCY_MAX_S),
         _within(

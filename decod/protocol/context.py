@@ -35,6 +35,8 @@ class Context:
     """Peers that may send this node microbatches."""
     next: tuple[NodeId, ...] = ()
     """Peers that this node may send microbatches to."""
+    neighbours: tuple[NodeId, ...] = ()
+    """All of these, each once, without this node itself."""
 
     def __post_init__(self) -> None:
         self.compute = ComputeQueue(self.tensors)
@@ -49,3 +51,5 @@ class Context:
         limit = self.config.max_peers_per_stage
         self.previous = previous_peers(view, self.node_id, max_peers=limit)
         self.next = next_peers(view, self.node_id, max_peers=limit)
+        both = dict.fromkeys((*self.previous, *self.next))
+        self.neighbours = tuple(node for node in both if node != self.node_id)

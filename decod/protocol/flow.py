@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.context import Context
-from decod.protocol.deadline import earliest
+from decod.protocol.deadline import earlier
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.params import Routing
@@ -69,7 +69,7 @@ class Outflows:
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self._announce_s, self._repeat_s if self.unpaired else None)
+        return earlier(self._announce_s, self._repeat_s if self.unpaired else None)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Announce what has changed; repeat the announcement of what nobody took up."""
@@ -219,11 +219,12 @@ class Inflows:
     @property
     def deadline_s(self) -> float | None:
         # All requests wait equally long, so the oldest is due first.
-        oldest = next(iter(self._requests.values()), None)
-        return oldest.deadline_s if oldest is not None else None
+        return next(iter(self._requests.values())).deadline_s if self._requests else None
 
     def num_requested(self, data_node: NodeId | None = None) -> int:
-        return sum(data_node in (None, r.data_node) for r in self._requests.values())
+        if data_node is None or not self._requests:
+            return len(self._requests)
+        return sum(data_node == r.data_node for r in self._requests.values())
 
     def announced(self, sender: NodeId, message: FlowCost) -> None:
         if sender in self.context.next:
@@ -345,7 +346,7 @@ class _Flows:
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self._inflows.deadline_s, self.outflows.deadline_s)
+        return earlier(self._inflows.deadline_s, self.outflows.deadline_s)
 
     @property
     def num_pending(self) -> int:
@@ -393,8 +394,8 @@ class RelayFlows(_Flows):
     @property
     @override
     def deadline_s(self) -> float | None:
-        relax_s = self._relax_s[-1] if self._relax_s and self._active else None
-        return earliest(super().deadline_s, relax_s)
+        due_s = super().deadline_s
+        return earlier(due_s, self._relax_s[-1]) if self._relax_s and self._active else due_s
 
     @override
     def overdue(self, now_s: float) -> list[Effect]:

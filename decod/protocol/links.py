@@ -74,6 +74,8 @@ class _Peer:
     """What the peer has said of its own."""
     compute_s: float | None = None
     """The peer's compute time as it came with an offer, for as long as `theirs` is missing."""
+    terms: Terms | None = None
+    """This node's end as it knows it now; None: something was measured since."""
 
 
 class LinkTable:
@@ -90,6 +92,8 @@ class LinkTable:
         self._passes: dict[type, Recent] = {}
         self._peers: dict[NodeId, _Peer] = {}
         self._typical: Link | None = None
+        self._compute_s: float | None = sane_compute_s(compute_s)
+        """None: a pass was measured since."""
 
     # --- what is measured here ----------------------------------------------------------------
 
@@ -102,12 +106,12 @@ class LinkTable:
         now_s: float = 0.0,
     ) -> None:
         """Take in what a timed exchange with `peer` said; None leaves a part as it is."""
-        known = self._peers.setdefault(peer, _Peer())
+        known = self._known(peer)
         if latency_s is not None:
             known.latency_s.add(now_s, latency_s)
         if bandwidth_bytes_per_s is not None:
             known.bandwidth_bytes_per_s.add(now_s, bandwidth_bytes_per_s)
-        self._typical = None
+        self._changed(known)
 
     def transferred(
         self,
@@ -121,28 +125,31 @@ class LinkTable:
         """Take in how long a tensor took to `peer`, acknowledgement included; ignore small ones."""
         if size_bytes < TRANSFER_SIZE_MIN_BYTES or duration_s <= 0:
             return
-        known = self._peers.setdefault(peer, _Peer())
+        known = self._known(peer)
         # Without a measured latency nothing is taken off: a guess might be more than the whole.
         latency_s = known.latency_s.least if known.latency_s else 0.0
         rate = transfer_rate(size_bytes, duration_s=duration_s, latency_s=latency_s, share=share)
         known.bandwidth_bytes_per_s.add(now_s, rate)
-        self._typical = None
+        self._changed(known)
 
     def computed(self, job: jobs.Job, duration_s: float) -> None:
         """Take in how long this node's device took for one pass of a microbatch."""
         # Of one age: a device that was idle for long is still the same device.
-        self._passes.setdefault(type(job), Recent()).add(0.0, duration_s)
+        if (passes := self._passes.get(type(job))) is None:
+            passes = self._passes[type(job)] = Recent()
+        passes.add(0.0, duration_s)
+        self._compute_s = None
 
     # --- what peers say -----------------------------------------------------------------------
 
     def reported(self, peer: NodeId, terms: Terms) -> None:
         """Take in what a peer has measured at its end, brought into sane bounds."""
         sane = Terms(sane_link(terms.link), sane_compute_s(terms.compute_s))
-        self._peers.setdefault(peer, _Peer()).theirs = sane
+        self._known(peer).theirs = sane
 
     def offered(self, peer: NodeId, compute_s: float) -> None:
         """Take in a compute time that came with an offer; a report counts more."""
-        self._peers.setdefault(peer, _Peer()).compute_s = sane_compute_s(compute_s)
+        self._known(peer).compute_s = sane_compute_s(compute_s)
 
     def forget_others(self, members: frozenset[NodeId]) -> None:
         """Forget all nodes but these."""
@@ -157,10 +164,15 @@ class LinkTable:
 
         What was measured at the start, until a microbatch has been through whole.
         """
+        if self._compute_s is None:
+            self._compute_s = sane_compute_s(self._measured_compute_s())
+        return self._compute_s
+
+    def _measured_compute_s(self) -> float:
         for kinds in _PASSES:
             if all(kind in self._passes for kind in kinds):
-                return sane_compute_s(sum(self._passes[kind].median for kind in kinds) / 2)
-        return sane_compute_s(self._initial_compute_s)
+                return sum(self._passes[kind].median for kind in kinds) / 2
+        return self._initial_compute_s
 
     def link(self, peer: NodeId) -> Link:
         """Return the link to a peer: each part measured, or else estimated."""
@@ -184,18 +196,21 @@ class LinkTable:
             peer: Node j.
             peer_compute_s: c_j for as long as the peer has not reported it.
         """
-        known = self._peers.get(peer) or _Peer()
-        here = known.told or self.terms(peer)
-        there = known.theirs
+        known = self._peers.get(peer)
+        here = (known.told if known is not None else None) or self.terms(peer)
+        there = known.theirs if known is not None else None
         if there is None:
-            guessed_s = known.compute_s if peer_compute_s is None else peer_compute_s
+            guessed_s = peer_compute_s
+            if guessed_s is None and known is not None:
+                guessed_s = known.compute_s
             there = Terms(here.link, here.compute_s if guessed_s is None else guessed_s)
         return self._cost_s(here, there, size_bytes=self.activation_size_bytes)
 
     def floor_s(self, peer: NodeId) -> float:
         """Return what the cost to a peer would be at least, if its bandwidth had no end."""
         here = self.terms(peer)
-        there = (self._peers.get(peer) or _Peer()).theirs or here
+        known = self._peers.get(peer)
+        there = (known.theirs if known is not None else None) or here
         return self._cost_s(here, there, size_bytes=0)
 
     def transfer_s(self, peer: NodeId) -> float:
@@ -216,7 +231,15 @@ class LinkTable:
 
     def terms(self, peer: NodeId) -> Terms:
         """Return this node's end of the link to a peer, as it knows it now."""
-        return Terms(self.link(peer), self.compute_s)
+        known, compute_s = self._peers.get(peer), self.compute_s
+        if known is None:
+            return Terms(self.link(peer), compute_s)
+        if known.terms is None or known.terms.compute_s != compute_s:
+            terms = Terms(self.link(peer), compute_s)
+            if not (known.latency_s and known.bandwidth_bytes_per_s):
+                return terms  # In part that of other links, which change too.
+            known.terms = terms
+        return known.terms
 
     def moved(self, peer: NodeId) -> bool:
         """Whether the peer would reckon with a value that is off by more than a tenth."""
@@ -243,10 +266,20 @@ class LinkTable:
     def tell(self, peer: NodeId) -> Terms:
         """Return what to report to a peer, and reckon with that from now on."""
         told = self.terms(peer)
-        self._peers.setdefault(peer, _Peer()).told = told
+        self._known(peer).told = told
         return told
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _known(self, peer: NodeId) -> _Peer:
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = _Peer()
+        return known
+
+    def _changed(self, known: _Peer) -> None:
+        """Something was measured on the link to a peer."""
+        known.terms = self._typical = None
 
     @staticmethod
     def _cost_s(here: Terms, there: Terms, *, size_bytes: int) -> float:

@@ -13,7 +13,7 @@ from decod.ids import NodeId
 from decod.protocol import messages
 from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
-from decod.protocol.deadline import earliest
+from decod.protocol.deadline import earlier
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.era import Hashes
@@ -103,9 +103,9 @@ class Office:
 
     @property
     def deadline_s(self) -> float | None:
-        leader_s = self.leader.deadline_s if self.leader is not None else None
-        own_s = earliest(self.election.deadline_s, self.handover.deadline_s)
-        return earliest(leader_s, own_s, self._beat_s)
+        due_s = earlier(self.election.deadline_s, self._beat_s)
+        due_s = earlier(due_s, self.handover.deadline_s)
+        return earlier(due_s, self.leader.deadline_s) if self.leader is not None else due_s
 
     def start(self, now_s: float) -> list[Effect]:
         return self.leader.start(now_s) if self.leader is not None else []
@@ -145,6 +145,7 @@ class Office:
         if term in (0, ours):
             self.election.heard(now_s, sender)
             return Fate.TAKE, []
+        any_term, known = isinstance(received.message, _ANY_TERM), sender in context.view
         if any_term and (term < ours or not known):
             return Fate.TAKE, []
         if term < ours:
@@ -197,6 +198,15 @@ class Office:
         if resigned:
             self.leader, self._beat_s = None, None
         return effects
+
+    def crippled(self, reason: str) -> list[Effect]:
+        """This node leads, and its compute process has ended. Where there is another data node that
+        is as if its host were lost; alone it ends the run, which nobody could lead any more."""
+        assert self.leader is not None
+        if len(self._context.view.data_nodes) == 1:
+            return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
+        self.leader, self._beat_s = None, None
+        return [Stop(StopReason.FAILED, reason)]
 
     def fence(self, effect: Effect) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""

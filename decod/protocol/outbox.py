@@ -7,6 +7,7 @@ from decod.protocol.events import SendFailed
 from decod.protocol.messages import (
     ELECTION_MESSAGES,
     Abort,
+    CatchUp,
     Commit,
     Heartbeat,
     Leave,
@@ -28,7 +29,7 @@ class Outbox:
 
     @property
     def deadline_s(self) -> float | None:
-        return min((due_s for due_s, _, _ in self._waiting), default=None)
+        return self._waiting[0][0] if self._waiting else None  # All wait equally long.
 
     def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Keep a message for another try, if its receiver would still care."""
@@ -41,6 +42,8 @@ class Outbox:
         return self._context.tensors.release(event.tensor) if event.tensor is not None else []
 
     def overdue(self, now_s: float) -> list[Effect]:
+        if not self._waiting or self._waiting[0][0] > now_s:
+            return []
         due = [(term, effect) for due_s, term, effect in self._waiting if due_s <= now_s]
         self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
         effects: list[Effect] = []
@@ -60,7 +63,7 @@ class Outbox:
             return True
         if isinstance(message, ELECTION_MESSAGES):
             return False  # An election that has not ended is begun again.
-        if isinstance(message, (Heartbeat, LinkReport)):
+        if isinstance(message, (Heartbeat, LinkReport, CatchUp)):
             return False  # A newer one follows by itself.
         if receiver not in self._context.view:
             return False

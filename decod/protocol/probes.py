@@ -39,7 +39,9 @@ class Probes:
 
     @property
     def deadline_s(self) -> float | None:
-        return min((min(p.again_s, p.deadline_s) for p in self._open.values()), default=None)
+        if not self._open:
+            return None
+        return min(min(p.again_s, p.deadline_s) for p in self._open.values())
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._open

@@ -87,7 +87,7 @@ class Survey:
 
     def _adopt(self, now_s: float) -> None:
         context = self._context
-        self._owed = set(self._neighbours)
+        self._owed = set(self._context.neighbours)
         self._tick_s = now_s + _SETTLE_S
         members = frozenset(context.view.by_id)
         context.links.forget_others(members)
@@ -115,7 +115,7 @@ class Survey:
             duration_s=event.duration_s,
             share=event.share,
         )
-        if node not in self._neighbours or not links.moved_far(node):
+        if node not in self._context.neighbours or not links.moved_far(node):
             return []
         if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S:
             return []
@@ -139,7 +139,7 @@ class Survey:
 
     def undelivered(self, event: SendFailed) -> None:
         """If a report did not arrive, another is owed."""
-        if isinstance(event.message, LinkReport) and event.to in self._neighbours:
+        if isinstance(event.message, LinkReport) and event.to in self._context.neighbours:
             self._owed.add(event.to)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -150,14 +150,9 @@ class Survey:
         self._tick_s = now_s + SURVEY_INTERVAL_S
         return [*self._report(now_s), *self._probe(now_s)]
 
-    @property
-    def _neighbours(self) -> tuple[NodeId, ...]:
-        both = dict.fromkeys((*self._context.previous, *self._context.next))
-        return tuple(node for node in both if node != self._context.node_id)
-
     def _report(self, now_s: float) -> list[Effect]:
         moved = self._context.links.moved
-        due = [node for node in self._neighbours if node in self._owed or moved(node)]
+        due = [node for node in self._context.neighbours if node in self._owed or moved(node)]
         self._owed.clear()
         return [self._tell(now_s, node) for node in due]
 

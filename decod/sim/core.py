@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from decod.ids import FlowId, NodeId, Round
 from decod.planner.graph import Route
@@ -92,8 +92,15 @@ def build_machine(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+def _core_of(machine: object) -> NodeMachine | None:
+    if type(machine) is NodeMachine:
+        return machine
+    # A wrapper that a test has put around the core shows it under this name.
+    core = getattr(machine, "wrapped", machine)
+    return core if isinstance(core, NodeMachine) else None
+
+
+class Place(NamedTuple):
     """How far a node has got, as a checker sees it."""
 
     term: int
@@ -104,14 +111,17 @@ class Place:
     in_view: bool
 
 
-def place_of(machine: object) -> Place | None:
-    """Return where a node is; None if it is no real core."""
-    core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine):
+def place_of(machine: object, before: Place | None = None) -> Place | None:
+    """Return where a node is, `before` itself if it has not moved; None if it is no real core."""
+    core = _core_of(machine)
+    if core is None:
         return None
-    context = core.context
-    leads = core.leader is not None
-    return Place(context.view.term, context.round, leads, core.in_view)
+    context, leads = core.context, core.leader is not None
+    term, round_, in_view = context.view.term, context.round, core.in_view
+    if before is not None and before.round is round_:
+        if (before.term, before.leads, before.in_view) == (term, leads, in_view):
+            return before
+    return Place(term, round_, leads, in_view)
 
 
 def ends_run(machine: object) -> bool:
@@ -130,30 +140,56 @@ def positions_of(machine: object) -> Positions | None:
 
 def term_of(machine: object) -> int:
     """Return the term that goes with a node's messages; 0 if it is no real core."""
-    place = place_of(machine)
-    return place.term if place is not None else 0
+    core = _core_of(machine)
+    return core.context.view.term if core is not None else 0
 
 
-@dataclass(frozen=True, slots=True)
 class FlowTable:
     """A node's flows, as a checker sees them. Not copies: they change with the machine."""
 
-    relay: bool
-    version: tuple[int, int]
-    """Of the view, and which of its settlements is used: only equal ones fit together."""
-    downstream: Mapping[FlowId, object]
-    """Where each flow goes on to; see `next_hop`."""
-    upstream: Mapping[FlowId, NodeId]
-    """Where each flow with an inflow comes from."""
-    unpaired: Collection[FlowId]
-    """Outflows that wait for an inflow."""
-    num_pending: int
-    """Requests that may still bring a flow."""
-    num_peers: int
-    """Nodes of the adjacent stages that this node deals with."""
-    capacity: int
-    """Flows that the view has it carry; 0 if it is paused."""
-    flows: RelayFlows | DataFlows
+    __slots__ = ("_core", "flows", "relay")
+
+    def __init__(self, core: NodeMachine, flows: RelayFlows | DataFlows) -> None:
+        self._core = core
+        self.flows = flows
+        self.relay = isinstance(flows, RelayFlows)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the view, and which of its settlements is used: only equal ones fit together."""
+        return self._core.context.view.version, self._core.work.routing.epoch
+
+    @property
+    def downstream(self) -> Mapping[FlowId, object]:
+        """Where each flow goes on to; see `next_hop`."""
+        flows = self.flows
+        return flows.entries if isinstance(flows, RelayFlows) else flows.complete
+
+    @property
+    def upstream(self) -> Mapping[FlowId, NodeId]:
+        """Where each flow with an inflow comes from."""
+        return self.flows.outflows.paired
+
+    @property
+    def unpaired(self) -> Collection[FlowId]:
+        """Outflows that wait for an inflow."""
+        return self.flows.outflows.unpaired
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that may still bring a flow."""
+        return self.flows.num_pending
+
+    @property
+    def num_peers(self) -> int:
+        """Nodes of the adjacent stages that this node deals with."""
+        return len(self._core.context.previous) + len(self._core.context.next)
+
+    @property
+    def capacity(self) -> int:
+        """Flows that the view has it carry; 0 if it is paused."""
+        flows = self.flows
+        return flows.room if isinstance(flows, RelayFlows) else self._core.context.member.capacity
 
     def next_hop(self, flow_id: FlowId) -> NodeId:
         """Return where a flow goes on to."""
@@ -164,23 +200,10 @@ class FlowTable:
 
 def flow_table(machine: object) -> FlowTable | None:
     """Return a node's flows; None if it has none yet, or is no real core."""
-    # A wrapper that a test has put around the core shows it under the same name.
-    core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine) or core.work.flows is None:
+    core = _core_of(machine)
+    if core is None or core.work.flows is None:
         return None
-    flows, context = core.work.flows, core.context
-    relay = isinstance(flows, RelayFlows)
-    return FlowTable(
-        relay=relay,
-        version=(context.view.version, core.work.routing.epoch),
-        downstream=flows.entries if isinstance(flows, RelayFlows) else flows.complete,
-        upstream=flows.outflows.paired,
-        unpaired=flows.outflows.unpaired,
-        num_pending=flows.num_pending,
-        num_peers=len(context.previous) + len(context.next),
-        capacity=flows.room if isinstance(flows, RelayFlows) else context.member.capacity,
-        flows=flows,
-    )
+    return FlowTable(core, core.work.flows)
 
 
 def members_wanted(machine: object, *, data: bool) -> int:

@@ -8,7 +8,7 @@ twice, ask for a deadline that never moves) ends the run with words.
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -133,7 +133,7 @@ class Host:
         self.on_stop: Callable[[Host], None] = _nothing
         self.num_events = 0
         self.num_control_sent = 0
-        self.control_by_kind: Counter[str] = Counter()
+        self.control_by_kind: Counter[type] = Counter()
         self.num_bulk_sent = 0
         self.num_probes = 0
         self.num_microbatch_jobs = 0
@@ -225,8 +225,9 @@ class Host:
         self.trace("host.compute_killed")
         for entry in failed:
             self.tensors.end_job(entry.inputs)
-        for entry in failed:
-            self.deliver(ev.JobFailed(entry.id, "compute process died", fatal=True))
+        # Its end is noticed also while it has nothing to do.
+        for job_id in [entry.id for entry in failed] or [JobId(0)]:
+            self.deliver(ev.JobFailed(job_id, "compute process died", fatal=True))
 
     def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
         """Call back when the machine takes its event of this number, counted from 1."""
@@ -274,27 +275,30 @@ class Host:
 
     def _act(self, event: Event | None) -> None:
         """Step the machine, carry out what it wants, have it checked."""
-        now_s = self._world.kernel.now_s
+        world = self._world
+        now_s = world.kernel.now_s
         self.num_events += 1
-        if self.num_events in self._on_event:
+        if self._on_event and self.num_events in self._on_event:
             self._on_event.pop(self.num_events)()
         machine = self.machine
         try:
             effects = machine.start(now_s) if event is None else machine.step(now_s, event)
         except Exception as error:
             text = f"{type(error).__name__} at {event}: {error}"
-            self._world.observer.misused(self, text, error)
+            world.observer.misused(self, text, error)
             raise
         try:
-            self._perform(effects)
+            if effects:
+                self._perform(effects)
         except MisuseError as error:
-            self._world.observer.misused(self, str(error), error)
+            world.observer.misused(self, str(error), error)
         self._arm()
-        self._world.observer.stepped(self, event)
+        world.observer.stepped(self, event)
 
     def _perform(self, effects: list[Effect]) -> None:
+        perform_one = self._perform_one
         for effect in effects:
-            self._perform_one[type(effect)](effect)
+            perform_one[type(effect)](effect)
             if not self.reachable:
                 return  # It has stopped: what it wanted after that is void.
 
@@ -304,11 +308,12 @@ class Host:
         """Keep one timer planned, at or before the machine's deadline."""
         if not self.reachable:
             return
-        deadline_s = self.machine.deadline_s
-        if deadline_s is None or (self._timer_s is not None and self._timer_s <= deadline_s):
+        deadline_s, timer_s = self.machine.deadline_s, self._timer_s
+        if deadline_s is None or (timer_s is not None and timer_s <= deadline_s):
             return
-        self._timer_s = max(deadline_s, self._world.kernel.now_s)
-        self._world.kernel.at(self._timer_s, self._wake, self._timer_s, self._life)
+        kernel = self._world.kernel
+        self._timer_s = max(deadline_s, kernel.now_s)
+        kernel.at(self._timer_s, self._wake, self._timer_s, self._life)
 
     def _wake(self, time_s: float, life: int) -> None:
         if life != self._life or time_s != self._timer_s:
@@ -331,18 +336,18 @@ class Host:
         if self._on_sent and not self._leaves(effect.message):
             return
         self.num_control_sent += 1
-        self.control_by_kind[type(effect.message).__name__] += 1
-        self._world.observer.sent(self, effect.to, effect.message)
-        receiver = self._world.hosts.get(effect.to)
-        said = self._said(effect.message)
-        self._world.network.send_control(
+        self.control_by_kind[type(effect.message)] += 1
+        world, to, message = self._world, effect.to, effect.message
+        world.observer.sent(self, to, message)
+        receiver = world.hosts.get(to)
+        world.network.send_control(
             Transfer(
                 sender=self,
                 receiver=receiver,
                 size_bytes=0,
-                delivered=partial(receiver.deliver, said) if receiver else _nothing,
-                sent=self._round_trips.timed(effect.to),
-                failed=partial(self._send_failed, effect.to, effect.message),
+                delivered=partial(receiver.deliver, self._said(message)) if receiver else _nothing,
+                sent=self._round_trips.timed(to),
+                failed=partial(self._send_failed, to, message),
             )
         )
 
@@ -380,7 +385,8 @@ class Host:
 
     def take_tensor(self, event: ev.Received, content: Content) -> None:
         """A peer's tensor has arrived in whole."""
-        self.deliver(replace(event, tensor=self.tensors.add(content)))
+        tensor = self.tensors.add(content)
+        self.deliver(ev.Received(event.sender, event.message, tensor, event.term))
 
     def _tensor_sent(self, life: int, effect: fx.SendTensor, duration_s: float) -> None:
         if life == self._life:

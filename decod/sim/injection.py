@@ -136,7 +136,10 @@ class Injection:
         self._world.kernel.after(duration_s, self._start, host)
 
     def _compute(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
-        host.fail_compute()
+        if self._spares_leader and ends_run(host.machine):
+            self._note(host, "compute.spared")  # As with `_drain`.
+        else:
+            host.fail_compute()
 
     def _drain(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         if self._spares_leader and ends_run(host.machine):

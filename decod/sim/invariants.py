@@ -44,33 +44,37 @@ from decod.sim.forks import Commits, missed
 from decod.sim.host import Host, World
 from decod.sim.trace import Trace
 
-_ADMISSION = (
-    msg.Join,
-    msg.Assign,
-    msg.Refuse,
-    msg.Prepared,
-    Follow,
-    Followed,
-    msg.Ping,
-    msg.Pong,
-    *get_args(msg.ELECTION_MESSAGES),
+_ADMISSION = frozenset(
+    (
+        msg.Join,
+        msg.Assign,
+        msg.Refuse,
+        msg.Prepared,
+        Follow,
+        Followed,
+        msg.Ping,
+        msg.Pong,
+        *get_args(msg.ELECTION_MESSAGES),
+    )
 )
 """Paid per candidate, suspect or election, not per iteration."""
 
 
-_FLOWLESS = (
-    msg.Heartbeat,
-    msg.ForwardActivation,
-    msg.BackwardGradient,
-    msg.Complete,
-    msg.ReducePart,
-    msg.ReducedPart,
-    Average,
-    msg.Ready,
-    msg.CanTake,
-    msg.UtilisationQuery,
-    msg.UtilisationAnswer,
-    *get_args(DraftMessage),
+_FLOWLESS = frozenset(
+    (
+        msg.Heartbeat,
+        msg.ForwardActivation,
+        msg.BackwardGradient,
+        msg.Complete,
+        msg.ReducePart,
+        msg.ReducedPart,
+        Average,
+        msg.Ready,
+        msg.CanTake,
+        msg.UtilisationQuery,
+        msg.UtilisationAnswer,
+        *get_args(DraftMessage),
+    )
 )
 """By far the most frequent messages. They have nothing to do with flows: what they should not have
 touched is seen at the next event that has."""
@@ -222,9 +226,10 @@ class Checker:
 
     def sent(self, host: Host, to: NodeId, message: Message) -> None:
         del to
-        if isinstance(message, _ADMISSION):
+        kind = type(message)
+        if kind in _ADMISSION:
             self._counts(host).num_admission += 1
-        look = self._per_message.get(type(message))
+        look = self._per_message.get(kind)
         if look is not None:
             look(host, message)
 
@@ -416,11 +421,14 @@ class Checker:
     # --- I4 -----------------------------------------------------------------------------------
 
     def _check_term(self, host: Host, event: Event | None) -> None:
-        place = place_of(host.machine)
+        before = self._places.get((host.node_id, host.life))
+        place = place_of(host.machine, before)
         if place is None:
             return
         self._refuse("I4", host, missed(host, place, event))
-        before = self._places.get((host.node_id, host.life), place)
+        if place is before:
+            return
+        before = before or place
         if (place.term, place.round) < (before.term, before.round):
             was, now = f"{before.term}/{before.round}", f"{place.term}/{place.round}"
             raise self.violated("I4", host, f"term and round went back from {was} to {now}")
@@ -533,5 +541,5 @@ def _era_of(host: Host, step: Step) -> int:
 
 def _may_touch_flows(event: Event | None) -> bool:
     if isinstance(event, Received):
-        return not isinstance(event.message, _FLOWLESS)
+        return type(event.message) not in _FLOWLESS
     return not isinstance(event, (JobFinished, TensorSent))

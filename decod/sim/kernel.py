@@ -29,8 +29,9 @@ class Kernel:
     def at(self, time_s: float, callback: Callable[..., None], *args: Any) -> None:
         """Plan `callback(*args)` for `time_s`; an instant that has passed means now."""
         self._sequence += 1
-        entry = (max(time_s, self.now_s), self._sequence, callback, args)
-        heapq.heappush(self._queue, entry)
+        if time_s < self.now_s:
+            time_s = self.now_s
+        heapq.heappush(self._queue, (time_s, self._sequence, callback, args))
 
     def after(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None:
         """Plan `callback(*args)` for `delay_s` from now."""
@@ -56,9 +57,9 @@ class Kernel:
         Returns:
             Whether `done()` was reached.
         """
+        queue = self._queue
         while not done():
-            next_s = self.next_s
-            if next_s is None or next_s > until_s:
+            if not queue or queue[0][0] > until_s:
                 return False
             self.step()
         return True

@@ -14,6 +14,9 @@ from decod.sim.compute import Step
 from decod.sim.host import Host, Observer
 from decod.sim.kernel import Kernel
 
+_TRAVELLING = frozenset((ForwardActivation, BackwardGradient))
+"""Messages that carry a microbatch on."""
+
 _ENDS = ("host.killed", "host.stopped", "host.compute_killed")
 
 
@@ -94,7 +97,7 @@ class Meter:
 
     def stepped(self, host: Host, event: Event | None) -> None:
         """An activation or gradient may have arrived."""
-        if isinstance(event, Received):
+        if type(event) is Received and type(event.message) in _TRAVELLING:
             sent_s = self._under_way.pop((event.sender, host.node_id, event.message), None)
             if sent_s is not None:
                 tally = self._tallies[_iteration(event.message)]
@@ -103,7 +106,7 @@ class Meter:
 
     def sent(self, host: Host, to: NodeId, message: Message) -> None:
         """An activation or gradient may set out."""
-        if isinstance(message, (ForwardActivation, BackwardGradient)):
+        if type(message) in _TRAVELLING:
             self._under_way[host.node_id, to, message] = self.kernel.now_s
         self.inner.sent(host, to, message)
 

@@ -101,7 +101,7 @@ class _Pair:
     bulk_free_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Transfer:
     """One message on its way, and what to do when it ends."""
 
@@ -128,6 +128,9 @@ class Network:
         self._seed = seed
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._cut: dict[tuple[str, str], float] = {}
+        ratios = [faults.loss_ratio, faults.duplicate_ratio, faults.delay_ratio]
+        ratios += [faults.reorder_ratio, faults.corrupt_ratio]
+        self._faults_until_s = faults.until_s if any(ratios) else -math.inf
 
     def cut(self, sender: str, receiver: str, *, until_s: float) -> None:
         """Let nothing through in this direction until an instant; sends fail meanwhile."""
@@ -151,6 +154,10 @@ class Network:
         arrival_s = now_s + pair.spec.latency_s + self._drawn_delay(pair)
         arrival_s += CONTROL_MESSAGE_SIZE_BYTES / pair.spec.bandwidth_bytes_per_s
         arrival_s = max(arrival_s, pair.control_free_s)
+        if now_s >= self._faults_until_s:
+            pair.control_free_s = arrival_s
+            self._kernel.at(arrival_s, self._arrive, transfer, now_s)
+            return
         if self._drawn(pair, self._faults.reorder_ratio):
             arrival_s += pair.rng.uniform(0.0, self._faults.delay_max_s)
         else:
@@ -191,7 +198,7 @@ class Network:
         return pair
 
     def _drawn(self, pair: _Pair, ratio: float) -> bool:
-        active = ratio > 0 and self._kernel.now_s < self._faults.until_s
+        active = ratio > 0 and self._kernel.now_s < self._faults_until_s
         return active and pair.rng.random() < ratio
 
     def _drawn_delay(self, pair: _Pair) -> float:
@@ -204,14 +211,15 @@ class Network:
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
             return  # The sender died before the last byte: the receiver sees a broken stream.
-        # Answers take the way back, which may be another.
-        latency_s = self.spec(receiver, transfer.sender).latency_s
         if self._is_cut(transfer.sender, receiver):
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
         elif receiver.reachable:
+            # Answers take the way back, which may be another.
+            latency_s = self.spec(receiver, transfer.sender).latency_s
             transfer.delivered()
             self._acknowledge(transfer, latency_s, start_s)
         elif receiver.refuses:
+            latency_s = self.spec(receiver, transfer.sender).latency_s
             self._kernel.after(latency_s, self._fail, transfer, "connection refused")
         else:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "timeout")

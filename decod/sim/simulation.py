@@ -78,7 +78,13 @@ class Result:
     """What the run waits for, by its own word, with hosts that will not come; empty: nothing."""
     losses: tuple[float, ...]
     """Mean loss of each iteration, as the leader announced it."""
-    trace: tuple[str, ...]
+    record: Trace
+    """What happened."""
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """What happened, one line for every transition."""
+        return tuple(self.record.lines)
 
 
 class Simulation:
@@ -149,10 +155,12 @@ class Simulation:
         stopped = [(host, host.stop) for host in self.data_hosts if host.stop is not None]
         return next((stop for host, stop in stopped if _ends_run(host, stop)), None)
 
-    @property
     def _over(self) -> bool:
         """Whether the run has ended, or nobody is left who could go on with it."""
-        if all(host.reachable and host.stop is None for host in self.data_hosts):
+        for host in self.data_hosts:
+            if not host.reachable or host.stop is not None:
+                break
+        else:
             return False
         started = any(host.life for host in self.data_hosts)
         gone = started and not any(host.reachable for host in self.data_hosts)
@@ -185,14 +193,14 @@ class Simulation:
     def _run_until_stop(self) -> int | None:
         """Run until the leader stops; or return the stage that nobody is left or comes to serve."""
         limit_s = self.scenario.duration_max_s
-        while not self._over:
+        while not self._over():
             if (deserted := self._deserted_stage()) is not None:
                 return deserted
             next_s = self.kernel.next_s
             if next_s is None or next_s > limit_s:
                 raise self._stuck(f"no end of the run within {limit_s} s")
             until_s = min(limit_s, next_s + _LOOK_INTERVAL_S)
-            self.kernel.run(until_s=until_s, done=lambda: self._over)
+            self.kernel.run(until_s=until_s, done=self._over)
             if self._progress.ended(self.kernel.now_s):
                 return None
         if self._end is None:
@@ -386,7 +394,7 @@ class Simulation:
             for num in counts.control_per_iteration[1:]
         ]
         hosts = self.hosts.values()
-        kinds = sum((host.control_by_kind for host in hosts), Counter[str]())
+        kinds = sum((host.control_by_kind for host in hosts), Counter[type]())
         share = 1 / (len(self.hosts) * max(1, self.checker.num_iterations))
         return Result(
             num_iterations=self.checker.num_iterations,
@@ -396,13 +404,15 @@ class Simulation:
             num_control_max=max(per_iteration, default=0),
             num_control_steady_mean=sum(steady) / max(1, len(steady)),
             num_control_steady_max=max(steady, default=0),
-            control_by_kind=tuple((kind, num * share) for kind, num in kinds.most_common()),
+            control_by_kind=tuple(
+                (kind.__name__, num * share) for kind, num in kinds.most_common()
+            ),
             num_bulk=sum(host.num_bulk_sent for host in hosts),
             stored_peak_bytes=max(host.tensors.stored_peak_bytes for host in hosts),
             lost_stage=lost_stage,
             waits_for=self._progress.waits_for,
             losses=self.checker.losses,
-            trace=tuple(self.trace.lines),
+            record=self.trace,
         )
 
 

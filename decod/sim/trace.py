@@ -1,22 +1,47 @@
 """What happened, one line for every transition: the same lines that a daemon logs."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from typing_extensions import override
 
 from decod.obs.events import render_note
 
+_Entry = tuple[float, str, str, Mapping[str, object]]
+
 
 class Trace:
-    """Collects lines of virtual time, host and event."""
+    """Collects virtual time, host and event; written out when somebody wants to read them.
+
+    Attributes:
+        counts: How often each event has happened.
+    """
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._entries: list[_Entry] = []
+        self._lines: list[str] = []
 
     def add(self, now_s: float, name: str, event: str, fields: Mapping[str, object]) -> None:
-        """Write one line. Two runs are the same if their lines are."""
-        self.lines.append(f"{now_s:12.6f} {name:<8} {render_note(event, fields)}")
+        """Keep one event; its fields must not change any more."""
+        self.counts[event] += 1
+        self._entries.append((now_s, name, event, fields))
+
+    @property
+    def lines(self) -> list[str]:
+        """All so far. Two runs are the same if their lines are."""
+        self._lines += map(_line, self._entries[len(self._lines) :])
+        return self._lines
+
+    def of(self, event: str) -> list[str]:
+        """Return the lines of one kind of event."""
+        return [_line(entry) for entry in self._entries if entry[2] == event]
 
     @override
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+
+def _line(entry: _Entry) -> str:
+    now_s, name, event, fields = entry
+    return f"{now_s:12.6f} {name:<8} {render_note(event, fields)}"

@@ -50,6 +50,14 @@ def simulation_of_death(kind: type, num_sent: int, *, vanish: bool, seed: int) -
     return simulation_with_mortal(replace(TOGETHER, seed=seed), counts, num_sent, vanish=vanish)
 
 
+@pytest.mark.parametrize("at_s", [4.1])
+def test_a_leader_whose_device_fails_is_as_one_that_is_lost(at_s: float) -> None:
+    fault = HostFault(FaultKind.COMPUTE, "data0", at_s=at_s)
+    result = Simulation(replace(TOGETHER, calm_s=at_s, faults=(fault,))).run()
+    assert result.num_iterations == TOGETHER.num_iterations
+    assert result.record.counts["leader.elected"] == 1
+
+
 @pytest.mark.parametrize("vanish", [False, True])
 @pytest.mark.parametrize(
     ("kind", "num_sent", "finished"),

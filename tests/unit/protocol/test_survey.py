@@ -98,7 +98,7 @@ def test_a_change_of_this_nodes_speed_is_told_to_all() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
     bench.tick()
-    bench.links._initial_compute_s = 10.0
+    bench.links._compute_s = 10.0
     assert bench.told(bench.tick()) == [D0, R2A, R2B]
 
 
@@ -197,7 +197,7 @@ def test_a_link_whose_bytes_hardly_count_is_not_probed() -> None:
 )
 def test_a_probe_has_a_least_and_a_greatest_size(activation: int, probe: int) -> None:
     bench = Bench(size_bytes=activation)
-    bench.links._initial_compute_s = 0.01
+    bench.links._compute_s = 0.01
     bench.links.measured(STRANGER, latency_s=0.001, bandwidth_bytes_per_s=1e6)
     assert [effect.size_bytes for effect in probes(bench.tick())] == [probe]
 
