@@ -16,7 +16,7 @@ from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather
 from tests.support.mutations import MUTATIONS, Mutation, notice
 
-NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "400"))
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "100"))
 
 _CHUNK = 50
 """Seeds of one test: they are dealt out among the processes that run the tests."""
