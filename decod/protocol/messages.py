@@ -597,20 +597,3 @@ ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | Confirm | Leade
 
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, Average, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""
-
-MOST_FREQUENT = frozenset(
-    (
-        ForwardActivation,
-        BackwardGradient,
-        Complete,
-        ReducePart,
-        ReducedPart,
-        Ready,
-        BeginAggregation,
-        CanTake,
-        UtilisationQuery,
-        UtilisationAnswer,
-    )
-)
-"""Messages of a round that each microbatch, reduction or query needs: worth being told apart from
-all others by one look."""

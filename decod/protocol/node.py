@@ -183,15 +183,12 @@ class NodeMachine:
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
-        if not isinstance(event, DeadlinePassed):
-            return self._settle(now_s, self._handle(now_s, event))
-        parts = self._overdue(now_s)
+        due = isinstance(event, DeadlinePassed)
+        parts = self._overdue(now_s) if due else (self._handle(now_s, event),)
         return [effect for part in parts for effect in self._settle(now_s, part)]
 
     def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
         """Deliver what this node said to itself, until nothing of that is left."""
-        if not effects:
-            return effects
         settled: list[Effect] = []
         queue = deque(effects)
         while queue:
@@ -295,12 +292,7 @@ class NodeMachine:
 
     def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - a line each.
         message, sender = received.message, received.sender
-        if type(message) in messages.MOST_FREQUENT:
-            return self._of_round(now_s, received, message.round)  # type: ignore[union-attr]
         match message:
-            case messages.Heartbeat(round_):
-                behind = self.in_view and round_ > self.context.round
-                return self._membership.catch_up(now_s) if behind else []
             case _ if isinstance(message, FOR_OFFICE):
                 return self.office.received(now_s, received)
             case messages.CapacityAnswer():
@@ -318,6 +310,9 @@ class NodeMachine:
                 return self.work.stage.differs(sender, message)
             case messages.Ping(nonce):
                 return [Send(sender, messages.Pong(nonce))]
+            case messages.Heartbeat(round_):
+                behind = self.in_view and round_ > self.context.round
+                return self._membership.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
             case _ if isinstance(message, messages.VIEW_MESSAGES):

@@ -145,7 +145,6 @@ class Office:
         if term in (0, ours):
             self.election.heard(now_s, sender)
             return Fate.TAKE, []
-        any_term, known = isinstance(received.message, _ANY_TERM), sender in context.view
         if any_term and (term < ours or not known):
             return Fate.TAKE, []
         if term < ours:

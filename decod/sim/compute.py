@@ -377,8 +377,10 @@ class Compute:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
         counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums)
         text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
-        rot = self.rotten if inputs else ""
-        self.rotten = self.rotten if not inputs else ""
+        # One part comes from a stage's only member: with nobody to compare with, nobody could tell.
+        shared = len(inputs) > 1
+        rot = self.rotten if shared else ""
+        self.rotten = "" if shared else self.rotten
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{rot}")
         self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
         return Outcome(jobs.Proposed(parameter_hash))

@@ -118,10 +118,8 @@ def place_of(machine: object, before: Place | None = None) -> Place | None:
         return None
     context, leads = core.context, core.leader is not None
     term, round_, in_view = context.view.term, context.round, core.in_view
-    if before is not None and before.round is round_:
-        if (before.term, before.leads, before.in_view) == (term, leads, in_view):
-            return before
-    return Place(term, round_, leads, in_view)
+    place = Place(term, round_, leads, in_view)
+    return before if before == place else place
 
 
 def ends_run(machine: object) -> bool:

@@ -226,10 +226,9 @@ class Checker:
 
     def sent(self, host: Host, to: NodeId, message: Message) -> None:
         del to
-        kind = type(message)
-        if kind in _ADMISSION:
+        if type(message) in _ADMISSION:
             self._counts(host).num_admission += 1
-        look = self._per_message.get(kind)
+        look = self._per_message.get(type(message))
         if look is not None:
             look(host, message)
 
@@ -423,10 +422,9 @@ class Checker:
     def _check_term(self, host: Host, event: Event | None) -> None:
         before = self._places.get((host.node_id, host.life))
         place = place_of(host.machine, before)
-        if place is None:
-            return
-        self._refuse("I4", host, missed(host, place, event))
-        if place is before:
+        if place is not None:
+            self._refuse("I4", host, missed(host, place, event))
+        if place is None or place is before:
             return
         before = before or place
         if (place.term, place.round) < (before.term, before.round):

@@ -90,7 +90,7 @@ def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds(
     )
     words = "--seed 2044 --data-nodes 2 --relays 5 --microbatches 3 --calm-s 29.55"
     assert main(_words(words, faults, cuts)) == 0
-    assert "30 iterations" in capsys.readouterr().out.splitlines()[-1]
+    assert "iterations=30 " in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_round_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
