@@ -7,7 +7,7 @@ with a bounded number of others. Heartbeats and utilisation queries go by time, 
 so the figure per second is the one to compare where iterations differ in length.
 """
 
-import sys
+import argparse
 import time
 
 from decod.protocol.params import ProtocolConfig
@@ -55,22 +55,27 @@ def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result
     return result
 
 
-def main(arguments: list[str]) -> None:
-    """Print one line for each run; sizes may be given as arguments."""
+def main() -> None:
+    """Print one line for each run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    help_text = "relays, instead of the first run and 24, 96 and 384"
+    parser.add_argument("sizes", type=int, nargs="*", help=help_text)
+    sizes = parser.parse_args().sizes
+    if any(size < NUM_STAGES for size in sizes):
+        parser.error(f"each of {NUM_STAGES} stages needs a relay")
     print(
         "relays  data nodes  iterations  real s  virtual s/it  a second    mean    max"
         "    1st   (control messages per node, and of those per iteration)"
     )
-    if not arguments:
+    if not sizes:
         measure(96, 1, 50)
-    results = [
-        measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6)
-        for size in ([int(word) for word in arguments] or SIZES)
-    ]
+    results = [measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6) for size in (sizes or SIZES)]
     print("of each kind, per node and iteration:")
     for result in results:
         print("  " + "  ".join(f"{kind} {num:.1f}" for kind, num in result.control_by_kind[:10]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -184,6 +184,11 @@ class FlowTable:
         return len(self._core.context.previous) + len(self._core.context.next)
 
     @property
+    def num_data_nodes(self) -> int:
+        """In its view: a stage carries a flow of each, whatever its capacity."""
+        return len(self._core.context.view.data_nodes)
+
+    @property
     def capacity(self) -> int:
         """Flows that the view has it carry; 0 if it is paused."""
         flows = self.flows

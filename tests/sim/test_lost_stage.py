@@ -13,7 +13,7 @@ from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, run_scenario
 from tests.sim.mortal import simulation_with_mortal
 
-NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "80"))
 EVERY = 4
 TOGETHER = Scenario(
     num_relays=7,

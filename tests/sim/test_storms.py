@@ -30,21 +30,21 @@ def test_runs_survive_storms_and_then_commit_again(first: int) -> None:
     failures, tally = weather(range(first, first + num))
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > num / 2, tally
-    assert tally["leaders elected"] >= num // 50, tally
-    assert tally["rounds mended"] > num / 3, tally
+    assert tally["leaders elected"] > num / 20, tally
+    assert tally["rounds mended"] > num / 2, tally
 
 
 def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
     """Links are slower than devices, and most relays hold one microbatch at a time."""
     num_shed = 0
-    for seed in range(6):
+    for seed in range(10):
         scenario = storm_scenario(seed, num_iterations=8)
         profile = replace(scenario.profile, activation_bytes=4_000_000)
         scenario = replace(scenario, profile=profile, capacity_min=1, capacity_max=2)
         simulation = Simulation(replace(scenario, num_microbatches=4))
         assert simulation.run().num_iterations == 8
         num_shed += sum(host.compute.num_dropped for host in simulation.hosts.values())
-    assert num_shed > 30
+    assert num_shed > 50
 
 
 @pytest.mark.timeout(600)

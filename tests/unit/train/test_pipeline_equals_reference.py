@@ -125,7 +125,7 @@ def test_stages_train_as_one_process_does(name: str, num_first_blocks: int) -> N
         torch.testing.assert_close(found[key], expected, rtol=1e-8, atol=1e-11)
 
 
-def test_what_was_shed_and_computed_again_gives_the_same() -> None:
+def test_what_was_shed_and_computed_again_gives_the_same_bits() -> None:
     """A relay lets go of a forward pass, computes another microbatch's, and the first's again."""
     first, second = microbatches(1)[:2]
     found: list[dict[str, torch.Tensor]] = []
@@ -135,22 +135,19 @@ def test_what_was_shed_and_computed_again_gives_the_same() -> None:
         hidden = pipeline[1].forward(first, entry)
         if sheds:
             pipeline[1].drop(first)
-            run_microbatch(pipeline, second)
+        run_microbatch(pipeline, second)
+        if sheds:
             assert torch.equal(pipeline[1].forward(first, entry), hidden)
         gradient, _ = pipeline[0].head(first, pipeline[2].forward(first, hidden))
         for relay in reversed(pipeline[1:]):
             gradient = relay.backward(first, gradient)
         pipeline[0].embed_backward(first, gradient)
-        if not sheds:
-            run_microbatch(pipeline, second)
         for executor in pipeline:
             executor.propose(1, [], weights_total=2)
             executor.commit(1)
         found.append(weights_of(pipeline))
     plain, again = found
-    for key, expected in plain.items():
-        # A product is added to the sum term by term, so the order of the two microbatches shows.
-        torch.testing.assert_close(again[key], expected, rtol=1e-12, atol=1e-14)
+    assert all(torch.equal(plain[key], again[key]) for key in plain)
 
 
 def test_bfloat16_follows_the_float32_reference() -> None:
