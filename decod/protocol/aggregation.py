@@ -77,6 +77,18 @@ class Aggregation:
         return self._combined()
 
     @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come now: parts, averages, votes or the decision."""
+        if self.begun is None:
+            return set()
+        if self._own_vote is not None:
+            above = () if self._parent is None else (self._parent,)
+            return {*above, *self._children} - self._votes.keys()
+        if self.state is AggregationState.REDUCING and self._shares:
+            return {node for k, node in enumerate(self._roster) if k not in self._reduced}
+        return {*self._roster} - self._contributions.keys()
+
+    @property
     def proposal(self) -> str:
         """The hash of what this node's parameters would be; empty if it has proposed nothing."""
         hashes = self._own_vote.hashes if self._own_vote is not None else ()

@@ -5,25 +5,50 @@ so only those get a heartbeat that have heard nothing else meanwhile.
 A watcher that hears nothing, or a sender whose message could not be delivered, tells the leader.
 Only the leader concludes anything: it asks the suspect itself and removes it if there is no answer.
 
-A node also watches over its own connection to the run. The leader's announcements reach every node
+A node also watches over those that it waits for: the next nodes of its flows until they can take
+microbatches and while they have some, members whose part of a sum, vote or decision has not come,
+and whomever a message could not be delivered to. It asks them itself, and only an answer counts:
+the ring's watchers may well hear a node that this one can't reach, or that it hears and that does
+not hear it; and a transport may find out late that nothing arrives.
+
+A node watches, too, over its own connection to the run. The leader's announcements reach every node
 at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
 when there is no leader to answer.
 """
 
 import math
+from collections.abc import Callable, Set
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Note, Send, Stop, StopReason
-from decod.protocol.messages import CatchUp, Heartbeat, Suspect
+from decod.protocol.events import Received
+from decod.protocol.messages import CatchUp, Heartbeat, Ping, Pong, Suspect
 from decod.protocol.view import watched, watchers
+
+_NO_PROBE = 0
+"""Nonce of a Ping whose Pong is but a sign of life; the leader's probes count from 1."""
+
+
+_ASKED_INTERVALS = 2.5
+"""A silent node that is waited for is asked so long before it is doubted: at least twice."""
 
 
 class Membership:
-    """One member's heartbeats, watches, and doubts."""
+    """One member's heartbeats, watches, and doubts.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        context: The node's.
+        awaited: Returns whom the node waits for.
+    """
+
+    def __init__(self, context: Context, awaited: Callable[[], Set[NodeId]]) -> None:
         self._context = context
+        self._awaited = awaited
+        self._awaited_s: dict[NodeId, float] = {}
+        """When each of those last answered, or was first waited for."""
+        self._unreached: set[NodeId] = set()
+        """A message to them could not be delivered, and they have not answered since."""
         self._watchers: tuple[NodeId, ...] = ()
         self._heard_s: dict[NodeId, float] = {}
         self._told_s: dict[NodeId, float] = {}
@@ -55,10 +80,18 @@ class Membership:
         if receiver in self._told_s:
             self._told_s[receiver] = now_s
 
-    def heard(self, now_s: float, sender: NodeId) -> None:
-        self._noted.discard(sender)
+    def heard(self, now_s: float, received: Received) -> None:
+        sender = received.sender
         if sender in self._heard_s:
             self._heard_s[sender] = now_s
+        if isinstance(received.message, Pong):
+            # There is a way to the sender, and one back.
+            self._unreached.discard(sender)
+            if sender in self._awaited_s:
+                self._awaited_s[sender] = now_s
+        elif sender in self._awaited_s:
+            return
+        self._noted.discard(sender)
 
     def announced(self, now_s: float) -> None:
         """An announcement of the leader has arrived, through whomever."""
@@ -80,6 +113,7 @@ class Membership:
         for node, heard_s in self._heard_s.items():
             if now_s - heard_s > config.heartbeat_timeout_s:
                 effects += self.suspect(now_s, node, "no heartbeat")
+        effects += self._await(now_s)
         silent_s = now_s - self._leader_heard_s
         if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
             detail = f"no announcement of the leader for {silent_s:.0f} s"
@@ -87,6 +121,30 @@ class Membership:
         if silent_s > 3 * config.heartbeat_timeout_s:
             effects += self.catch_up(now_s)
         return effects
+
+    def _await(self, now_s: float) -> list[Effect]:
+        """Ask those that this node waits for whether they live; doubt those that stay silent."""
+        context, config = self._context, self._context.config
+        self._unreached = {node for node in self._unreached if node in context.view}
+        awaited = sorted((self._awaited() | self._unreached) - {context.node_id})
+        self._awaited_s = {node: self._awaited_s.get(node, now_s) for node in awaited}
+        effects: list[Effect] = []
+        for node, answered_s in self._awaited_s.items():
+            silent_s = now_s - answered_s
+            if silent_s >= config.heartbeat_timeout_s or node in self._unreached:
+                effects += self.suspect(now_s, node, "no answer")
+            # Most have done what they are waited for by then.
+            if node in self._unreached or (
+                silent_s
+                > config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
+            ):
+                effects.append(Send(node, Ping(_NO_PROBE)))
+        return effects
+
+    def undelivered(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+        """A message could not be delivered."""
+        self._unreached.add(node)
+        return self.suspect(now_s, node, reason)
 
     def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
         """Tell the leader of a doubt, not more often than once a heartbeat."""

@@ -81,6 +81,11 @@ class Held:
         return self.path[self.stage_index] if self.stage_index < len(self.path) else self.home
 
     @property
+    def awaits(self) -> bool:
+        """Whether the next node has to do something: say COMPLETE, or send what comes back."""
+        return self.phase in (Phase.SENT, Phase.AWAITING, Phase.AWAITING_GRADIENT)
+
+    @property
     def passed_on(self) -> bool:
         """Whether the forward pass of this node is done."""
         return self.phase not in (Phase.QUEUED, Phase.COMPUTING)

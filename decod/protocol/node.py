@@ -72,7 +72,7 @@ from decod.protocol.stash import Stash, released
 from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
-from decod.protocol.work import Work
+from decod.protocol.work import Work, awaited_by
 
 
 class NodeMachine:
@@ -113,7 +113,7 @@ class NodeMachine:
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
         self.office = Office(self.context, facts, work, rng)
-        self._membership = Membership(self.context)
+        self._membership = Membership(self.context, lambda: awaited_by(self.work))
         self._survey = Survey(self.context)
         self._utilisation = Utilisation(self.context)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
@@ -210,7 +210,7 @@ class NodeMachine:
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
         match event:
             case Received():
-                self._membership.heard(now_s, event.sender)
+                self._membership.heard(now_s, event)
                 self._joining.heard(now_s, event.sender)
                 return self._screen(now_s, event)
             case JobFinished():
@@ -276,7 +276,7 @@ class NodeMachine:
         handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:
             return effects + handled
-        return effects + self._membership.suspect(now_s, event.to, event.reason)
+        return effects + self._membership.undelivered(now_s, event.to, event.reason)
 
     # --- messages -----------------------------------------------------------------------------
 

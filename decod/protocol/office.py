@@ -324,7 +324,8 @@ def _for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) 
         case messages.Prepared():
             return leader.prepared(now_s, sender, message)
         case messages.Suspect(node, reason):
-            if leader.state in UNDER_WAY and reason != messages.SLOW:
+            unreached = reason != messages.SLOW and node not in leader.probes
+            if unreached and leader.state in UNDER_WAY:
                 place = (leader.round, leader.state is LeaderState.AGGREGATING)
                 allows = leader.electorate.allows
                 leader.severed.doubted(now_s, (sender, node), leader.view, place, allows)

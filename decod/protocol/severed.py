@@ -2,10 +2,10 @@
 
 Whoever is doubted and answers the leader is no lost node. But if the same member goes on doubting
 it, the two can't reach each other, and whatever of the round has to pass between them never will:
-the round would stand still for as long as the link does. So when one doubt has outlived everything
-that would have removed a dead node, and the round has made no progress meanwhile, the leader goes
-on without one end. That is a loss like any other: what it had done is done again by others, and it
-may come back.
+the round would stand still for as long as the link does. So when one doubt has been repeated for
+several intervals of heartbeats, its object has answered the leader, and the round has made no
+progress meanwhile, the leader goes on without one end. That is a loss like any other: what it had
+done is done again by others, and it may come back.
 """
 
 from collections.abc import Callable, Container
@@ -13,6 +13,9 @@ from collections.abc import Callable, Container
 from decod.ids import NodeId, Round
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role, View
+
+_PATIENCE_INTERVALS = 2
+"""Heartbeats, or answers, that both ends have had time for since the doubt was first told."""
 
 Ends = tuple[NodeId, NodeId]
 """Who doubts, and whom."""
@@ -22,10 +25,10 @@ class Severed:
     """Doubts about members that live, since the round has last made progress. The leader's."""
 
     def __init__(self, config: ProtocolConfig) -> None:
-        # A doubted node that is dead has been removed by then.
-        self._patience_s = max(config.heartbeat_timeout_s, 1.5 * config.probe_timeout_s)
-        self._since_s: dict[Ends, float] = {}
-        """When each of them was first told of."""
+        self._patience_s = _PATIENCE_INTERVALS * config.heartbeat_interval_s
+        self._fades_s = 2 * config.heartbeat_timeout_s
+        self._told_s: dict[Ends, tuple[float, float]] = {}
+        """When each of them was first told of, and when last."""
         self._place: object = None
         self._gone: tuple[float, dict[NodeId, str]] | None = None
 
@@ -42,7 +45,7 @@ class Severed:
         place: tuple[Round, bool],
         allows: Callable[[Container[NodeId]], bool],
     ) -> None:
-        """A member doubts another.
+        """A member doubts another, of whom the leader knows nothing worse.
 
         Args:
             now_s: Now.
@@ -53,11 +56,15 @@ class Severed:
             allows: Whether the leader may go on with some members only.
         """
         if self._place != (view.version, *place):
-            self._since_s.clear()
+            self._told_s.clear()
             self._place = (view.version, *place)
         if not all(end in view for end in ends):
             return
-        if now_s - self._since_s.setdefault(ends, now_s) < self._patience_s:
+        since_s, last_s = self._told_s.get(ends, (now_s, now_s))
+        if now_s - last_s > self._fades_s:
+            since_s = now_s
+        self._told_s[ends] = (since_s, now_s)
+        if now_s - since_s < self._patience_s:
             return
         goes = max(
             (end for end in ends if _can_go(end, view) and allows({*view.by_id} - {end})),
@@ -76,7 +83,7 @@ class Severed:
         return gone[1] if gone is not None else {}
 
     def _num_at_odds(self, node: NodeId) -> int:
-        return len({end for ends in self._since_s if node in ends for end in ends})
+        return len({end for ends in self._told_s if node in ends for end in ends})
 
 
 def _can_go(node: NodeId, view: View) -> bool:

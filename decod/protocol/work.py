@@ -76,7 +76,7 @@ class Work:
         """Whether some members were lost since the flows in use were found."""
         self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
         """What peers said of the next round's flows before this node had opened it."""
-        self._readiness = Readiness(context)
+        self.readiness = Readiness(context)
 
     @property
     def deadline_s(self) -> float | None:
@@ -191,7 +191,7 @@ class Work:
         self.paused = opening.paused
         if opening.committed.iteration == context.start_iteration:
             self.positions.begin()
-        self._readiness.reset()
+        self.readiness.reset()
         amended = self.stage.opened() + self.entering.opened(opening)
         self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
@@ -336,7 +336,7 @@ class Work:
         return self.aggregation.contribute(self.microbatches.folded)
 
     def _peer_ready(self, peer: NodeId) -> list[Effect]:
-        self._readiness.peer_ready(peer)
+        self.readiness.peer_ready(peer)
         if isinstance(self.microbatches, DataMicrobatches):
             return self.microbatches.can_take(peer)
         return self._tell_ready()
@@ -344,7 +344,7 @@ class Work:
     def _tell_ready(self) -> list[Effect]:
         if self.flows is None or not self.stage.loaded:
             return []
-        return self._readiness.tell(self.flows)
+        return self.readiness.tell(self.flows)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -433,6 +433,16 @@ class Work:
     def _relay_flows(self) -> RelayFlows:
         assert isinstance(self.flows, RelayFlows)
         return self.flows
+
+
+def awaited_by(work: Work) -> set[NodeId]:
+    """Return those without whom a node's part in the round can't go on now."""
+    awaited = {held.downstream for held in work.microbatches.held.values() if held.awaits}
+    if work.flows is not None:
+        awaited |= work.readiness.awaited(work.flows)
+    if work.aggregation is not None:
+        awaited |= work.aggregation.awaited
+    return awaited
 
 
 def _commit_notes(

@@ -484,7 +484,7 @@ class Checker:
         the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
         as a slot of theirs or ours changes hands, and repeats by the clock. In the search for
         better flows each neighbour, other data nodes among them, is told of two walks that do not
-        change every eighth round. Each pass of a microbatch costs an acknowledgement or two. With
+        change every other round. Each pass of a microbatch costs an acknowledgement or two. With
         each view more, links are told of and walks begin anew, and each microbatch may take
         another path.
         """
@@ -502,7 +502,7 @@ class Checker:
         flows = num_peers * (4 * self._capacity_max + repeats)
         reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2 * num_views)
         walks = 2 * (num_peers + config.max_peers_per_stage)
-        search = walks * (duration_s / config.negotiation_interval_s / 8 + 2 * num_views)
+        search = walks * (duration_s / config.negotiation_interval_s / 2 + 2 * num_views)
         search += 3 * self._batch * (num_views - 1)
         return int(beats + reports + search + tree + flows + 2 * num_microbatches + repeats) + 16
 

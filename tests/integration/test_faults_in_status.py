@@ -26,24 +26,31 @@ NAMED_WITHIN_S = 10.0
 RELAYS = (4, 3)
 
 
-def told(asked: Daemon) -> list[str]:
-    """Returns what `decod status --json` says of what went wrong lately."""
+def told(asked: Daemon) -> dict[str, float]:
+    """Returns what `decod status --json` says of what went wrong lately, and since when it does."""
     result = run_decod("status", "--json", "--state-dir", asked.state_dir)
     assert result.returncode == 0, result
     status: dict[str, Any] = json.loads(result.stdout)
-    return [f"{one['event']}: {one['text']}" for one in status["recent"]] + [status["message"]]
+    # Measured when the answer is here: how long it took on a busy machine is not the question.
+    now_s = time.monotonic()
+    recent = {f"{one['event']}: {one['text']}": now_s - one["age_s"] for one in status["recent"]}
+    return recent | {status["message"]: now_s}
 
 
 def wait_until_named(cluster: Cluster, asked: Daemon, what: str, *texts: tuple[str, ...]) -> None:
     """Waits until the status has, for each of `texts`, one line that holds all of its parts."""
     since_s = time.monotonic()
 
-    def named() -> bool:
+    def named() -> list[float] | None:
         lines = told(asked)
-        return all(any(all(p in line for p in parts) for line in lines) for parts in texts)
+        found = [
+            [told_s for line, told_s in lines.items() if all(part in line for part in parts)]
+            for parts in texts
+        ]
+        return [min(times_s) for times_s in found] if all(found) else None
 
-    cluster.wait_for(named, f"{what} in the status", timeout_s=60)
-    named_s = time.monotonic() - since_s
+    told_s = cluster.wait_for(named, f"{what} in the status", timeout_s=60)
+    named_s = max(told_s) - since_s
     print(f"{what}: named after {named_s:.1f} s")
     assert named_s < NAMED_WITHIN_S
 

@@ -20,12 +20,18 @@ FLIP_AFTER = 5
 
 def test_a_flipped_bit_is_found_named_and_healed(tmp_path: Path, corpus: Path) -> None:
     """What it had computed with wrong weights is forgotten: losses are those of one process."""
-    with Cluster(tmp_path, make_run(num_iterations=NUM_ITERATIONS), corpus) as cluster:
+    # All of them: one that is late to enter would find so short a run over.
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=3)
+    with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader()
         program = (sys.executable, "-u", "-m", "tests.support.flipped", str(FLIP_AFTER))
         join_string = cluster.join_string(leader) or ""
         victim = cluster.start("victim", "join", join_string, "--stage", "1", program=program)
-        for name, stage in (("one", 1), ("two", 1), ("three", 2), ("four", 2)):
+        for name, stage in [
+            ("one", 1),
+            ("two", 1),
+            *((name, 2) for name in ("three", "four", "five")),
+        ]:
             cluster.start_relay(name, "--stage", str(stage))
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes

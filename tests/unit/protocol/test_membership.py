@@ -1,11 +1,14 @@
 """Heartbeats, doubts, and a node's own connection to the run."""
 
+from collections.abc import Set
+
 import pytest
 
-from decod.ids import Round
+from decod.ids import NodeId, Round
 from decod.protocol.effects import Note, Send, Stop, StopReason
+from decod.protocol.events import Received
 from decod.protocol.membership import Membership
-from decod.protocol.messages import CatchUp, Heartbeat, Suspect
+from decod.protocol.messages import CatchUp, Heartbeat, Ping, Pong, Suspect
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -24,10 +27,10 @@ VIEW = view_of("d0", "r1a", "r1b", "r2a")
 """On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""
 
 
-def machine(node: str = "r1a", **changes: float) -> Membership:
+def machine(node: str = "r1a", awaited: Set[NodeId] = frozenset(), **changes: float) -> Membership:
     config = configured(num_watchers=1, heartbeat_timeout_s=2.0, **changes)
     member = next(m.node_id for m in VIEW.members if m.node_id == node)
-    membership = Membership(context_of(member, VIEW, config=config))
+    membership = Membership(context_of(member, VIEW, config=config), lambda: awaited)
     membership.adopt(0.0)
     return membership
 
@@ -41,7 +44,7 @@ def test_a_node_tells_its_watchers_once_an_interval_that_it_lives() -> None:
 
 
 def test_a_node_without_a_view_does_nothing() -> None:
-    membership = Membership(context_of(R1A, VIEW))
+    membership = Membership(context_of(R1A, VIEW), set)
     assert membership.deadline_s is None
     assert membership.overdue(100.0) == []
 
@@ -62,14 +65,52 @@ def test_a_new_view_does_not_delay_the_heartbeat() -> None:
 
 def test_silence_makes_a_suspect_and_any_word_is_a_sign_of_life() -> None:
     membership = machine("r2a")  # It listens to r1b.
-    membership.heard(0.0, R1B)
+    membership.heard(0.0, Received(R1B, Heartbeat(ROUND)))
     assert sent(membership.overdue(2.0)) == [(D0, Heartbeat(ROUND))]
-    membership.heard(1.5, R1B)
-    membership.heard(1.5, STRANGER)
+    membership.heard(1.5, Received(R1B, Heartbeat(ROUND)))
+    membership.heard(1.5, Received(STRANGER, Heartbeat(ROUND)))
     assert sent(membership.overdue(3.5)) == [(D0, Heartbeat(ROUND))]
     effects = membership.overdue(4.5)
     assert (D0, Suspect(R1B, "no heartbeat")) in sent(effects)
     assert notes_of(effects) == ["peer.suspected"]
+
+
+def test_who_is_waited_for_is_asked_for_a_sign_of_life_and_doubted_without() -> None:
+    """r2a is not among those that r1a listens to, and may be there for everybody but r1a."""
+    awaited: set[NodeId] = set()
+    membership = machine(awaited=awaited)
+    for now_s in (1.0, 2.0):
+        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        assert R2A not in dict(sent(membership.overdue(now_s)))
+    awaited.add(R2A)
+    for now_s in (3.0, 4.0):
+        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        effects = membership.overdue(now_s)
+        assert (R2A, Ping(0)) in sent(effects)
+        assert not notes_of(effects)
+    membership.heard(4.5, Received(R2A, Pong(0)))
+    for now_s, doubted in ((5.0, False), (6.0, False), (7.0, True), (8.0, True)):
+        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(R2A, Heartbeat(ROUND)))
+        effects = membership.overdue(now_s)
+        assert ((D0, Suspect(R2A, "no answer")) in sent(effects)) == doubted
+        assert notes_of(effects) == ["peer.suspected"] * (now_s == 7.0)
+    awaited.clear()
+    membership.heard(10.0, Received(D0, Heartbeat(ROUND)))
+    assert R2A not in dict(sent(membership.overdue(10.0)))
+
+
+def test_who_could_not_be_reached_is_doubted_until_it_answers() -> None:
+    membership = machine()
+    assert (D0, Suspect(R2A, "timeout")) in sent(membership.undelivered(5.0, R2A, "timeout"))
+    for now_s in (6.0, 7.0):
+        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(R2A, Heartbeat(ROUND)))
+        told = sent(membership.overdue(now_s))
+        assert {(R2A, Ping(0)), (D0, Suspect(R2A, "no answer"))} <= {*told}
+    membership.heard(7.5, Received(R2A, Pong(0)))
+    membership.heard(8.0, Received(D0, Heartbeat(ROUND)))
+    assert R2A not in dict(sent(membership.overdue(8.0)))
 
 
 def test_a_doubt_is_repeated_once_an_interval_and_noted_once() -> None:
@@ -79,7 +120,7 @@ def test_a_doubt_is_repeated_once_an_interval_and_noted_once() -> None:
     assert membership.suspect(5.0, R2A, "unreachable") == [note, doubt]
     assert membership.suspect(5.9, R2A, "unreachable") == []
     assert membership.suspect(6.0, R2A, "unreachable") == [doubt]
-    membership.heard(6.5, R2A)
+    membership.heard(6.5, Received(R2A, Heartbeat(ROUND)))
     assert membership.suspect(7.0, R2A, "unreachable") == [note, doubt]
 
 
