@@ -30,6 +30,34 @@ class Commits:
         return f"iteration {round_.iteration} is committed twice: in round {was}, and {now}"
 
 
+class Decisions:
+    """Remembers whether those who lead have committed or aborted each round."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, Round], tuple[str, str, int]] = {}
+        """By the term and round that its members were in: what, who says so, and in which term."""
+
+    def decided(self, name: str, term_before: int, message: Commit | Abort) -> str:
+        """Take in the decision of one that leads. Returns what is wrong, or nothing.
+
+        What a leader has aborted the next one may commit, if it has been elected by members that
+        had not heard of that; whether others had is seen by what they commit.
+
+        Args:
+            name: Of the host that decides.
+            term_before: In which it was before.
+            message: Its decision. Not an abort of one that has been voted out, which is void.
+        """
+        decision = "commit" if isinstance(message, Commit) else "abort"
+        told = (decision, name, message.opening.view.term)
+        first = self._first.setdefault((term_before, message.round), told)
+        if decision == "commit" and first[2] < told[2]:
+            self._first[term_before, message.round] = told
+        elif first[0] != decision:
+            return f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
+        return ""
+
+
 def missed(host: Host, place: Place, event: Event | None) -> str:
     """Return what is wrong if a node has been told of a leader's opening and does not follow.
 

@@ -40,7 +40,7 @@ from decod.protocol.view import Opening
 from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, Place, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
-from decod.sim.forks import Commits, missed
+from decod.sim.forks import Commits, Decisions, missed
 from decod.sim.host import Host, World
 from decod.sim.trace import Trace
 
@@ -165,7 +165,7 @@ class Checker:
         self._announced: dict[_Term, int] = {}
         self._data, self._commits = DataChecker(batch, self._bases), Commits()
         self._reports: dict[tuple[_Term, int], dict[NodeId, int]] = {}
-        self._decisions: dict[_Term, tuple[str, str]] = {}
+        self._decisions = Decisions()
         self._leaders: dict[int, str] = {}
         self._places: dict[tuple[NodeId, int], Place] = {}
         """Where each node was after its last step, by its life."""
@@ -384,7 +384,6 @@ class Checker:
 
     def _decided(self, host: Host, message: Message) -> None:
         assert isinstance(message, (msg.Commit, msg.Abort))
-        decision = "commit" if isinstance(message, msg.Commit) else "abort"
         if isinstance(message, msg.Commit):
             self._refuse("I3", host, self._commits.decided(message))
             self._check_loss(host, message)
@@ -392,12 +391,8 @@ class Checker:
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
         if before is None or place is None or not place.leads:
             return  # The others pass on what the leader of the term that came after has decided.
-        void = decision == "abort" and before.term < max(self._leaders)  # It has been voted out.
-        round_ = (before.term, message.round)
-        first = self._decisions.setdefault(round_, (decision, host.name))
-        if first[0] != decision and not void:
-            what = f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
-            raise self.violated("I3", host, what)
+        if isinstance(message, msg.Commit) or before.term == max(self._leaders):
+            self._refuse("I3", host, self._decisions.decided(host.name, before.term, message))
 
     def _note_era(self, opening: Opening) -> None:
         origin, era = opening.origin, opening.round.era

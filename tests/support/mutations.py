@@ -103,7 +103,7 @@ MUTATIONS = (
         function="fence",
         old="return vote and self.election.bound",
         new="return False",
-        seed=3,
+        seed=31,
         drawn=partial(election_storm, plot=unheard_leader),
     ),
     Mutation(
