@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
 from decod.protocol.compute import ComputeQueue
+from decod.protocol.distant import DistantLinks
 from decod.protocol.links import LinkTable
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.tensors import TensorStore
@@ -29,6 +30,7 @@ class Context:
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
     num_shares: int = 1
     """Of a batch: data nodes that the run can have."""
+    distant: DistantLinks = field(default_factory=DistantLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)
     previous: tuple[NodeId, ...] = ()
@@ -44,6 +46,12 @@ class Context:
     @property
     def member(self) -> Member:
         return self.view.by_id[self.node_id]
+
+    def distance_s(self, begin: NodeId, end: NodeId) -> float | None:
+        """Return d(i, j) of a link between neighbouring stages; None if it is unknown here."""
+        if self.node_id in (begin, end):
+            return self.links.cost_s(end if begin == self.node_id else begin)
+        return self.distant.cost_s(begin, end)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

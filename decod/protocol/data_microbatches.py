@@ -187,9 +187,9 @@ class DataMicrobatches:
     def inject(self) -> list[Effect]:
         """Start waiting microbatches on flows whose first hop is ready, the cheapest free first.
 
-        Once all flows should have been found, those for which none is free follow the others,
-        on the flow that would be done with them first, as many as this node can hold: a relay that
-        is full makes them wait, and has the next one at hand as soon as there is room.
+        Once all flows are ready, or should have been found, those for which none is free follow the
+        others, on the flow that would be done with them first, as many as this node can hold: a
+        relay that is full makes them wait, and has the next one at hand as soon as there is room.
         """
         flows = self._flows()
         ready = {
@@ -197,11 +197,13 @@ class DataMicrobatches:
             for flow_id, granted in flows.ways.items()
             if granted.peer in self._can_take or flows.carried
         }
+        final = flows.carried or (flows.final and len(ready) == len(flows.ways))
+        follows = self._follow_s is None or final
         loads = Counter(held.flow_id for held in self.held.values())
         effects: list[Effect] = []
         while ready and self._waiting and len(self.held) < self._context.member.capacity:
             flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
-            if loads[flow_id] and self._follow_s is not None and not flows.carried:
+            if loads[flow_id] and not follows:
                 break
             loads[flow_id] += 1
             microbatch, granted = self._waiting.popleft(), ready[flow_id]
@@ -361,7 +363,7 @@ class DataMicrobatches:
         self._reported = False
         everything = [*self.held.values(), *self._done.values()]
         others = Substitutes(
-            context.view, (held.path for held in everything), newest=context.round.iteration - 1
+            context, (held.path for held in everything), newest=context.round.iteration - 1
         )
         for flow_id, granted in flows.ways.items():
             path = others.mend(granted.path)

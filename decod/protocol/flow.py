@@ -326,6 +326,8 @@ class _Flows:
         self.outflows = Outflows(now_s, context)
         self._inflows = Inflows(context)
         self._active = False
+        self.final = False
+        """There will be no more in this round."""
 
     def activate(self, now_s: float) -> list[Effect]:
         """Begin to ask for flows. What was offered before has been remembered."""
@@ -335,6 +337,7 @@ class _Flows:
     def settle(self, upstream: Mapping[FlowId, NodeId]) -> None:
         """Take settled flows in place of those that were built; ask and offer no more."""
         self._active = False
+        self.final = True
         self._inflows = Inflows(self._context)
         self.outflows.unpaired.clear()
         self.outflows.paired.clear()

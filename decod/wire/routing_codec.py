@@ -71,6 +71,8 @@ class _IndexedCost(NamedTuple):
 class _IndexedHop(NamedTuple):
     node_index: int
     costs: tuple[_IndexedCost, ...]
+    inward: tuple[_IndexedCost, ...]
+    compute_s: float
 
 
 class _IndexedClaim(NamedTuple):
@@ -98,16 +100,14 @@ def _verify_change(change: m.RequestChange) -> None:
     validate.unique("places", change.places)
 
 
-def _verify_hop(hop: m.Hop) -> None:
-    validate.unique("costs", [node_id for node_id, _ in hop.costs])
-
-
-def _verify_claims(claims: m.Claims) -> None:
-    validate.unique("costs", [node_id for node_id, _ in claims.costs])
+def _verify_ends(value: m.Hop | m.Claims) -> None:
+    validate.unique("costs", [node_id for node_id, _ in value.costs])
+    validate.unique("inward", [node_id for node_id, _ in value.inward])
 
 
 def _verify_indexed_hop(hop: _IndexedHop) -> None:
     validate.unique("costs", [cost.node_index for cost in hop.costs])
+    validate.unique("inward", [cost.node_index for cost in hop.inward])
 
 
 def _verify_hops(claim: m.Claim | m.Claimed) -> None:
@@ -143,7 +143,13 @@ _PLACES = f.Tuples(
 LINK_COSTS = f.Tuples(
     f.Repeated(f.Struct(_LinkCost, {"node_id": f.NODE_ID, "cost": LINK_COST}), validate.MEMBERS_MAX)
 )
-_HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, "costs": LINK_COSTS}, _verify_hop)
+_COMPUTE_S = f.Plain(validate.compute_time)
+_ENDS: Mapping[str, f.Field] = {
+    "costs": LINK_COSTS,
+    "inward": LINK_COSTS,
+    "compute_s": _COMPUTE_S,
+}
+_HOP = f.Struct(m.Hop, {"node_id": f.NODE_ID, **_ENDS}, _verify_ends)
 _PATH = f.Scalars(validate.node_id, m.HOPS_MAX, num_min=1, unique=True)
 _SETTLED_FLOW = f.Struct(
     m.SettledFlow,
@@ -153,10 +159,17 @@ _SETTLED_FLOW = f.Struct(
     },
     _verify_settled_flow,
 )
-_INDEXED_COST = f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": LINK_COST})
+_INDEXED_COSTS = f.Repeated(
+    f.Struct(_IndexedCost, {"node_index": f.COUNT, "cost": LINK_COST}), validate.MEMBERS_MAX
+)
 _INDEXED_HOP = f.Struct(
     _IndexedHop,
-    {"node_index": f.COUNT, "costs": f.Repeated(_INDEXED_COST, validate.MEMBERS_MAX)},
+    {
+        "node_index": f.COUNT,
+        "costs": _INDEXED_COSTS,
+        "inward": _INDEXED_COSTS,
+        "compute_s": _COMPUTE_S,
+    },
     _verify_indexed_hop,
 )
 _INDEXED_CLAIM = f.Struct(
@@ -203,10 +216,15 @@ class _Claims:
         def index_of(node_id: NodeId) -> int:
             return nodes.setdefault(node_id, len(nodes))
 
+        def indexed_costs(costs: Sequence[tuple[NodeId, float]]) -> tuple[_IndexedCost, ...]:
+            return tuple(_IndexedCost(index_of(node_id), cost) for node_id, cost in costs)
+
         indexed = tuple(
             _IndexedHop(
                 index_of(hop.node_id),
-                tuple(_IndexedCost(index_of(node_id), cost) for node_id, cost in hop.costs),
+                indexed_costs(hop.costs),
+                indexed_costs(hop.inward),
+                hop.compute_s,
             )
             for hop in hops
         )
@@ -217,10 +235,9 @@ class _Claims:
         hops = [
             m.Hop(
                 _entry("node_index", table.node_ids, hop.node_index),
-                tuple(
-                    (_entry("node_index", table.node_ids, cost.node_index), cost.cost)
-                    for cost in hop.costs
-                ),
+                _named(table.node_ids, hop.costs),
+                _named(table.node_ids, hop.inward),
+                hop.compute_s,
             )
             for hop in table.hops
         ]
@@ -230,6 +247,12 @@ class _Claims:
         claim = tuple(_entry("hop_indexes", hops, index) for index in indexes)
         validate.unique("hops", [hop.node_id for hop in claim])
         return claim
+
+
+def _named(
+    node_ids: Sequence[NodeId], costs: Sequence[_IndexedCost]
+) -> tuple[tuple[NodeId, float], ...]:
+    return tuple((_entry("node_index", node_ids, cost.node_index), cost.cost) for cost in costs)
 
 
 def _entry(field: str, table: Sequence[Any], index: int) -> Any:
@@ -290,8 +313,8 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "claims": f.Struct(
         m.Claims,
-        {**_EPOCH, "capacity": _UNITS, "costs": LINK_COSTS, "claims": _Claims()},
-        _verify_claims,
+        {**_EPOCH, "capacity": _UNITS, **_ENDS, "claims": _Claims()},
+        _verify_ends,
     ),
     "routes": f.Struct(
         m.Routes, {**_EPOCH, "routes": f.Repeated(_SETTLED_FLOW, validate.CAPACITY_MAX)}

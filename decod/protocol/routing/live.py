@@ -88,8 +88,8 @@ class LiveRouting:
             self._negotiation, self._tick_s = None, None
             return
         before = self._negotiation
-        if before is not None and before.settling.complete:
-            self._last = dict(before.settling.flows)
+        if before is not None and before.settling.stood:
+            self._last = dict(before.settling.stood)
         self._negotiation = Negotiation(
             self._position(),
             view_version=view.version,
@@ -119,7 +119,16 @@ class LiveRouting:
             queue_cost=self._queue_cost,
             fair=True,
             work_max=_SETTLE_WORK_MAX,
+            rooms=self._rooms if node_id == view.leader else None,
+            heard=context.distant.heard,
         )
+
+    def _rooms(self) -> list[dict[NodeId, int]]:
+        """Return who works on each relay stage, and how many flows each may carry."""
+        view = self._context.view
+        return [
+            {m.node_id: flow_room(view, m.node_id) for m in stage} for stage in view.workers[1:]
+        ]
 
     def _steady_cost(self, peer: NodeId) -> float:
         """Return d(i, j), as it was when it last moved by more than noise."""
@@ -194,7 +203,7 @@ class LiveRouting:
         ids, flows = [*self._last], [*self._last.values()]
         if any(len(flow.path) != view.num_stages - 1 for flow in flows):
             return {}
-        paths = replaced(view, [f.path for f in flows], newest=context.round.iteration - 1)
+        paths = replaced(context, [f.path for f in flows], newest=context.round.iteration - 1)
         return {
             k: Granted(k, path[0], math.fsum(flow.costs), path, view.version)
             for k, path, flow in zip(ids, paths, flows, strict=True)

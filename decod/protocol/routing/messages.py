@@ -124,10 +124,15 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One node that a claim has passed, and what its links to the next stage cost."""
+    """One node that a claim has passed, what its links cost, and how fast it is."""
 
     node_id: NodeId
     costs: tuple[tuple[NodeId, float], ...]
+    """Of its links to the next stage."""
+    inward: tuple[tuple[NodeId, float], ...] = ()
+    """Of its links from the stage before."""
+    compute_s: float = 0.0
+    """c_i: mean time of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,10 @@ class Claims:
     costs: tuple[tuple[NodeId, float], ...]
     """Of its links to the first relay stage."""
     claims: tuple[tuple[Hop, ...], ...]
+    inward: tuple[tuple[NodeId, float], ...] = ()
+    """Of its links from the last relay stage."""
+    compute_s: float = 0.0
+    """c_i: mean time of its passes, head included."""
 
 
 @dataclass(frozen=True, slots=True)

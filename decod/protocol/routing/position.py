@@ -1,11 +1,12 @@
 """A node's place in the flow graph, as far as the routing needs to know it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.planner.graph import Link, Objective
+from decod.protocol.routing.messages import Hop
 
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
@@ -49,6 +50,12 @@ class Position:
     share of a batch to train. Else whoever gets them cheapest."""
     work_max: float = math.inf
     """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
+    rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
+    """At the data node that settles: for each relay stage who works on it, and how many flows each
+    may carry. With it flows are settled so that a round is short (`planner.shortening`), and costs
+    are seconds; without it so that their costs are least."""
+    heard: Callable[[Iterable[Hop]], None] = lambda _: None
+    """At a data node: takes in what its claims have gathered; at the settling one, all claims."""
     objective: Objective = Objective.SUM
     stage_peers: Sequence[NodeId] = ()
     """At a relay: the others of its stage."""

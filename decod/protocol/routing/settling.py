@@ -3,7 +3,7 @@
 Every data node sends a claim along each unit that begins at it. A claim holds still what it
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
 One data node (the leader) gets all claims, decides whose flows they become
-(`planner.settlement`), and each data node installs its own along their paths. A flow stands
+(`routing.deciding`), and each data node installs its own along their paths. A flow stands
 when its install message has come home; the leader is told when all of a data node's do.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from decod.ids import FlowId, NodeId
-from decod.planner.graph import Link
-from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.deciding import decide
 from decod.protocol.routing.draft import Draft
 from decod.protocol.routing.messages import (
     HOPS_MAX,
@@ -43,6 +42,10 @@ settled does not depend on it any more."""
 _PARTS_KEPT = 2
 """Settlements before the present one of which a node still knows its part: while a round is opened
 with one, the next may already be made."""
+
+_INWARD_MAX = 16
+"""Links from the stage before of which a claim says the cost. They show ways through relays that no
+claim has passed; more of them would make claims too large where stages are."""
 
 SettlingMessage = Settle | Claim | Claimed | Claims | Routes | Install | Installed
 
@@ -85,6 +88,8 @@ class Settling:
     epoch: int = 0
     _before: dict[int, Part] = field(default_factory=dict)
     """The last settlements, by epoch."""
+    _stood: Flows = field(default_factory=dict)
+    """The newest of these of which all flows stood."""
     _age: int = 0
     _waiting: dict[FlowId, Claim] = field(default_factory=dict)
     """Claims that can't go on yet, because the draft still changes here."""
@@ -123,6 +128,11 @@ class Settling:
     def complete(self) -> bool:
         """At a data node: whether all its flows of the settlement stand."""
         return self._routes is not None and self.flows.keys() == self._routes.keys()
+
+    @property
+    def stood(self) -> Flows:
+        """At a data node: its flows of the newest settlement of which all stand."""
+        return self.flows if self.complete else self._stood
 
     @property
     def agreed(self) -> bool:
@@ -182,6 +192,7 @@ class Settling:
         if not self._expected(sender, message):
             return []
         self._claimed[message.flow_id] = message.hops
+        self.position.heard(message.hops)
         return self._report()
 
     def _expected(self, sender: NodeId, message: Claimed) -> bool:
@@ -210,6 +221,8 @@ class Settling:
     # --- claims -------------------------------------------------------------------------------
 
     def _enter(self, epoch: int) -> None:
+        if self.complete:
+            self._stood = dict(self.flows)
         self._before[self.epoch] = self._present()
         self.epoch = epoch
         self._before = {k: v for k, v in self._before.items() if self.knows(k)}
@@ -275,7 +288,9 @@ class Settling:
             if not free:  # Its unit has been let go before it came.
                 return self._end(claim, ())
             peer = self._ways[claim.flow_id] = free[0]
-        hops = (*claim.hops, Hop(self.position.node_id, self._costs()))
+        position = self.position
+        hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
+        hops = (*claim.hops, hop)
         return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
 
     def _report(self) -> list[Effect]:
@@ -284,12 +299,25 @@ class Settling:
             return []
         position = self.position
         claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
-        message = Claims(self.view_version, self.epoch, position.capacity, self._costs(), claims)
+        message = Claims(
+            view_version=self.view_version,
+            epoch=self.epoch,
+            capacity=position.capacity,
+            costs=self._costs(),
+            claims=claims,
+            inward=self._inward(),
+            compute_s=position.queue_cost(),
+        )
         return self._to(self.settler, message)
 
     def _costs(self) -> tuple[tuple[NodeId, float], ...]:
         """Return what this node's links to the next stage cost."""
         return tuple((peer, self.position.cost_to(peer)) for peer in self.position.next)
+
+    def _inward(self) -> tuple[tuple[NodeId, float], ...]:
+        """Return what this node's links from the stage before cost, or the cheapest of them."""
+        costs = [(self.position.cost_from(peer), peer) for peer in self.position.previous]
+        return tuple((peer, cost) for cost, peer in sorted(costs)[:_INWARD_MAX])
 
     def _to(self, receiver: NodeId, message: Claims | Routes | Installed) -> list[Effect]:
         if receiver == self.position.node_id:
@@ -308,9 +336,11 @@ class Settling:
         if not self._acceptable(message):
             return []
         self._gathered[sender] = message
+        for hops in message.claims:
+            position.heard(hops)
         if self._gathered.keys() != everybody:
             return []
-        for data_node, routes in self._decide(self._gathered).items():
+        for data_node, routes in decide(self._gathered, position).items():
             self._settled[data_node] = Routes(self.view_version, self.epoch, tuple(routes))
         effects: list[Effect] = []
         for data_node in sorted(everybody):
@@ -325,26 +355,6 @@ class Settling:
         return all(
             self._complete_path(hops) and hops[0].node_id in heads for hops in message.claims
         )
-
-    def _decide(self, gathered: Mapping[NodeId, Claims]) -> dict[NodeId, list[SettledFlow]]:
-        costs: dict[Link, float] = {}
-        paths: list[DraftPath] = []
-        for data_node, claims in sorted(gathered.items()):
-            costs.update({(data_node, peer): cost for peer, cost in claims.costs})
-            for hops in claims.claims:
-                paths.append(DraftPath(data_node, tuple(hop.node_id for hop in hops)))
-                for hop in hops:
-                    costs.update({(hop.node_id, peer): cost for peer, cost in hop.costs})
-        capacities = {data_node: claims.capacity for data_node, claims in gathered.items()}
-        if self.position.fair:
-            capacities = fair_shares(capacities, len(paths))
-        decided: dict[NodeId, list[SettledFlow]] = {k: [] for k in gathered}
-        weights, crowding = self.position.weights(costs)
-        work_max = self.position.work_max
-        for route in settle(paths, weights, capacities, crowding=crowding, work_max=work_max):
-            hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
-            decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
-        return decided
 
     # --- installing ---------------------------------------------------------------------------
 

@@ -906,12 +906,16 @@ class LinkCost(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class Hop(_message.Message):
-    __slots__ = ("node_id", "costs")
+    __slots__ = ("node_id", "costs", "inward", "compute_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    INWARD_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     costs: _containers.RepeatedCompositeFieldContainer[LinkCost]
-    def __init__(self, node_id: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ...) -> None: ...
+    inward: _containers.RepeatedCompositeFieldContainer[LinkCost]
+    compute_s: float
+    def __init__(self, node_id: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., inward: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("view_version", "epoch", "flow_id", "hops")
@@ -946,12 +950,16 @@ class IndexedCost(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
 
 class IndexedHop(_message.Message):
-    __slots__ = ("node_index", "costs")
+    __slots__ = ("node_index", "costs", "inward", "compute_s")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    INWARD_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     costs: _containers.RepeatedCompositeFieldContainer[IndexedCost]
-    def __init__(self, node_index: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[IndexedCost, _Mapping]]] = ...) -> None: ...
+    inward: _containers.RepeatedCompositeFieldContainer[IndexedCost]
+    compute_s: float
+    def __init__(self, node_index: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[IndexedCost, _Mapping]]] = ..., inward: _Optional[_Iterable[_Union[IndexedCost, _Mapping]]] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class IndexedClaim(_message.Message):
     __slots__ = ("hop_indexes",)
@@ -970,18 +978,22 @@ class ClaimTable(_message.Message):
     def __init__(self, node_ids: _Optional[_Iterable[str]] = ..., hops: _Optional[_Iterable[_Union[IndexedHop, _Mapping]]] = ..., claims: _Optional[_Iterable[_Union[IndexedClaim, _Mapping]]] = ...) -> None: ...
 
 class Claims(_message.Message):
-    __slots__ = ("view_version", "epoch", "capacity", "costs", "claims")
+    __slots__ = ("view_version", "epoch", "capacity", "costs", "claims", "inward", "compute_s")
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    INWARD_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     view_version: int
     epoch: int
     capacity: int
     costs: _containers.RepeatedCompositeFieldContainer[LinkCost]
     claims: ClaimTable
-    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., claims: _Optional[_Union[ClaimTable, _Mapping]] = ...) -> None: ...
+    inward: _containers.RepeatedCompositeFieldContainer[LinkCost]
+    compute_s: float
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., costs: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., claims: _Optional[_Union[ClaimTable, _Mapping]] = ..., inward: _Optional[_Iterable[_Union[LinkCost, _Mapping]]] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("view_version", "epoch")

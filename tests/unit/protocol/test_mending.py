@@ -22,6 +22,7 @@ from decod.protocol.messages import (
 )
 from decod.protocol.microbatch import Phase
 from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.routing.messages import Hop
 from decod.protocol.view import View
 from tests.unit.protocol.cast import (
     D0,
@@ -380,7 +381,7 @@ def test_flows_go_on_along_their_new_path() -> None:
 def test_the_lost_ones_work_is_shared_out_by_capacity() -> None:
     small, big = member("r1b", capacity=1), member("r1c", capacity=3)
     left = view_of("d0", small, big, "r2a")
-    others = Substitutes(left, [OLD] * 8, newest=0)
+    others = Substitutes(context_of(D0, left), [OLD] * 8, newest=0)
     chosen = [others.mend(OLD)[0] for _ in range(8)]
     assert chosen.count(NodeId("r1c")) == 6
     assert chosen.count(R1B) == 2
@@ -389,9 +390,47 @@ def test_the_lost_ones_work_is_shared_out_by_capacity() -> None:
 def test_newcomers_are_chosen_only_where_there_is_nobody_else() -> None:
     new = replace(member("r1b"), since_iteration=4)
     left = view_of("d0", new, "r1c", "r2a")
-    assert Substitutes(left, [OLD] * 9, newest=4).mend(OLD)[0] == NodeId("r1c")
+    others = Substitutes(context_of(D0, left), [OLD] * 9, newest=4)
+    assert others.mend(OLD)[0] == NodeId("r1c")
     left = view_of("d0", new, "r2a")
-    assert Substitutes(left, [OLD], newest=4).mend(OLD)[0] == R1B
+    assert Substitutes(context_of(D0, left), [OLD], newest=4).mend(OLD)[0] == R1B
+
+
+def far(left: View, between: dict[tuple[str, str], float], *, compute_s: float = 0.5) -> Context:
+    """Return a data node's context that has heard what links between relays cost."""
+    context = context_of(D0, left)
+    for begin in {begin for begin, _ in between}:
+        costs = tuple((NodeId(e), cost) for (b, e), cost in between.items() if b == begin)
+        context.distant.heard([Hop(NodeId(begin), costs, (), compute_s)])
+    return context
+
+
+def test_who_would_be_done_first_takes_over_where_the_links_are_known() -> None:
+    """And not always the same, since microbatches take turns on its links."""
+    left = view_of(member("d0", capacity=8), "r1b", "r1c", "r2a")
+    context = far(left, {("r1b", "r2a"): 9.0, ("r1c", "r2a"): 4.0})
+    others = Substitutes(context, [OLD] * 4, newest=0)
+    chosen = [others.mend(OLD)[0] for _ in range(4)]
+    assert chosen[0] == NodeId("r1c")
+    assert chosen.count(NodeId("r1c")) == 3
+
+
+def test_a_device_that_has_much_to_do_is_not_first() -> None:
+    left = view_of(member("d0", capacity=8), "r1b", "r1c", "r2a")
+    context = far(left, {("r1b", "r2a"): 9.0, ("r1c", "r2a"): 8.0}, compute_s=30.0)
+    others = Substitutes(context, [(NodeId("r1c"), R2B), OLD], newest=0)
+    assert others.mend(OLD)[0] == R1B
+
+
+def test_of_two_lost_in_a_row_each_has_another() -> None:
+    """Whom the second has before it is who has just been chosen."""
+    left = view_of("d0", "r1b", "r1c", "r2b", "r2c")
+    between = {(b, e): 5.0 for b in ("r1b", "r1c") for e in ("r2b", "r2c")}
+    context = far(left, {**between, ("r1b", "r2c"): 1.0})
+    assert Substitutes(context, [OLD], newest=0).mend(OLD) == (R1B, NodeId("r2c"))
+    context.distant.forget_others({D0, R1B})
+    assert context.distance_s(R1B, NodeId("r2c")) is None
+    assert context.distance_s(D0, R1B) is not None
 
 
 # --- flows of an earlier view ---------------------------------------------------------------------
@@ -400,9 +439,10 @@ def test_newcomers_are_chosen_only_where_there_is_nobody_else() -> None:
 def test_a_relay_that_loads_its_state_first_is_replaced_on_flows_of_an_earlier_view() -> None:
     late = member("r1a", since_iteration=4)
     after = view_of("d0", late, "r1b", "r2a", "r2b", version=2)
-    assert replaced(after, [OLD], newest=4) == [(R1B, R2A)]
+    assert replaced(context_of(D0, after), [OLD], newest=4) == [(R1B, R2A)]
     alone = view_of("d0", late, "r2b", version=3)
-    assert replaced(alone, [OLD], newest=4) == [(R1A, R2B)], "nobody else serves the stage"
+    others = replaced(context_of(D0, alone), [OLD], newest=4)
+    assert others == [(R1A, R2B)], "nobody else serves the stage"
 
 
 def test_microbatches_go_along_flows_of_an_earlier_view_at_once() -> None:

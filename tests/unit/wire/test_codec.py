@@ -105,7 +105,7 @@ places = st.tuples(node_ids, st.booleans())
 link_costs = st.lists(
     st.tuples(node_ids, st.floats(0, LINK_COST_MAX)), max_size=3, unique_by=lambda cost: cost[0]
 ).map(tuple)
-hops = st.builds(routing.Hop, node_ids, link_costs)
+hops = st.builds(routing.Hop, node_ids, link_costs, link_costs, st.floats(0, 86_400))
 paths = st.lists(node_ids, min_size=1, max_size=3, unique=True).map(tuple)
 
 
@@ -259,6 +259,8 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (routing.RequestChange, "units"): st.integers(1, 65536),
     (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),
     (routing.Claims, "capacity"): flows,
+    (routing.Claims, "inward"): link_costs,
+    (routing.Claims, "compute_s"): st.floats(0, 86_400),
     (m.LinkReport, "compute_s"): st.floats(0, 86_400),
     (Average, "part"): st.integers(0, 99),
     (Average, "num_microbatches"): st.integers(1, 2**31 - 1),

@@ -170,10 +170,16 @@ BAD: dict[str, pb.Envelope] = {
     "hop with an infinite cost": claim(hop(0, link(1, math.inf))),
     "hop with a cost of NaN": claim(hop(0, link(1, math.nan))),
     "hop with a cost too high": claim(hop(0, link(1, 1.1e9))),
+    "hop with a link to it twice": claim(pb.Hop(node_id=node(0), inward=[link(1), link(1)])),
+    "hop with a link to it too dear": claim(pb.Hop(node_id=node(0), inward=[link(1, 1.1e9)])),
+    "hop with a negative pass": claim(pb.Hop(node_id=node(0), compute_s=-1.0)),
+    "hop with a pass of NaN": claim(pb.Hop(node_id=node(0), compute_s=math.nan)),
     "claims without a table": claims(None),
     "negative capacity": claims(table(), capacity=-1),
     "capacity too large": claims(table(), capacity=65537),
     "claims with a cost of a link twice": claims(table(), costs=[link(0), link(0)]),
+    "claims with a link home twice": claims(table(), inward=[link(0), link(0)]),
+    "claims with an endless pass": claims(table(), compute_s=math.inf),
     "too many claims": claims(table(*([[0]] * 65537))),
     "claim without hops": claims(table([])),
     "claim of too many hops": claims(table([0] * 4096)),
@@ -185,6 +191,13 @@ BAD: dict[str, pb.Envelope] = {
     "link to an unknown node": claims(table(hops=indexed(pb.IndexedCost(node_index=2)))),
     "link to a node below 0": claims(table(hops=indexed(pb.IndexedCost(node_index=-1)))),
     "link twice": claims(table(hops=indexed(pb.IndexedCost(), pb.IndexedCost()))),
+    "link from an unknown node": claims(
+        table(hops=[pb.IndexedHop(inward=[pb.IndexedCost(node_index=2)])])
+    ),
+    "link from a node twice": claims(
+        table(hops=[pb.IndexedHop(inward=[pb.IndexedCost(), pb.IndexedCost()])])
+    ),
+    "negative pass in the table": claims(table(hops=[pb.IndexedHop(compute_s=-1.0)])),
     "link too dear": claims(table(hops=indexed(pb.IndexedCost(cost=1.1e9)))),
     "link of cost NaN": claims(table(hops=indexed(pb.IndexedCost(cost=math.nan)))),
     "node twice in the table": claims(table(node_ids=[node(0), node(0)])),
@@ -276,7 +289,15 @@ def pipeline(*, stages: int, width: int) -> list[list[m.Hop]]:
     """For each stage, the hops of its relays: links lead to all relays of the next."""
     ids = [[node(stage * width + i) for i in range(width)] for stage in range(stages + 1)]
     return [
-        [m.Hop(relay, tuple((peer, 0.1 + i) for i, peer in enumerate(after))) for relay in before]
+        [
+            m.Hop(
+                relay,
+                tuple((peer, 0.1 + i) for i, peer in enumerate(after)),
+                tuple((peer, 0.2 + i) for i, peer in enumerate(before[:16])),
+                0.3,
+            )
+            for relay in before
+        ]
         for before, after in pairwise(ids)
     ]
 
@@ -319,18 +340,25 @@ def test_routes_of_four_thousand_flows_fit_into_a_message() -> None:
 
 
 def test_a_table_of_claims_looks_like_this() -> None:
-    first, last = m.Hop(node(0), ((node(1), 2.5),)), m.Hop(node(1), ())
-    message = m.Claims(3, 4, 2, (), ((first, last), (last,)))
+    first = m.Hop(node(0), ((node(1), 2.5),), (), 0.5)
+    last = m.Hop(node(1), (), ((node(0), 2.5),))
+    message = m.Claims(3, 4, 2, (), ((first, last), (last,)), ((node(1), 1.5),), 0.25)
     wire = codec.encode(RUN, SENDER, 1, 1, message).claims
     assert wire == pb.Claims(
         view_version=3,
         epoch=4,
         capacity=2,
+        inward=[pb.LinkCost(node_id=node(1), cost=1.5)],
+        compute_s=0.25,
         claims=pb.ClaimTable(
             node_ids=[node(0), node(1)],
             hops=[
-                pb.IndexedHop(node_index=0, costs=[pb.IndexedCost(node_index=1, cost=2.5)]),
-                pb.IndexedHop(node_index=1),
+                pb.IndexedHop(
+                    node_index=0,
+                    costs=[pb.IndexedCost(node_index=1, cost=2.5)],
+                    compute_s=0.5,
+                ),
+                pb.IndexedHop(node_index=1, inward=[pb.IndexedCost(node_index=0, cost=2.5)]),
             ],
             claims=[pb.IndexedClaim(hop_indexes=[0, 1]), pb.IndexedClaim(hop_indexes=[1])],
         ),

@@ -1,5 +1,6 @@
 """Settling: whose flows a draft's units become, and what peers may not make of it."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
 
@@ -9,6 +10,7 @@ from decod.ids import FlowId, NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, settle
 from decod.protocol.effects import Effect, Send
+from decod.protocol.routing.deciding import decide
 from decod.protocol.routing.draft import Draft
 from decod.protocol.routing.messages import (
     Claim,
@@ -17,6 +19,7 @@ from decod.protocol.routing.messages import (
     Hop,
     Install,
     Routes,
+    Settle,
     SettledFlow,
 )
 from decod.protocol.routing.position import Position
@@ -182,7 +185,40 @@ def test_lost_messages_delay_settling_but_change_nothing(seed: int) -> None:
         assert node.settling.complete, node_id  # type: ignore[union-attr]
 
 
+def test_flows_of_the_last_settlement_that_stood_are_known_while_the_next_is_made() -> None:
+    machine = settling(D2, units={R2: 1})
+    machine.received(D1, Routes(1, 1, (SettledFlow((R2, T2), (1.0, 1.0, 1.0)),)))
+    assert not machine.stood
+    machine.received(T2, Install(1, 1, FlowId(D2, 0), (R2, T2)))
+    stood = dict(machine.stood)
+    assert stood.keys() == {FlowId(D2, 0)}
+    for epoch in (2, 3):
+        machine.received(D1, Settle(1, epoch))
+        assert machine.stood == stood
+
+
 # --- the settler's choice -----------------------------------------------------------------------
+
+
+def claims_on_one_link() -> dict[NodeId, Claims]:
+    """Both data nodes have a unit by way of R1 and T1; R2 is no dearer, but has none."""
+    first, last = Hop(R1, ((T1, 10.0),)), Hop(T1, ((D1, 1.0), (D2, 1.0)), ((R1, 10.0), (R2, 10.0)))
+    ends = ((R1, 1.0), (R2, 1.0)), ((first, last),), ((T1, 1.0), (T2, 1.0))
+    return {D1: Claims(1, 1, 1, *ends), D2: Claims(1, 1, 1, *ends)}
+
+
+def test_a_relay_without_flows_is_used_where_that_makes_a_round_shorter() -> None:
+    """What it costs to go through it is known from those around it."""
+    place, gathered = position(D1, capacity=2), claims_on_one_link()
+    for rooms, firsts in (
+        (None, [R1, R1]),
+        ([{R1: 2, R2: 2}, {T1: 2, T2: 2}], [R1, R2]),
+        ([{R1: 2, R2: 0}, {T1: 2, T2: 2}], [R1, R1]),
+    ):
+        chosen = replace(place, rooms=None if rooms is None else lambda rooms=rooms: rooms)
+        decided = decide(gathered, chosen)
+        assert sorted(flow.path[0] for flows in decided.values() for flow in flows) == firsts
+        assert all(flow.costs == (1.0, 10.0, 1.0) for flows in decided.values() for flow in flows)
 
 
 def random_graph(seed: int, *, num_data: int) -> FlowGraph:
