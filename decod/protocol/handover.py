@@ -8,7 +8,9 @@ A leader that resigns decides nothing more and says so to the other data nodes, 
 They stand at once, in their order, without asking whether it lives; it votes like everybody else.
 So its successor comes by the rules of every election (`protocol.election`), only sooner, and the
 round that had just been opened is repeated without it. If nobody is elected within two timeouts it
-stands itself. Who can't give the office to anybody stays, and says so: its daemon ends the run.
+stands itself. Then it leads until all have voted for a commit, which shows that its heirs live:
+for only a leader can find out that they do not, and let them in when they come back. Who can't give
+the office to anybody stays, and says so: its daemon ends the run.
 """
 
 import math
@@ -19,7 +21,7 @@ from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.election import BEATS_PER_TIMEOUT, Election, ElectionState
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
-from decod.protocol.messages import Leave
+from decod.protocol.messages import Commit, Leave
 
 _GRACE = 3
 """How many election timeouts a leader whose time is up stays for its successor's election."""
@@ -46,8 +48,10 @@ class Handover:
         """This node led when its operator asked it to leave, and goes as soon as another leads."""
         self._leave_by_s: float | None = None
         self._listens_until_s: float | None = None
+        self._asked_term = 0
+        """In which it was asked. In a later one it was elected again, because nobody else was."""
         self._ended = False
-        """An iteration has ended since then."""
+        """What was in hand then, or when it was elected again, has ended."""
         self._say_s: float | None = None
         """This node has resigned: when it says so again."""
         self._resigned_term = 0
@@ -83,6 +87,7 @@ class Handover:
         """The operator wants the leader to leave; asking again may shorten the time."""
         if not self.wanted:
             self.wanted, self._ended = True, False
+            self._asked_term = self._context.view.term
             self._listens_until_s = now_s + _LISTEN_S
         if timeout_s < math.inf:
             self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
@@ -100,13 +105,20 @@ class Handover:
         if not self.possible(leader) or (late and not ready):
             self.wanted, self._leave_by_s = False, None
             return False, [Note("handover.failed", (("reason", "no other data node can lead"),))]
-        if not ready or not (self._ended or late or leader.state not in UNDER_WAY):
+        idle = self._first and leader.state not in UNDER_WAY
+        if not ready or not (self._ended or late or idle):
             return False, []
+        self._ended = False
         if late:
             self._leave_by_s = now_s + _GRACE * self._context.config.election_timeout_s
         self._election.resign(now_s)
         note = Note("leader.resigned", (("term", self._context.view.term),))
         return True, [note, *self._say(now_s)]
+
+    @property
+    def _first(self) -> bool:
+        """Whether this node has not resigned before, or not in vain."""
+        return self._asked_term == self._context.view.term
 
     def _say(self, now_s: float) -> list[Effect]:
         context = self._context
@@ -143,7 +155,9 @@ class Handover:
     def opened(self, now_s: float) -> list[Effect]:
         """A round has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
-        self._ended = True
+        last, term = self._election.last, self._context.view.term
+        by_all = isinstance(last, Commit) and last.view_term == term
+        self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id
         return self._line_up(now_s) if self.resigned and not me_leads else []
 

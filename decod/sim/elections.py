@@ -259,4 +259,15 @@ def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario
     return replace(scenario, faults=faults, link_faults=late)
 
 
+def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
+    """One data node and one relay hear nothing of the others, who go on without them."""
+    num_relays = scenario.num_relay_stages * 3 + 1
+    scenario = replace(scenario, num_relays=num_relays, link_faults=LinkFaults())
+    names, num_data = scenario.host_names, scenario.num_data_nodes
+    half = (names[rng.randrange(1, num_data)], rng.choice(names[num_data:]))
+    rest = tuple(name for name in names if name not in half)
+    cut = Cut(half, rest, at_s, round(rng.uniform(3.0, 6.0), 3))
+    return replace(scenario, cuts=(cut,))
+
+
 _PLOTS = (silent_voter, unheard_leader, forgetful_voters, late_parts)

@@ -9,11 +9,14 @@ import pytest
 from decod.ids import Round
 from decod.protocol import messages as m
 from decod.protocol.params import ProtocolConfig
+from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from tests.sim.mortal import simulation_with_mortal
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "40"))
+
+LOSSY_SEEDS = 12
 
 TOGETHER = Scenario(
     num_data_nodes=2,
@@ -104,6 +107,39 @@ def test_a_leader_that_dies_at_any_event_is_replaced_within_five_seconds(block: 
             times.append(recovery_s(result))
     assert max(times) < 5.0, times
     assert sum(time_s > 0 for time_s in times) >= len(times) / 2
+
+
+def replaced_s(seed: int, loss_ratio: float) -> float:
+    """Have a leader lost at any time of a round; return how long nobody led."""
+    rng = random.Random(f"lossy/{loss_ratio}/{seed}")
+    num_data = rng.choice((2, 2, 3))
+    simulation = Simulation(
+        replace(
+            TOGETHER,
+            seed=seed,
+            num_data_nodes=num_data,
+            num_iterations=1000,
+            protocol=ProtocolConfig(min_data_nodes=num_data, min_nodes_per_stage=3),
+            link_faults=LinkFaults(loss_ratio=loss_ratio),
+        )
+    )
+    kernel, counts = simulation.kernel, simulation.trace.counts
+    assert kernel.run(until_s=60.0, done=lambda: simulation.checker.num_iterations > 0)
+    kernel.run(until_s=kernel.now_s + rng.uniform(0.0, 3.0))
+    leader, num_before, killed_s = simulation.acting, counts["leader.elected"], kernel.now_s
+    assert leader is not None
+    leader.kill(vanish=rng.random() < 0.5)
+    kernel.run(until_s=killed_s + 60.0, done=lambda: counts["leader.elected"] > num_before)
+    return kernel.now_s - killed_s
+
+
+@pytest.mark.parametrize("loss_ratio", [0.01, 0.02, 0.05])
+def test_a_lost_leader_is_replaced_within_five_seconds_though_packets_are_lost(
+    loss_ratio: float,
+) -> None:
+    """Those of the election too. With the settings that a run has if nobody says otherwise."""
+    times = [replaced_s(seed, loss_ratio) for seed in range(LOSSY_SEEDS)]
+    assert max(times) < 5.0, times
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -79,6 +79,36 @@ def test_a_leader_without_another_data_node_ends_the_run() -> None:
     assert stop.reason is StopReason.FINISHED
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_leader_whose_only_heir_is_lost_leads_until_it_finds_that_out(seed: int) -> None:
+    """Nobody but a leader could let the heir in again; who resigns at once never is one."""
+    lost = HostFault(FaultKind.RESTART, "data1", before_message=("Candidacy", 1), duration_s=1.0)
+    scenario = replace(
+        TOGETHER, seed=seed, num_iterations=12, calm_s=10.0, faults=(leave("data0", 8.0), lost)
+    )
+    result = Simulation(scenario).run()
+    assert result.num_iterations == scenario.num_iterations
+    assert len(lines(result, "data0    this node gives up term")) == 1
+    assert lines(result, "data0    this node goes on leading: no other data node can lead")
+    last = [line for line in lines(result, "data1    round 12.") if "loss" in line]
+    assert "over 8 tokens" in last[0], "it is back"
+
+
+def test_a_leader_whose_heir_could_not_stand_resigns_again_when_an_iteration_is_done() -> None:
+    stalls = HostFault(FaultKind.FREEZE, "data1", before_message=("Candidacy", 1), duration_s=5.0)
+    scenario = replace(
+        TOGETHER, num_iterations=12, calm_s=14.0, faults=(leave("data0", 8.0), stalls)
+    )
+    result = Simulation(scenario).run()
+    assert result.num_iterations == scenario.num_iterations
+    resigned = lines(result, "data0    this node gives up term")
+    assert len(resigned) == 2
+    won = instant(result, "data0    this node leads term")
+    done = [line for line in lines(result, "data0    iteration") if "is committed" in line]
+    assert won < float(done[-1].split()[0]) <= float(resigned[1].split()[0])
+    assert lines(result, "data1    this node leads term")
+
+
 # In run 19 a second candidate, behind the winner, is bound to a term that the winner has heard of.
 @pytest.mark.parametrize("seed", sorted({*range(NUM_SEEDS), 19}))
 def test_handing_over_survives_what_may_happen_meanwhile(seed: int) -> None:

@@ -9,10 +9,10 @@ from decod.protocol import messages as m
 from decod.protocol.effects import Effect
 from decod.protocol.election import Succession
 from decod.protocol.leader import Leader
-from decod.protocol.messages import Abort, Commit
+from decod.protocol.messages import Abort, Assign, Commit, Prepared
 from decod.protocol.view import Opening, View
 from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent
-from tests.unit.protocol.test_leader import CONFIG, Run, decision
+from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
 from tests.unit.protocol.world import World
 
 
@@ -66,6 +66,64 @@ def test_a_leader_that_has_lost_most_members_waits_for_them() -> None:
     assert leader.view.by_id.keys() == {D0, R1B}
     assert notes_of(run.enter(R1B))[-1:] == ["round.aborted"], "back, in a new life"
     assert leader.electorate.lacking == ()
+
+
+def without_quorum(run: Run) -> float:
+    """Have the leader of a run of four lose two members, and then the one without whom no quorum is
+    left. Returns an instant after that."""
+    for node in (D1, R1A):
+        run.leader.suspect(1.0, node, "silent")
+    run.leader.overdue(1.0 + CONFIG.probe_timeout_s)
+    run.leader.suspect(5.0, R1B, "silent")
+    run.leader.overdue(5.0 + CONFIG.probe_timeout_s)
+    assert run.leader.electorate.lacking == (R1B,)
+    return 6.0 + CONFIG.probe_timeout_s
+
+
+def stands_prepared(run: Run, now_s: float) -> list[Effect]:
+    """Have a member whose earlier life is in the view say that it has prepared its stage again."""
+    return run.leader.prepared(now_s, R1B, Prepared(1, "h1", run.leader.round))
+
+
+def test_rounds_that_fail_while_a_quorum_lacks_take_nobody_for_back_who_is_not() -> None:
+    """A member has started again, and the round is repeated in a view with its earlier life."""
+    run = Run(R1A, R1B)
+    leader, now_s = run.leader, without_quorum(run)
+    back = run.offer(R1B)
+    assert "candidate.joined" in notes_of(leader.join(now_s, R1B, back))
+    for _ in range(10):
+        now_s += 10 * CONFIG.round_timeout_s
+        assert opening_view(leader.overdue(now_s)) == {D0, R1B}
+        assert leader.electorate.lacking == (R1B,), "what is in the view is its earlier life"
+    assert sent(leader.join(now_s, R1B, back)) == [(R1B, Assign(1, -1))], "a candidate, as before"
+    assert opening_view(stands_prepared(run, now_s)) == {D0, R1B}
+    assert leader.electorate.lacking == ()
+    assert R1B not in leader.admission.candidates
+
+
+def test_who_is_lost_again_before_it_has_prepared_is_taken_in_by_the_same_offer() -> None:
+    """It had only stalled; the view goes on to hold its earlier life, which never offered that."""
+    run = Run(R1A, R1B)
+    leader, now_s = run.leader, without_quorum(run)
+    back = run.offer(R1B)
+    leader.join(now_s, R1B, back)
+    leader.suspect(now_s, R1B, "silent")
+    leader.overdue(now_s + CONFIG.probe_timeout_s)
+    assert R1B not in leader.admission.candidates
+    now_s += 10.0
+    assert "candidate.joined" in notes_of(leader.join(now_s, R1B, back))
+    assert opening_view(stands_prepared(run, now_s)) == {D0, R1B}
+
+
+def test_an_offer_of_an_earlier_life_that_comes_late_changes_nothing() -> None:
+    run = Run(R1A, R1B)
+    leader, now_s = run.leader, without_quorum(run)
+    late = run.offer(R1B)
+    leader.join(now_s, R1B, late)
+    leader.join(now_s, R1B, run.offer(R1B))
+    stands_prepared(run, now_s)
+    assert leader.join(now_s, R1B, late) == []
+    assert R1B in leader.view
 
 
 # --- terms ----------------------------------------------------------------------------------------
