@@ -176,9 +176,11 @@ class Election:
 
     @property
     def deadline_s(self) -> float | None:
-        if self._context.node_id not in self._context.view:
+        member = self._context.view.by_id.get(self._context.node_id)
+        if member is None:
             return None
-        return earliest(self.check.by_s, self._remind_s, self._act_s)
+        act_s = self._act_s if member.role is Role.DATA else None  # Relays never stand.
+        return earliest(self.check.by_s, self._remind_s, act_s)
 
     @property
     def _act_s(self) -> float | None:

@@ -176,14 +176,14 @@ class LinkTable:
 
     def link(self, peer: NodeId) -> Link:
         """Return the link to a peer: each part measured, or else estimated."""
-        known, typical = self._peers.get(peer), self._typical_link()
+        known = self._peers.get(peer)
         if known is None:
-            return typical
+            return self._typical_link()
         latency, bandwidth = known.latency_s, known.bandwidth_bytes_per_s
         return sane_link(
             Link(
-                latency.least if latency else typical.latency_s,
-                bandwidth.median if bandwidth else typical.bandwidth_bytes_per_s,
+                latency.least if latency else self._typical_link().latency_s,
+                bandwidth.median if bandwidth else self._typical_link().bandwidth_bytes_per_s,
             )
         )
 

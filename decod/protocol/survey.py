@@ -116,9 +116,9 @@ class Survey:
             duration_s=event.duration_s,
             share=event.share,
         )
-        if node not in self._context.neighbours or not links.moved_far(node):
+        if node not in self._context.neighbours:
             return []
-        if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S:
+        if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S or not links.moved_far(node):
             return []
         return [self._tell(now_s, node)]
 

@@ -111,15 +111,47 @@ class Place(NamedTuple):
     in_view: bool
 
 
-def place_of(machine: object, before: Place | None = None) -> Place | None:
-    """Return where a node is, `before` itself if it has not moved; None if it is no real core."""
+def place_of(machine: object) -> Place | None:
+    """Return where a node is; None if it is no real core."""
     core = _core_of(machine)
     if core is None:
         return None
     context, leads = core.context, core.leader is not None
-    term, round_, in_view = context.view.term, context.round, core.in_view
-    place = Place(term, round_, leads, in_view)
-    return before if before == place else place
+    return Place(context.view.term, context.round, leads, core.in_view)
+
+
+class Whereabouts:
+    """A node's place, which is looked up again only if what it follows from is another object.
+
+    Views and rounds never change: a node that moves takes up others.
+    """
+
+    __slots__ = ("_leader", "_machine", "_round", "_view", "place")
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self._machine: object = None
+        self._view: object = None
+        self._round: object = None
+        self._leader: object = None
+
+    def moved(self, machine: object) -> bool:
+        """Look at the machine; whether `place` may be another than before."""
+        core = _core_of(machine)
+        if core is None:
+            self.place = None
+            return False
+        context, leader = core.context, core.office.leader
+        if (
+            context.view is self._view
+            and context.round is self._round
+            and leader is self._leader
+            and machine is self._machine
+        ):
+            return False
+        self._machine, self._view, self._round = machine, context.view, context.round
+        self._leader, self.place = leader, place_of(machine)
+        return True
 
 
 def ends_run(machine: object) -> bool:

@@ -6,8 +6,7 @@ to the same ones, until a batch differs.
 """
 
 from decod.ids import Round
-from decod.protocol.events import Event, Received
-from decod.protocol.messages import Abort, Commit
+from decod.protocol.messages import Abort, Commit, Message
 from decod.sim.core import Place
 from decod.sim.host import Host
 
@@ -58,17 +57,17 @@ class Decisions:
         return ""
 
 
-def missed(host: Host, place: Place, event: Event | None) -> str:
+def missed(host: Host, place: Place, message: Message) -> str:
     """Return what is wrong if a node has been told of a leader's opening and does not follow.
 
     Args:
         host: The node's.
         place: Where it is, after the event.
-        event: What it has just taken in.
+        message: What it has just taken in.
     """
-    if not isinstance(event, Received) or not isinstance(event.message, (Commit, Abort)):
+    if not isinstance(message, (Commit, Abort)):
         return ""
-    opening = event.message.opening
+    opening = message.opening
     term = opening.view.term
     if not place.in_view or host.node_id not in opening.view or term <= place.term:
         return ""

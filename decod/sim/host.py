@@ -280,7 +280,8 @@ class Host:
         self.num_events += 1
         if self._on_event and self.num_events in self._on_event:
             self._on_event.pop(self.num_events)()
-        machine = self.machine
+        machine = self._machine
+        assert machine is not None
         try:
             effects = machine.start(now_s) if event is None else machine.step(now_s, event)
         except Exception as error:
@@ -308,7 +309,8 @@ class Host:
         """Keep one timer planned, at or before the machine's deadline."""
         if not self.reachable:
             return
-        deadline_s, timer_s = self.machine.deadline_s, self._timer_s
+        assert self._machine is not None
+        deadline_s, timer_s = self._machine.deadline_s, self._timer_s
         if deadline_s is None or (timer_s is not None and timer_s <= deadline_s):
             return
         kernel = self._world.kernel

@@ -20,6 +20,7 @@
 `CORE` stands for a core that fails an assertion or misuses its tensors or its compute process.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
@@ -38,7 +39,7 @@ from decod.protocol.routing.draft import DraftMessage
 from decod.protocol.survey import SURVEY_INTERVAL_S
 from decod.protocol.view import Opening
 from decod.sim.compute import ComputeProfile, Counts, Step
-from decod.sim.core import FlowTable, Place, flow_table, place_of, stage_peers
+from decod.sim.core import FlowTable, Place, Whereabouts, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
 from decod.sim.host import Host, World
@@ -78,6 +79,9 @@ _FLOWLESS = frozenset(
 )
 """By far the most frequent messages. They have nothing to do with flows: what they should not have
 touched is seen at the next event that has."""
+
+
+_DECISIONS = frozenset((msg.Commit, msg.Abort))
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, not an error of ours.
@@ -169,6 +173,7 @@ class Checker:
         self._leaders: dict[int, str] = {}
         self._places: dict[tuple[NodeId, int], Place] = {}
         """Where each node was after its last step, by its life."""
+        self._whereabouts: dict[NodeId, Whereabouts] = defaultdict(Whereabouts)
         self._names: dict[str, str] = {}
         self._num_complete: dict[NodeId, int] = {}
         self._losses: dict[int, float] = {}
@@ -415,13 +420,16 @@ class Checker:
     # --- I4 -----------------------------------------------------------------------------------
 
     def _check_term(self, host: Host, event: Event | None) -> None:
-        before = self._places.get((host.node_id, host.life))
-        place = place_of(host.machine, before)
-        if place is not None:
-            self._refuse("I4", host, missed(host, place, event))
-        if place is None or place is before:
+        seen = self._whereabouts[host.node_id]
+        moved = seen.moved(host.machine)
+        place = seen.place
+        if place is None:
             return
-        before = before or place
+        if type(event) is Received and type(event.message) in _DECISIONS:
+            self._refuse("I4", host, missed(host, place, event.message))
+        if not moved:
+            return
+        before = self._places.get((host.node_id, host.life), place)
         if (place.term, place.round) < (before.term, before.round):
             was, now = f"{before.term}/{before.round}", f"{place.term}/{place.round}"
             raise self.violated("I4", host, f"term and round went back from {was} to {now}")

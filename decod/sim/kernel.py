@@ -42,26 +42,19 @@ class Kernel:
         """When the next callback is due, or None if nothing is planned."""
         return self._queue[0][0] if self._queue else None
 
-    def step(self) -> bool:
-        """Run the next callback; False if there is none."""
-        if not self._queue:
-            return False
-        self.now_s, _, callback, args = heapq.heappop(self._queue)
-        self.num_events += 1
-        callback(*args)
-        return True
-
     def run(self, *, until_s: float, done: Callable[[], bool] = lambda: False) -> bool:
         """Run callbacks in order until `done()`, `until_s`, or nothing is planned any more.
 
         Returns:
             Whether `done()` was reached.
         """
-        queue = self._queue
+        queue, heappop = self._queue, heapq.heappop
         while not done():
             if not queue or queue[0][0] > until_s:
                 return False
-            self.step()
+            self.now_s, _, callback, args = heappop(queue)
+            self.num_events += 1
+            callback(*args)
         return True
 
 

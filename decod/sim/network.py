@@ -150,11 +150,12 @@ class Network:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
             return
         pair = self._pair(transfer.sender, transfer.receiver)
-        now_s = self._kernel.now_s
-        arrival_s = now_s + pair.spec.latency_s + self._drawn_delay(pair)
-        arrival_s += CONTROL_MESSAGE_SIZE_BYTES / pair.spec.bandwidth_bytes_per_s
+        spec, now_s = pair.spec, self._kernel.now_s
+        calm = now_s >= self._faults_until_s
+        arrival_s = now_s + spec.latency_s + (0.0 if calm else self._drawn_delay(pair))
+        arrival_s += CONTROL_MESSAGE_SIZE_BYTES / spec.bandwidth_bytes_per_s
         arrival_s = max(arrival_s, pair.control_free_s)
-        if now_s >= self._faults_until_s:
+        if calm:
             pair.control_free_s = arrival_s
             self._kernel.at(arrival_s, self._arrive, transfer, now_s)
             return
@@ -215,7 +216,8 @@ class Network:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
         elif receiver.reachable:
             # Answers take the way back, which may be another.
-            latency_s = self.spec(receiver, transfer.sender).latency_s
+            timed = transfer.sent is not None
+            latency_s = self.spec(receiver, transfer.sender).latency_s if timed else 0.0
             transfer.delivered()
             self._acknowledge(transfer, latency_s, start_s)
         elif receiver.refuses:

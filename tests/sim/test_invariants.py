@@ -15,8 +15,10 @@ from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
 from decod.sim.compute import Counts, Step
-from decod.sim.core import Machine
-from decod.sim.invariants import InvariantViolation
+from decod.sim.core import Machine, place_of
+from decod.sim.elections import election_storm
+from decod.sim.host import Host
+from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation, Wrap, run_scenario
 
@@ -209,3 +211,20 @@ def test_i3_sees_members_of_a_stage_that_differ() -> None:
     committing(("relay0", 1, step(same)), ("relay1", 2, step(same, parameter_hash="y")))
     with pytest.raises(InvariantViolation, match=r"I3 .* differ from those of relay0"):
         committing(("relay0", 1, step(same)), ("relay1", 1, step(same, parameter_hash="y")))
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_place_that_is_not_looked_up_again_is_what_it_would_be(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, num = Checker._check_term, 0
+
+    def check_twice(checker: Checker, host: Host, event: Event | None) -> None:
+        nonlocal num
+        check(checker, host, event)
+        num += 1
+        assert checker._whereabouts[host.node_id].place == place_of(host.machine)
+
+    monkeypatch.setattr(Checker, "_check_term", check_twice)
+    Simulation(election_storm(seed)).run()
+    assert num > 1000
