@@ -60,6 +60,9 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
         more = f" and {len(candidates) - 8} more" if len(candidates) > 8 else ""
         parts.append(Text(f"waiting to enter: {waiting}{more}"))
     parts += _checkpoint_lines(_mapping(status, "checkpoint"))
+    if problem := _mapping(status, "states").get("problem"):
+        text = f"this host's disk: {clean_text(problem, limit=500)}"
+        parts.append(Text(text, style="yellow"))
     if status.get("join_string"):
         join_string = clean_text(status["join_string"], limit=10_000)
         parts.append(Text(f"join with: decod join {join_string}", overflow="fold"))

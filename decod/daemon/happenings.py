@@ -15,6 +15,9 @@ _KEPT_S = 600.0
 _TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
 """Orderly events that people wonder about."""
 
+_NEWEST_ONLY = ("state.unkept",)
+"""Events that come again and again until somebody acts: they must not hide the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Happening:
@@ -34,7 +37,10 @@ class Happenings:
         if event_level(event) < logging.WARNING and event not in _TOLD_TOO:
             return
         text = render_note(event, fields)
-        if self._kept and self._kept[-1].text == text:
+        if event in _NEWEST_ONLY:
+            for earlier in [one for one in self._kept if one.event == event]:
+                self._kept.remove(earlier)
+        elif self._kept and self._kept[-1].text == text:
             self._kept.pop()
         self._kept.append(_Happening(now_s, event, text))
 

@@ -3,6 +3,7 @@
 Written in a thread, one after another, whatever the machine asks for; what goes wrong is told, in
 the log and in `decod status`, and never stops training. What is there is given to peers, to this
 node itself when it goes back or has been restarted, and to downloads as a source of single chunks.
+What was altered on the disk is told, and never used.
 """
 
 import asyncio
@@ -43,6 +44,10 @@ _MIRRORS_WAITING_MAX = 64
 _MEMORY_SHARE = 0.5
 """Part of the free memory that a mirror may take until it is written."""
 
+_SEARCH_MAX_S = 60.0
+"""How long a fetch waits until this host's disk has been looked through: reading is faster than any
+link, but a disk may hang."""
+
 
 class KeptStates:
     """The states on this host's disk. What the driver calls its disk.
@@ -69,6 +74,8 @@ class KeptStates:
         self._mirrors: deque[MirrorState] = deque(maxlen=_MIRRORS_WAITING_MAX)
         self._mirroring: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._searching: asyncio.Task[None] | None = None
         self._closed = False
         self._problem: str | None = None
 
@@ -82,7 +89,13 @@ class KeptStates:
 
     def start(self) -> None:
         """Look for what an earlier process has kept, in a thread."""
-        self._own(self._find())
+        self._loop = asyncio.get_running_loop()
+        self._searching = self._own(self._search())
+
+    async def searched(self) -> None:
+        """Return when that has been done, or takes too long."""
+        if self._searching is not None:
+            await asyncio.wait({self._searching}, timeout=_SEARCH_MAX_S)
 
     async def close(self) -> None:
         """Give up what is being written or fetched."""
@@ -97,10 +110,18 @@ class KeptStates:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _find(self) -> None:
+    async def _search(self) -> None:
+        found = self._store.examine()
         async with self._writing:
-            for state in reversed(await in_thread(self._store.find)):
-                await self._added(state)
+            while (one := await in_thread(lambda: next(found, None))) is not None:
+                (stage, iteration), state = one
+                if state is not None and state.whole:
+                    await self._added(state)
+                    continue
+                self._damaged(stage, iteration, state.defect if state else "its manifest is bad")
+                if state is not None:
+                    # Nobody is told of it; what is right of it need not be fetched all the same.
+                    self._chunks |= _chunks_of(state)
 
     # --- written ------------------------------------------------------------------------------
 
@@ -142,8 +163,7 @@ class KeptStates:
         replaced = self._kept.get((stage, iteration))
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not replaced}
         self._kept[stage, iteration] = state
-        for chunk in state.description.chunks:
-            self._chunks[chunk.sha256] = (state, chunk.offset)
+        self._chunks |= _chunks_of(state)
         self._node.note("state.kept", stage=stage, iteration=iteration)
         self._post(StateKept(stage, iteration, state.parameter_hash))
         gone: list[int] = []
@@ -174,6 +194,16 @@ class KeptStates:
             self._problem = reason
             self._node.note("state.unkept", stage=stage, iteration=iteration, reason=reason)
 
+    def _damaged(self, stage: int, iteration: int, reason: str) -> None:
+        self._problem = f"the state of stage {stage} after iteration {iteration}: {reason}"
+        self._node.note("state.damaged", stage=stage, iteration=iteration, reason=reason)
+
+    def _spoiled(self, state: KeptState, reason: str) -> None:
+        """A state can't be read any more: tell it once, and give it to nobody."""
+        if self._kept.get((state.stage_index, state.iteration)) is state:
+            self._damaged(state.stage_index, state.iteration, reason)
+            self._forget(state.stage_index, state.iteration)
+
     # --- mirrored -----------------------------------------------------------------------------
 
     def mirror(self, effect: MirrorState) -> None:
@@ -196,6 +226,10 @@ class KeptStates:
                     break
                 try:
                     await self._mirror(effect)
+                except CheckpointError as error:
+                    # This host lacks the room: it will in a few seconds too.
+                    self._failed(effect.stage_index, effect.iteration, str(error))
+                    break
                 except DecodError as error:
                     reason = str(error)
                 else:
@@ -207,7 +241,11 @@ class KeptStates:
         wanted = FetchState(
             effect.donors, effect.stage_index, effect.iteration, effect.parameter_hash
         )
-        sink = _Memory(self._free_memory_bytes, self.local)
+        await self.searched()
+        stage = effect.stage_index
+        sink = _Memory(
+            self._free_memory_bytes, partial(self._store.require_room, stage), self.local
+        )
         text = await self._node.gateway.fetch_state(wanted, sink, limits=_MIRROR_LIMITS)
         served = ServedState(effect.iteration, text, sink.buffers[-1], sink.buffers.clear)
         await self._write(effect.stage_index, served, effect.parameter_hash)
@@ -235,8 +273,8 @@ class KeptStates:
     async def _read(self, state: KeptState, offset: int, num_bytes: int) -> bytes:  # noqa: ARG002
         try:
             return await in_thread(lambda: state.read(offset))
-        except CheckpointError:
-            self._forget(state.stage_index, state.iteration)
+        except CheckpointError as error:
+            self._spoiled(state, error.why)
             raise
 
     def local(self, chunk: Chunk) -> bytes | None:
@@ -247,7 +285,10 @@ class KeptStates:
         state, offset = found
         try:
             return state.read(offset)
-        except CheckpointError:
+        except CheckpointError as error:
+            if self._loop is not None:
+                with suppress(RuntimeError):  # It has ended meanwhile.
+                    self._loop.call_soon_threadsafe(self._spoiled, state, error.why)
             return None
 
     async def load(
@@ -264,7 +305,8 @@ class KeptStates:
             try:
                 piece = await self._read(state, chunk.offset, chunk.num_bytes)
             except CheckpointError as error:
-                self._failed(wanted.stage_index, wanted.iteration, str(error))
+                if state.path.is_relative_to(self._checkpoints):
+                    self._failed(wanted.stage_index, wanted.iteration, str(error))
                 return None
             buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
         entries = state.description.entries
@@ -279,15 +321,22 @@ class _Memory:
     """Takes a state into memory of its own: that of tensors is for tensors."""
 
     def __init__(
-        self, free_bytes: Callable[[], int], local: Callable[[Chunk], bytes | None]
+        self,
+        free_bytes: Callable[[], int],
+        require_room: Callable[[int], None],
+        local: Callable[[Chunk], bytes | None],
     ) -> None:
         self.buffers: list[memoryview] = []
         self.local = local
         self._free_bytes = free_bytes
+        self._require_room = require_room
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         if size_bytes > _MEMORY_SHARE * self._free_bytes():
             return None
+        # What the disk would not take need not travel.
+        with suppress(OSError):  # Writing says so.
+            self._require_room(size_bytes)
         # Not a bytearray: what was freed goes back to the system.
         self.buffers.append(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes])
         return self.buffers[-1]
@@ -297,6 +346,10 @@ class _Memory:
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
         """The error says so too."""
+
+
+def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:
+    return {chunk.sha256: (state, offset) for offset, (chunk, _) in state.places.items()}
 
 
 def _nothing() -> None:

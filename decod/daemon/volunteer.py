@@ -199,7 +199,7 @@ async def full_status(node: Node) -> dict[str, Any]:
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
     # Flows too: each node knows its own hops from the first flow on, the leader whole flows later.
-    mine = ("node", "state", "flows", "counters", "timing", "join_string")
+    mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", "join_string")
     return {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
 
 

@@ -37,6 +37,9 @@ class StateDisk(Protocol):
     def mirror(self, effect: fx.MirrorState) -> None:
         """Fetch a state of others, and write it."""
 
+    async def searched(self) -> None:
+        """Return when it is known what is here, or it takes too long to find out."""
+
     def local(self, chunk: Chunk) -> bytes | None:
         """Return a chunk's bytes if they are here. Called in a thread."""
 
@@ -145,11 +148,13 @@ async def fetched_state(
     shown = asyncio.get_running_loop().create_task(_show(receiver))
     others = replace(wanted, donors=tuple(node for node in wanted.donors if node != own))
     try:
+        if receiver.disk is not None:
+            await receiver.disk.searched()
         if own in wanted.donors and receiver.disk is not None:
-            text = await receiver.disk.load(wanted, sink.allocate) or ""
+            text = await _read(receiver, receiver.disk, wanted, sink)
         if not text:
             text = await transport.fetch_state(others, sink)
-            _tell(receiver)
+            _tell(receiver, receiver.transfer)
     except Exception as error:  # noqa: BLE001 - whatever donors did, the machine is told.
         reason = str(error)[:200] or type(error).__name__
     finally:
@@ -167,9 +172,20 @@ async def fetched_state(
     return ev.StateFetched(wanted.stage_index, wanted.iteration, text, tensor)
 
 
-def _tell(receiver: Receiver) -> None:
+async def _read(receiver: Receiver, disk: StateDisk, wanted: fx.FetchState, sink: _Sink) -> str:
+    """Return the description of what was read from this host's disk; empty if it is not there."""
+    begun_s = asyncio.get_running_loop().time()
+    text = await disk.load(wanted, sink.allocate)
+    if text is None:
+        return ""
+    num_bytes = sum(chunk.num_bytes for chunk in parse_description(text).chunks)
+    read = Transfer(wanted.stage_index, wanted.iteration, num_bytes, num_bytes, num_bytes, begun_s)
+    _tell(receiver, read)
+    return text
+
+
+def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
     """Tell what a fetch that has ended well came to."""
-    transfer = receiver.transfer
     if transfer is None:
         return
     duration_s = asyncio.get_running_loop().time() - transfer.begun_s

@@ -92,6 +92,12 @@ _SPECS = (
     EventSpec(
         "state.unkept", "state of stage {stage} after iteration {iteration} not kept: {reason}", _W
     ),
+    EventSpec(
+        "state.damaged",
+        "state of stage {stage} after iteration {iteration} on this host's disk is not used:"
+        " {reason}",
+        _W,
+    ),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     # Elections.

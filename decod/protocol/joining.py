@@ -70,14 +70,16 @@ class Joining:
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
         if self._assigned is None:
             return [Send(leader, self._offered())]
+        # What is on this host's disk may have been found after the first offer.
+        more: list[Effect] = [Send(leader, self._offered())] if self._context.kept else []
         if self._built is None:
-            return []
+            return more
         if self._initial_due:
             # Asked again meanwhile: the run may begin without this node.
             return [Send(leader, self._offered()), *self._fetch_initial()]
         following, assigned = self.following, self._assigned
         followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
-        return followed + self._ready()
+        return more + followed + self._ready()
 
     def _ready(self) -> list[Effect]:
         if self._assigned is None or self._built is None:

@@ -1,6 +1,7 @@
 """The disk of a simulated host: what is on it outlives a crash."""
 
 from collections.abc import Callable
+from functools import partial
 
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
@@ -13,6 +14,9 @@ _WRITE_S = 0.005
 """How long it takes until a few bytes are safe."""
 
 _WRITE_BYTES_PER_S = 200e6
+
+_SEARCH_S = 0.5
+"""Before a host that has started again knows anything of what it had kept."""
 
 
 class Disk:
@@ -54,11 +58,18 @@ class Disk:
         size_bytes: int,
         alive: Callable[[], bool],
         deliver: Callable[[ev.Event], None],
+        failed: Callable[[], None],
     ) -> None:
-        """Write a state in place of one of the same iteration, or of the oldest of its stage."""
+        """Write a state in place of one of the same iteration, or of the oldest of its stage.
+
+        Where there is no room, `failed` is called, and what was there stays.
+        """
 
         def written() -> None:
             if not alive():
+                return
+            if self._kernel.now_s < self.full_until_s:
+                failed()
                 return
             self.states[blob.stage_index, blob.iteration] = blob
             deliver(kept(blob))
@@ -68,6 +79,25 @@ class Disk:
                 deliver(ev.StateForgotten(*place))
 
         self._kernel.after(_WRITE_S + size_bytes / _WRITE_BYTES_PER_S, written)
+
+    def search(
+        self,
+        num_bytes: Callable[[StateBlob], int],
+        alive: Callable[[], bool],
+        deliver: Callable[[ev.Event], None],
+    ) -> None:
+        """Look through what an earlier life has left, the newest first: all of it is read."""
+        after_s = _SEARCH_S
+        for blob in sorted(self.states.values(), key=lambda b: -b.iteration):
+            after_s += num_bytes(blob) / _WRITE_BYTES_PER_S
+            self._kernel.after(after_s, partial(self._found, blob, alive, deliver))
+
+    def _found(
+        self, blob: StateBlob, alive: Callable[[], bool], deliver: Callable[[ev.Event], None]
+    ) -> None:
+        # It may have been replaced meanwhile.
+        if alive() and self.states.get((blob.stage_index, blob.iteration)) is blob:
+            deliver(kept(blob))
 
 
 def kept(blob: StateBlob) -> ev.StateKept:

@@ -29,7 +29,7 @@ from decod.sim.compute import (
     Step,
 )
 from decod.sim.core import Machine, term_of
-from decod.sim.disk import Disk, kept
+from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
 from decod.sim.probe import Probe, RoundTrips
@@ -196,8 +196,8 @@ class Host:
         self._life += 1
         self.reachable, self.stop = True, None
         self._act(None)
-        for blob in self.disk.states.values():
-            self.deliver(kept(blob))
+        life = self._life
+        self.disk.search(self.profile.num_bytes, lambda: life == self._life, self.deliver)
 
     def kill(self, *, vanish: bool = False) -> None:
         """Crash: everything that the host held is gone.

@@ -45,7 +45,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"
     """Its device does a tenth of its work for a while."""
     DISK = "disk"
-    """Its disk is full for a while: no vote can be kept."""
+    """Its disk is full for a while: no vote can be kept, and no state."""
     ROT = "rot"
     """A bit flips in an average that it has received: it proposes another step than its stage. (One
     that serves its stage alone would not be found out.)"""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 20
 """A state travels in pieces, one after another: other tensors go between them."""
 
+_FULL = "the disk is full"
+
 _BROKEN_S = 0.1
 """Until an asker sees that its donor's process has died."""
 
@@ -106,7 +108,18 @@ class States:
                 host.tensors.end_send(effect.tensor)
             host.deliver(event)
 
-        host.disk.write_state(blob, stored.size_bytes, lambda: life == host.life, deliver)
+        def failed() -> None:
+            host.tensors.end_send(effect.tensor)
+            self._unkept(blob.stage_index, blob.iteration, _FULL)
+
+        alive = partial(self._alive, life)
+        host.disk.write_state(blob, stored.size_bytes, alive, deliver, failed)
+
+    def _alive(self, life: int) -> bool:
+        return life == self._host.life
+
+    def _unkept(self, stage_index: int, iteration: int, reason: str) -> None:
+        self._host.trace("state.unkept", stage=stage_index, iteration=iteration, reason=reason)
 
     def mirror(self, effect: fx.MirrorState) -> None:
         """Copy another stage's state to the disk, one after another."""
@@ -128,7 +141,9 @@ class States:
             host.deliver(ev.StateFetched(blob.stage_index, blob.iteration, manifest, tensor))
             return
         size_bytes = host.profile.num_bytes(blob)
-        host.disk.write_state(blob, size_bytes, lambda: life == host.life, host.deliver)
+        failed = partial(self._unkept, blob.stage_index, blob.iteration, _FULL)
+        alive = partial(self._alive, life)
+        host.disk.write_state(blob, size_bytes, alive, host.deliver, failed)
         self._mirrored()
 
     # --- wanted -------------------------------------------------------------------------------
@@ -144,8 +159,7 @@ class States:
 
     def _ask(self, wanted: fx.FetchState | fx.MirrorState, num_asked: int, reason: str) -> None:
         if num_asked >= len(wanted.donors) and isinstance(wanted, fx.MirrorState):
-            fields = {"stage": wanted.stage_index, "iteration": wanted.iteration}
-            self._host.trace("state.unkept", **fields, reason=reason)
+            self._unkept(wanted.stage_index, wanted.iteration, reason)
             self._mirrored()
             return
         if num_asked >= len(wanted.donors):

@@ -3,10 +3,8 @@
 import json
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from decod.config.template import render_run_file
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support.checkpoints import write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from tests.support.disk import small_disk
 from tests.support.oracle import assert_agreement
 from tests.support.runs import make_run, reference, weight_error
 
@@ -155,19 +154,6 @@ def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus:
         assert checkpoints(leader.state_dir)[0]["iteration"] == last, "none is written with 0"
     assert sorted(losses) == list(range(last + 1, NUM_ITERATIONS + 1))
     assert_equals_reference(run, corpus, losses, model)
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """Mounts a file system of 4 MiB, or skips the test where that is not allowed."""
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount a file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:

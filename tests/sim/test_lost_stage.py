@@ -82,6 +82,32 @@ def test_a_run_waits_for_a_host_and_takes_the_one_that_comes_back_with_its_disk(
     assert result.duration_s > 44.0
 
 
+def full(*hosts: str, at_s: float) -> tuple[HostFault, ...]:
+    return tuple(HostFault(FaultKind.DISK, host, at_s=at_s, duration_s=60.0) for host in hosts)
+
+
+def test_a_host_with_a_full_disk_keeps_its_last_states_and_the_others_serve() -> None:
+    """All that come too late for the disks are told; what the stage had learnt is on the others."""
+    faults = (*full("relay0", "relay1", "relay2", at_s=12.0), lose("relay1", 24.0))
+    result = run_scenario(replace(TOGETHER, faults=faults))
+    assert lines(result, "not kept: the disk is full")
+    (rebuilt,) = lines(result, "is rebuilt (kept)")
+    assert int(rebuilt.split(": ")[1].split()[0]) <= EVERY
+    undisturbed = run_scenario(replace(TOGETHER, faults=()))
+    assert result.losses == undisturbed.losses
+
+
+def test_with_all_disks_full_the_states_of_the_mark_before_serve() -> None:
+    everybody = [f"relay{index}" for index in range(7)]
+    faults = (*full("data0", *everybody, at_s=17.0), lose("relay1", 24.0))
+    result = run_scenario(replace(TOGETHER, faults=faults))
+    assert lines(result, "not kept: the disk is full")
+    (rebuilt,) = lines(result, "is rebuilt (kept)")
+    assert EVERY < int(rebuilt.split(": ")[1].split()[0]) <= 2 * EVERY
+    undisturbed = run_scenario(replace(TOGETHER, faults=()))
+    assert result.losses == undisturbed.losses
+
+
 @pytest.mark.parametrize("num_sent", range(4))
 def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) -> None:
     """Whoever has heard of the era brings the next leader up to it; if nobody has, it begins it."""

@@ -5,15 +5,16 @@
 
 Written as checkpoints are, see `folders`; the newest few of each stage stay. The manifest is
 canonical JSON with a hash of itself, and holds the hash of every chunk: nothing is given to anybody
-before its hash has been compared, and a state is listed only after all have been.
+before its hash has been compared, and a state is listed only after all have been. Of one in which
+some are wrong the others are still of use to this host: each of them is what it was.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,18 @@ class KeptState:
     description: Description
     """The very text that its donors say of it."""
     places: Mapping[int, tuple[Chunk, int]]
-    """For the offset of each chunk in the blob: the chunk, and where it begins in the file."""
+    """For the offset of each chunk in the blob: the chunk, and where it begins in the file. Without
+    those that were found to be wrong."""
+    whole: bool = True
+    """Whether the file is what the manifest says, as far as anybody has looked."""
+
+    @property
+    def defect(self) -> str:
+        """What is wrong with it, for people; empty if it is whole."""
+        if self.whole:
+            return ""
+        num = len(self.description.chunks)
+        return f"{num - len(self.places)} of {num} chunks are not what was written"
 
     @staticmethod
     def of(
@@ -148,7 +160,7 @@ class StateStore:
             folders.write_file(scratch / _MANIFEST, [_sealed(values)])
 
         try:
-            self._require_room(folders.folder, file_size_bytes(entries))
+            self.require_room(stage_index, file_size_bytes(entries))
             folder = folders.write(iteration, fill, abandoned)
         except OSError as error:
             raise _unwritable(folders.folder, iteration, error.strerror or str(error)) from error
@@ -158,7 +170,14 @@ class StateStore:
     def _folders(self, stage_index: int) -> Folders:
         return Folders(self._folder / str(stage_index), self._files, "kept state")
 
-    def _require_room(self, folder: Path, size_bytes: int) -> None:
+    def require_room(self, stage_index: int, size_bytes: int) -> None:
+        """Refuse to write so much of a stage, if the disk has too little room.
+
+        Raises:
+            CheckpointError: It has.
+            OSError: It can't be looked at.
+        """
+        folder = self._folders(stage_index).folder
         self._files.make_folder(folder)
         free = os.statvfs(folder)
         free_bytes = free.f_bavail * free.f_frsize
@@ -175,15 +194,24 @@ class StateStore:
         """
         return self._folders(stage_index).prune(keep)
 
-    def find(self) -> list[KeptState]:
-        """Return every state of which every byte is right, the newest first. Never raises."""
-        found = [
-            state
+    def examine(self) -> Iterator[tuple[tuple[int, int], KeptState | None]]:
+        """Yield every state, the newest first, after reading every byte of it. Never raises.
+
+        Yields:
+            Stage index and iteration; and the state, whole or not, or None if its manifest is bad.
+        """
+        places = [
+            (int(path.name), int(stage.name), path)
             for stage in self._stages()
             for path in numbered(stage)
-            if (state := _read(path, int(stage.name))) is not None and _is_whole(state)
         ]
-        return sorted(found, key=lambda state: (state.iteration, state.stage_index), reverse=True)
+        for iteration, stage_index, path in sorted(places, reverse=True):
+            state = _read(path, stage_index)
+            yield (stage_index, iteration), None if state is None else _examined(state)
+
+    def find(self) -> list[KeptState]:
+        """Return every state of which every byte is right, the newest first. Never raises."""
+        return [state for _, state in self.examine() if state is not None and state.whole]
 
     def _stages(self) -> list[Path]:
         try:
@@ -258,23 +286,28 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
     return KeptState.of(path, stage_index, checkpoint.iteration, "", description)
 
 
-def _is_whole(state: KeptState) -> bool:
-    """Read every byte of a state; whether all is right."""
+def _examined(state: KeptState) -> KeptState:
+    """Read every byte of a state; return it with what is right of it."""
     entries = packed(state.description.entries)
-    header, chunks = file_header(entries), iter(state.description.chunks)
+    header, right = file_header(entries), dict[int, tuple[Chunk, int]]()
     try:
         with open_plain(state.path) as descriptor:
-            if os.fstat(descriptor).st_size != file_size_bytes(entries):
-                return False
-            if b"".join(read_exactly(descriptor, len(header))) != header:
-                return False
-            return all(
-                hashlib.sha256(b"".join(read_exactly(descriptor, chunk.num_bytes))).hexdigest()
-                == chunk.sha256
-                for chunk in chunks
-            )
-    except (OSError, EOFError):
-        return False
+            size_bytes = os.fstat(descriptor).st_size
+            framed = size_bytes == file_size_bytes(entries)
+            framed = framed and os.pread(descriptor, len(header), 0) == header
+            for offset, (chunk, start) in state.places.items():
+                if _sha256_at(descriptor, chunk, start) == chunk.sha256:
+                    right[offset] = chunk, start
+    except OSError:
+        framed = False
+    return replace(state, places=right, whole=framed and len(right) == len(state.places))
+
+
+def _sha256_at(descriptor: int, chunk: Chunk, start: int) -> str:
+    try:
+        return hashlib.sha256(os.pread(descriptor, chunk.num_bytes, start)).hexdigest()
+    except OSError:
+        return ""  # One sector that can't be read says nothing of the others.
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

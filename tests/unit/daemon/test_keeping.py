@@ -184,6 +184,100 @@ def test_a_state_that_went_bad_on_disk_is_not_given(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_was_altered_while_a_host_was_away_is_told_and_the_rest_is_of_use(
+    tmp_path: Path,
+) -> None:
+    """One chunk is wrong: the state is given to nobody, the other chunks need not be fetched."""
+
+    async def first(bench: Bench) -> None:
+        bench.keep(1, 20)
+        bench.keep(0, 20)
+        await wait_until(lambda: len(bench.events) == 2)
+
+    async def again(bench: Bench) -> None:
+        bench.kept.start()
+        await bench.kept.searched()
+        assert [(e.stage_index, e.iteration) for e in bench.events] == [(0, 20)]
+        ((event, fields),) = [note for note in bench.notes if note[0] != "state.kept"]
+        assert (event, fields["stage"], fields["iteration"]) == ("state.damaged", 1, 20)
+        chunks = described(1, 20)[0].chunks
+        assert fields["reason"] == f"1 of {len(chunks)} chunks are not what was written"
+        assert await bench.load(1, 20) is None
+        assert await bench.ask(1, 20) is None
+        found = [bench.kept.local(chunk) for chunk in chunks]
+        assert (
+            b"".join(piece for piece in found[:-1] if piece)
+            == payload(1, 20)[: -chunks[-1].num_bytes]
+        )
+        assert found[-1] is None
+        again = bench.keep(1, 20)
+        await wait_until(lambda: again in bench.events)
+        assert await bench.ask(1, 20) == payload(1, 20)
+        assert bench.kept.describe()["problem"] is None
+
+    run(tmp_path, first)
+    (path,) = tmp_path.rglob("stage-1.safetensors")
+    _flip(path, -1)
+    run(tmp_path, again)
+
+
+def test_a_bad_manifest_is_told_too(tmp_path: Path) -> None:
+    async def first(bench: Bench) -> None:
+        bench.keep(1, 20)
+        await wait_until(lambda: bench.events)
+
+    async def again(bench: Bench) -> None:
+        bench.kept.start()
+        await bench.kept.searched()
+        assert bench.notes[0][0] == "state.damaged"
+        assert "manifest" in str(bench.kept.describe()["problem"])
+        assert bench.events == []
+
+    run(tmp_path, first)
+    (path,) = tmp_path.rglob("states/1/20/manifest.json")
+    _flip(path, 5)
+    run(tmp_path, again)
+
+
+def test_what_goes_bad_under_a_running_node_is_told_once(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.kept.start()
+        bench.keep(1, 20)
+        await wait_until(lambda: bench.events)
+        _spoil(tmp_path)
+        for chunk in described(1, 20)[0].chunks:
+            assert bench.kept.local(chunk) is None
+        await wait_until(lambda: len(bench.events) == 2)
+        assert bench.events[-1] == StateForgotten(1, 20)
+        assert [event for event, _ in bench.notes] == ["state.kept", "state.damaged"]
+
+    run(tmp_path, test)
+
+
+def test_a_mirror_that_the_disk_would_not_take_does_not_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        monkeypatch.setattr(
+            "os.statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512), raising=True
+        )
+        bench.kept.mirror(MirrorState((PEER,), 1, 20, "0" * 64))
+        await wait_until(lambda: bench.notes)
+        (note,) = bench.notes
+        assert note[0] == "state.unkept"
+        assert "E-CKP-016" in note[1]["reason"]
+        assert len(bench.fetched) == 1, "it is not asked for again at once"
+
+    run(tmp_path, test)
+    assert not list(tmp_path.rglob("stage-*"))
+
+
 def test_a_failed_write_is_told_and_training_hears_nothing(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         (tmp_path / "runs").write_text("no folder")

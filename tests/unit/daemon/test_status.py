@@ -160,6 +160,8 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
         "flows": [{"data_node": "x", "slot": 0, "path": ["x", "y"], "costs_s": [0.1]}],
         "made_up": 1,
         "join_string": "theirs",
+        "states": {"kept": [{"stage_index": 0, "iteration": 7}], "problem": "their disk is full"},
+        "syncing": {"percent": 3},
     }
 
     async def tell(*_: Any, **__: Any) -> str:
@@ -175,7 +177,8 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
                 7,
                 1.5,
             )
-            for key in ("node", "state", "flows", "join_string", "stages", "counters"):
+            mine = ("node", "state", "flows", "join_string", "stages", "counters")
+            for key in (*mine, "states", "syncing"):
                 assert status[key] == own[key], key
             assert "made_up" not in status
 
@@ -207,3 +210,14 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
     told = happenings.describe(20.0)
     assert [one["age_s"] for one in told] == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert len(happenings.describe(617.5)) == 2
+
+
+def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest() -> None:
+    happenings = Happenings()
+    happenings.take("member.lost", {"peer": "n", "reason": "gone"}, now_s=0.0)
+    for k in range(20):
+        fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}
+        happenings.take("state.unkept", fields, now_s=float(k))
+    lost, unkept = happenings.describe(20.0)
+    assert lost["event"] == "member.lost"
+    assert unkept["age_s"] == 1.0
