@@ -285,6 +285,9 @@ class Inflows:
             offer.cost_s = answer.cost_s
             self._uses[sender] -= 1
             return None
+        if offer.cost_s == math.inf:
+            # What came before this said later that nothing was left, and named no price.
+            offer.cost_s = answer.cost_s
         link_s = self.context.links.cost_s(sender, peer_compute_s=offer.compute_s)
         return Granted(answer.flow_id, sender, answer.cost_s + link_s, answer.path)
 

@@ -234,6 +234,15 @@ def test_a_refusal_tells_the_price_and_the_relay_asks_again() -> None:
     assert flows.answered(1.0, D0, answer(2, None, math.inf, 0)) == []
 
 
+def test_a_grant_that_comes_after_a_later_refusal_leaves_a_price_that_can_be_asked() -> None:
+    """A refusal when nothing is left names no price; an earlier answer still spoke of one more."""
+    flows = relay()
+    flows.announced(0.0, D0, cost(0.0, 3))
+    assert flows.answered(1.0, D0, answer(2, None, math.inf, 0)) == []
+    asked = sent(flows.answered(2.0, D0, answer(1, flow(0), 0.25, 2)))
+    assert [m.cost_s for _, m in asked if isinstance(m, RequestFlow)] == [0.25]
+
+
 def test_an_answer_counts_once_and_only_from_who_was_asked() -> None:
     flows = relay()
     flows.announced(0.0, D0, cost(0.0, 1))
@@ -357,7 +366,9 @@ class Mesh:
             self.carry(node, flows.activate(0.0))
 
     def carry(self, node: NodeId, effects: list[Effect]) -> None:
-        self.flight += [(node, to, message) for to, message in sent(effects)]
+        for to, message in sent(effects):
+            assert not isinstance(message, RequestFlow) or math.isfinite(message.cost_s)
+            self.flight.append((node, to, message))
 
     def turn(self) -> None:
         """Deliver, lose or repeat one message, or let time pass."""
