@@ -25,7 +25,12 @@ from decod.net.limits import Limits
 from decod.protocol.effects import FetchState, MirrorState
 from decod.protocol.events import StateForgotten, StateKept
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
-from decod.train.checkpoint.states import KeptState, StateStore, state_of_checkpoint
+from decod.train.checkpoint.states import (
+    KEPT_PER_STAGE,
+    KeptState,
+    StateStore,
+    state_of_checkpoint,
+)
 from decod.train.checkpoint.store import read_checkpoint, run_folder
 from decod.train.checkpoint.transfer import Transfer
 
@@ -200,9 +205,13 @@ class KeptStates:
 
     def _spoiled(self, state: KeptState, reason: str) -> None:
         """A state can't be read any more: tell it once, and give it to nobody."""
-        if self._kept.get((state.stage_index, state.iteration)) is state:
-            self._damaged(state.stage_index, state.iteration, reason)
-            self._forget(state.stage_index, state.iteration)
+        stage, iteration = state.stage_index, state.iteration
+        if self._kept.get((stage, iteration)) is not state:
+            return
+        # One that is too many may just be on its way out.
+        if iteration in sorted(i for s, i in self._kept if s == stage)[-KEPT_PER_STAGE:]:
+            self._damaged(stage, iteration, reason)
+        self._forget(stage, iteration)
 
     # --- mirrored -----------------------------------------------------------------------------
 

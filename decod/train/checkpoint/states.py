@@ -75,8 +75,10 @@ class KeptState:
         """What is wrong with it, for people; empty if it is whole."""
         if self.whole:
             return ""
-        num = len(self.description.chunks)
-        return f"{num - len(self.places)} of {num} chunks are not what was written"
+        num, num_right = len(self.description.chunks), len(self.places)
+        if num_right == num:
+            return "its file has another length or header than was written"
+        return f"{num - num_right} of {num} chunks are not what was written"
 
     @staticmethod
     def of(
