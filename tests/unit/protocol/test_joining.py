@@ -1,8 +1,11 @@
 """A candidate's way in."""
 
+from dataclasses import replace
+
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
+from decod.protocol.era import Kept
 from decod.protocol.events import LeaderFound, StateFetchFailed
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
@@ -60,6 +63,17 @@ def test_a_candidate_builds_its_stage_and_says_that_it_stands_ready() -> None:
     assert joining.built(3.0, Built("h"), initial=False) == [Send(D0, Prepared(1, "h"))]
     assert joining.deadline_s == 5.0
     assert joining.knock(5.0) == [Send(D0, Prepared(1, "h"))]
+
+
+def test_what_is_found_on_the_disk_after_the_first_offer_is_told_too() -> None:
+    """The leader may be waiting for that very state, and looking through a disk takes a while."""
+    joining, context = machine()
+    joining.knock(0.0)
+    joining.assigned(ASSIGN)
+    context.kept[1, 20] = "20"
+    offer = Send(D0, replace(OFFER, kept=(Kept(1, 20, "20"),)))
+    assert joining.knock(2.0) == [offer]
+    assert joining.built(3.0, Built("h"), initial=False) == [offer, Send(D0, Prepared(1, "h"))]
 
 
 def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered() -> None:
