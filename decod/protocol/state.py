@@ -104,8 +104,10 @@ class StageState:
 
     def give_up(self, reason: str) -> list[Effect]:
         """This node can't get its stage's state: others must do without it."""
-        leave = Send(self._context.view.leader, Leave(reason[:200], at_once=True))
-        return [leave, Stop(StopReason.REMOVED, reason)]
+        stop, leader = Stop(StopReason.REMOVED, reason), self._context.view.leader
+        if leader == self._context.node_id:
+            return [stop]  # They find out, and elect another.
+        return [Send(leader, Leave(reason[:200], at_once=True)), stop]
 
     def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)

@@ -80,6 +80,10 @@ class Disk:
 
         self._kernel.after(_WRITE_S + size_bytes / _WRITE_BYTES_PER_S, written)
 
+    def read(self, size_bytes: int, done: Callable[[], None]) -> None:
+        """Read a state, which takes a while."""
+        self._kernel.after(size_bytes / _WRITE_BYTES_PER_S, done)
+
     def search(
         self,
         num_bytes: Callable[[StateBlob], int],

@@ -116,6 +116,15 @@ def test_a_newcomer_among_newcomers_finds_no_donor() -> None:
     assert isinstance(state.enter(4)[-1], Stop)
 
 
+def test_who_leads_and_can_have_no_state_asks_nobody_to_let_it_go() -> None:
+    """It would have to make a view without its leader: the others elect one."""
+    state = StageState(context_of(D0, VIEW))
+    (stop,) = state.give_up("its disk is broken")
+    assert isinstance(stop, Stop)
+    *left, stop = StageState(context_of(X, VIEW)).give_up("its disk is broken")
+    assert len(left) == 1
+
+
 def test_what_was_fetched_is_loaded() -> None:
     context = context_of(X, VIEW)
     state = StageState(context)
