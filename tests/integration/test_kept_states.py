@@ -129,15 +129,16 @@ def test_a_restarted_relay_has_its_state_from_its_own_disk(
             fetches = cluster.wait_for(
                 lambda: victim.events("state.fetched"), "its state", timeout_s=TIMEOUT_S
             )
+            # Until the next state is written.
+            problem = status_of(victim)["states"]["problem"]
             assert leader.iteration == iteration
+        assert ("1 of" in problem) if damaged else (problem is None), problem
         (fetched,) = fetches
         assert (fetched["stage"], fetched["iteration"]) == (1, iteration)
         assert fetched["num_bytes"] - fetched["num_local"] == num_missing
         print(f"{num_missing} of {fetched['num_bytes']} bytes were fetched", end="; ")
         told = [(e["stage"], e["iteration"]) for e in victim.events("state.damaged")]
         assert told == [(1, iteration)] * damaged
-        problem = status_of(victim)["states"]["problem"]
-        assert ("1 of" in problem) if damaged else (problem is None), problem
         cluster.wait_for(
             lambda: len(victim.commits()) > num_before + 3, "it to train", timeout_s=TIMEOUT_S
         )
