@@ -41,6 +41,9 @@ from tests.support.storm import EXIT_REMOVED, Fleet, Storm, host_stages
 LEARNING_RATE = 1e-4
 """At a higher one hundreds of iterations amplify the last bit to whatever one likes."""
 
+_FAREWELL_S = 180.0
+"""Who was about to join when the run ended looks for it for more than a minute."""
+
 _START_TIMEOUT_S = 120.0
 _WARM_S = 30.0
 _LEAST_S = 90.0
@@ -216,7 +219,7 @@ def _finish(fleet: Fleet) -> None:
     leader.end_run()
     leader.wait()
     for daemon in fleet.hosts.values():
-        daemon.wait()
+        daemon.wait(timeout_s=_FAREWELL_S)
         fleet.tracebacks += daemon.tracebacks()
 
 
