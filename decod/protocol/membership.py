@@ -29,7 +29,6 @@ from decod.protocol.view import watched, watchers
 _NO_PROBE = 0
 """Nonce of a Ping whose Pong is but a sign of life; the leader's probes count from 1."""
 
-
 _ASKED_INTERVALS = 2.5
 """A silent node that is waited for is asked so long before it is doubted: at least twice."""
 
@@ -128,16 +127,14 @@ class Membership:
         self._unreached = {node for node in self._unreached if node in context.view}
         awaited = sorted((self._awaited() | self._unreached) - {context.node_id})
         self._awaited_s = {node: self._awaited_s.get(node, now_s) for node in awaited}
+        # Most have done what they are waited for by then.
+        asked_s = config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
         effects: list[Effect] = []
         for node, answered_s in self._awaited_s.items():
-            silent_s = now_s - answered_s
-            if silent_s >= config.heartbeat_timeout_s or node in self._unreached:
+            silent_s = math.inf if node in self._unreached else now_s - answered_s
+            if silent_s >= config.heartbeat_timeout_s:
                 effects += self.suspect(now_s, node, "no answer")
-            # Most have done what they are waited for by then.
-            if node in self._unreached or (
-                silent_s
-                > config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
-            ):
+            if silent_s > asked_s:
                 effects.append(Send(node, Ping(_NO_PROBE)))
         return effects
 

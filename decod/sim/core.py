@@ -156,16 +156,16 @@ class Whereabouts:
 
 def ends_run(machine: object) -> bool:
     """Whether a node leads, and would end the run if it were asked to leave."""
-    core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine) or core.leader is None:
+    core = _core_of(machine)
+    if core is None or core.leader is None:
         return False
     return not core.office.handover.possible(core.leader)
 
 
 def positions_of(machine: object) -> Positions | None:
     """Return what a node has counted of the data; None if it is no real core."""
-    core = getattr(machine, "wrapped", machine)
-    return core.work.positions if isinstance(core, NodeMachine) else None
+    core = _core_of(machine)
+    return core.work.positions if core is not None else None
 
 
 def term_of(machine: object) -> int:
@@ -243,8 +243,8 @@ def flow_table(machine: object) -> FlowTable | None:
 
 def members_wanted(machine: object, *, data: bool) -> int:
     """Return how many members of a stage a leader's core waits for; 0 if it waits for nobody."""
-    core = getattr(machine, "wrapped", machine)
-    leader = core.leader if isinstance(core, NodeMachine) else None
+    core = _core_of(machine)
+    leader = core.leader if core is not None else None
     if leader is None or leader.state is not LeaderState.GATHERING:
         return 0
     if leader.committed.iteration > leader.shape.start_iteration:
@@ -254,16 +254,16 @@ def members_wanted(machine: object, *, data: bool) -> int:
 
 def lost_stage(machine: object) -> int | None:
     """Return a stage for which a leader's core finds nobody who could take it over."""
-    core = getattr(machine, "wrapped", machine)
-    leader = core.leader if isinstance(core, NodeMachine) else None
+    core = _core_of(machine)
+    leader = core.leader if core is not None else None
     waits = leader is not None and leader.rebuild.waiting
     return leader.rebuild.pending[0] if leader is not None and waits else None
 
 
 def stage_peers(machine: object) -> tuple[NodeId, ...]:
     """Return all that serve a node's stage, as it knows; nobody before it is a member."""
-    core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine) or not core.in_view:
+    core = _core_of(machine)
+    if core is None or not core.in_view:
         return ()
     return tuple(m.node_id for m in core.context.view.roster(core.context.member.stage_index))
 
@@ -378,8 +378,8 @@ class Standing:
 
 def standing_of(machine: object) -> Standing | None:
     """Return a node's part in who leads; None if it is no real core."""
-    core = getattr(machine, "wrapped", machine)
-    if not isinstance(core, NodeMachine):
+    core = _core_of(machine)
+    if core is None:
         return None
     context, election, leader = core.context, core.office.election, core.leader
     electors = () if election.last is None else electors_of(election.last.opening)

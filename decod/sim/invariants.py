@@ -58,7 +58,7 @@ _ADMISSION = frozenset(
         *get_args(msg.ELECTION_MESSAGES),
     )
 )
-"""Paid per candidate, suspect or election, not per iteration."""
+"""Paid per candidate, suspect, election or wait for a silent node, not per iteration."""
 
 
 _FLOWLESS = frozenset(

@@ -146,12 +146,13 @@ def test_own_states_are_written_in_order_and_two_stay(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_host_that_is_restarted_has_what_it_kept(tmp_path: Path) -> None:
-    async def first(bench: Bench) -> None:
-        bench.keep(1, 20)
-        bench.keep(0, 20)
-        await wait_until(lambda: len(bench.events) == 2)
+async def _keep_two(bench: Bench) -> None:
+    bench.keep(1, 20)
+    bench.keep(0, 20)
+    await wait_until(lambda: len(bench.events) == 2)
 
+
+def test_a_host_that_is_restarted_has_what_it_kept(tmp_path: Path) -> None:
     async def again(bench: Bench) -> None:
         bench.kept.start()
         await wait_until(lambda: len(bench.events) == 2)
@@ -163,7 +164,7 @@ def test_a_host_that_is_restarted_has_what_it_kept(tmp_path: Path) -> None:
         assert await bench.load(1, 20, "0" * 64) is None
         assert await bench.load(1, 40) is None
 
-    run(tmp_path, first)
+    run(tmp_path, _keep_two)
     run(tmp_path, again)
 
 
@@ -195,11 +196,6 @@ def test_what_was_altered_while_a_host_was_away_is_told_and_the_rest_is_of_use(
 ) -> None:
     """One chunk is wrong: the state is given to nobody, the other chunks need not be fetched."""
 
-    async def first(bench: Bench) -> None:
-        bench.keep(1, 20)
-        bench.keep(0, 20)
-        await wait_until(lambda: len(bench.events) == 2)
-
     async def again(bench: Bench) -> None:
         bench.kept.start()
         await bench.kept.searched()
@@ -221,7 +217,7 @@ def test_what_was_altered_while_a_host_was_away_is_told_and_the_rest_is_of_use(
         assert await bench.ask(1, 20) == payload(1, 20)
         assert bench.kept.describe()["problem"] is None
 
-    run(tmp_path, first)
+    run(tmp_path, _keep_two)
     (path,) = tmp_path.rglob("stage-1.safetensors")
     _flip(path, -1)
     run(tmp_path, again)
