@@ -156,7 +156,8 @@ def _print_rows(paper: str, rows: Sequence["Row"]) -> None:
 
 _CHURN_NOTE: Final = (
     "2 data nodes, 16 relays that crash and come back. The paper's GWTF stands beside `flow`, its"
-    " SWARM beside `restart` and `stateless`; what it leaves open is drawn, so compare ratios."
+    " SWARM beside `restart`, `closest` and `stateless`; what it leaves open is drawn, so compare"
+    " ratios."
 )
 _NOTES: Final = {
     "gwtf-table2": _CHURN_NOTE,

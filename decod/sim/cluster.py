@@ -157,16 +157,23 @@ class Cluster:
     # --- what policies do ---------------------------------------------------------------------
 
     def send(
-        self, trip: Trip, sender: Peer, receiver: Peer, then: Callable[[], None], *, num: int = 1
+        self,
+        trip: Trip,
+        sender: Peer,
+        receiver: Peer,
+        then: Callable[[], None],
+        *,
+        num: int = 1,
+        refused_by: Iterable[Peer] = (),
     ) -> None:
         """Carry some activations or gradients, and go on; a crash at either end makes it void.
 
-        Forward to a relay only after it has been asked.
+        Forward to a relay only after it has been asked, and before it those who refuse.
         """
         step = trip.step
         if receiver.stage_index == (sender.stage_index + 1):
             self.kernel.after(
-                self._round_trip_s(sender, receiver),
+                sum(self._round_trip_s(sender, asked) for asked in (*refused_by, receiver)),
                 self._send_asked,
                 trip,
                 step,
@@ -407,7 +414,7 @@ class Cluster:
         stage = receiver.stage_index
         for wanted in (lambda p: p is receiver, lambda p: p.stage_index == stage, lambda _: True):
             known = [
-                self._true_cost_s(sender, peer)
+                self.distance_s(sender, peer)
                 for peer in self.peers.values()
                 if wanted(peer) and frozenset((sender.name, peer.name)) in self._known_links
             ]
@@ -415,7 +422,8 @@ class Cluster:
                 return statistics.mean(known)
         return 1.0
 
-    def _true_cost_s(self, sender: Peer, receiver: Peer) -> float:
+    def distance_s(self, sender: Peer, receiver: Peer) -> float:
+        """Return how long an activation does take on an idle link, one way."""
         spec = self._network.spec(sender, receiver)
         size_bytes = self.scenario.profile.activation_bytes
         return spec.latency_s + size_bytes / spec.bandwidth_bytes_per_s

@@ -6,15 +6,16 @@ data node pushes 4 microbatches an iteration; relays hold 4 ("homogeneous") or 1
 back, with a chance of 0, 10 or 20 % (`decod.sim.churn`). A crashed host vanishes: it refuses
 nothing, and is found by timeouts.
 
-Three policies meet the same hosts, links and losses:
+Four policies meet the same hosts, links and losses:
 
 - `flow`: decod, with the machines of real nodes, their messages and timeouts; what a lost relay
   had done is mended in the round.
 - `restart`: SWARM as GWTF describes it; a pipeline that a loss has broken in the backward pass
   is begun again.
+- `closest`: the same, with the wiring that GWTF says its baseline has: to the closest node.
 - `stateless`: SWARM's public code; a trainer calls another server.
 
-The last two are cost models that get the better of it wherever the sources are silent:
+The last three are cost models that get the better of it wherever the sources are silent:
 `decod.sim.swarm` and `decod.sim.cluster` say how.
 
 What the paper leaves open, and what is taken here:
@@ -35,12 +36,12 @@ Source: GWTF, section VI, "Node Crashes", tables II and III.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.protocol.params import ProtocolConfig
 from decod.sim.churn import draw_churn
-from decod.sim.cluster import Cluster
+from decod.sim.cluster import Cluster, Policy
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
@@ -49,7 +50,7 @@ from decod.sim.paper import Progress, Row, make_row
 from decod.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
 from decod.sim.scenario import HostSpec, Scenario
 from decod.sim.simulation import Simulation
-from decod.sim.swarm import Pipelines, Trainers
+from decod.sim.swarm import Closest, Pipelines, Trainers
 
 NUM_ITERATIONS = 25
 
@@ -59,6 +60,13 @@ _NUM_RELAY_STAGES = 5
 _SHARE = 4
 _ENLARGED = 32
 """How many times as large as they would be activations are."""
+
+SWARMS: Mapping[str, Callable[[Cluster], Policy]] = {
+    "restart": Pipelines,
+    "closest": Closest,
+    "stateless": Trainers,
+}
+"""Readings of SWARM, by the name of the policy."""
 
 HOMOGENEOUS, HETEROGENEOUS = (4, 4), (1, 3)
 
@@ -131,7 +139,7 @@ def churn_tests(
                 make_row(cell.name, policy, key, [v[key] for v in found], printed.get(key))
                 for key in found[0]
             ]
-        for policy in ("restart", "stateless"):
+        for policy in SWARMS:
             key = "time_per_microbatch_min"
             ratios = [
                 ours[key] / theirs[key]
@@ -147,11 +155,8 @@ def churn_tests(
 def _run_all(scenario: Scenario) -> dict[str, list[IterationFigures]]:
     simulation = Simulation(scenario)
     simulation.run()
-    return {
-        "flow": simulation.meter.figures,
-        "restart": Cluster(scenario, Pipelines).run(),
-        "stateless": Cluster(scenario, Trainers).run(),
-    }
+    baselines = {name: Cluster(scenario, policy).run() for name, policy in SWARMS.items()}
+    return {"flow": simulation.meter.figures, **baselines}
 
 
 def _summary(figures: Sequence[IterationFigures]) -> dict[str, float]:

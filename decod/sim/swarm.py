@@ -5,6 +5,14 @@ stage that will be done first and has room; a relay that crashes in the forward 
 over by the one before it; one that is missed in the backward pass has its microbatches *begun
 again*, by all relays of a new pipeline.
 
+`Closest` differs in the wiring alone, and takes that from GWTF too: SWARM's is greedy and takes no
+account of memory, and the baseline is "sending to the next stage closest node". So a sender asks
+the node with the least d(i, j), whatever is under way to it and whoever has room; one that is full
+refuses, which takes a there-and-back of an empty message, and the sender asks the next closest. Of
+d(i, j) GWTF takes for granted that it is known, so here it is from the start. What a refused sender
+does is not said; that a microbatch is excluded, as happened to 5 of 8 in the paper's heterogeneous
+settings, would waste more.
+
 `Trainers` is SWARM's public code: pipelines exist in the trainers alone. A trainer calls one
 server of each stage with the input and gets the output back; in the backward pass it calls any
 server of the stage, not necessarily the same, with the input *and* the gradient, and that
@@ -32,9 +40,11 @@ III, V-D and VI.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+from typing_extensions import override
 
 from decod.sim.cluster import Cluster, Peer, Trip
 from decod.sim.kernel import seeded
@@ -64,7 +74,7 @@ class _Way:
 
 
 class Pipelines:
-    """SWARM as GWTF describes it: what is missed in the backward pass is begun again."""
+    """SWARM as GWTF describes it, with SWARM's wiring: who would be done first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -104,16 +114,28 @@ class Pipelines:
         forward_s = peer.profile.forward_s
         done = partial(self._forwarded, trip, here)
         arrived = partial(self._cluster.compute, trip, peer, forward_s, done)
-        self._cluster.send(trip, here, peer, arrived)
+        self._cluster.send(trip, here, peer, arrived, refused_by=self._refused_by(here, peer))
 
     def _choose(self, here: Peer, stage: int) -> Peer | None:
-        """Return the peer with room that would be done first."""
-        open_to = [p for p in self._cluster.of_stage(stage) if len(self._held[p]) < p.capacity]
-        return min(open_to, key=lambda peer: self._done_at(here, peer), default=None)
+        """Return the peer with room that comes first in the sender's order."""
+        open_to = [p for p in self._cluster.of_stage(stage) if not self._full(p)]
+        return min(open_to, key=lambda peer: self._order(here, peer), default=None)
 
-    def _done_at(self, here: Peer, peer: Peer) -> tuple[float, float]:
+    def _full(self, peer: Peer) -> bool:
+        return len(self._held[peer]) >= peer.capacity
+
+    def _order(self, here: Peer, peer: Peer) -> tuple[float, float]:
+        """Return when a peer would be done with one more, and a tie-breaker."""
         num = self._under_way[here, peer] + 1
         return num * self._cluster.cost_s(here, peer), self._rng.random()
+
+    def _refused_by(
+        self,
+        here: Peer,  # noqa: ARG002 - others ask the closest first.
+        peer: Peer,  # noqa: ARG002
+    ) -> Sequence[Peer]:
+        """Return whom the sender has asked in vain before the peer that it sends to."""
+        return ()
 
     def _forwarded(self, trip: Trip, sender: Peer) -> None:
         way = self._ways[trip]
@@ -198,9 +220,12 @@ class Pipelines:
                 self._go_round(trip, way, index)
 
     def _go_round(self, trip: Trip, way: _Way, index: int) -> None:
-        """Have another relay compute the forward pass; the one before sends again."""
+        """Have others compute the forward pass; the last one before the gap sends again."""
+        while index and way.path[index - 1] in way.lost:
+            index -= 1
         trip.step += 1
         self._leave(trip, way, way.path[index:])
+        way.lost.difference_update(way.path[index:])
         del way.path[index:]
         way.num_forward = len(way.path)
         self._forward(trip)
@@ -228,6 +253,21 @@ class Pipelines:
                 self._under_way[sender, relay] = max(0, self._under_way[sender, relay] - 1)
             self._held[relay].discard(trip)
             self._admit(relay.stage_index)
+
+
+class Closest(Pipelines):
+    """SWARM as GWTF measured it: every sender asks the closest node of the next stage first."""
+
+    @override
+    def _order(self, here: Peer, peer: Peer) -> tuple[float, float]:
+        return self._cluster.distance_s(here, peer), self._rng.random()
+
+    @override
+    def _refused_by(self, here: Peer, peer: Peer) -> Sequence[Peer]:
+        distance_s = self._cluster.distance_s
+        limit_s = distance_s(here, peer)
+        others = self._cluster.of_stage(peer.stage_index)
+        return [p for p in others if self._full(p) and distance_s(here, p) < limit_s]
 
 
 @dataclass(slots=True)

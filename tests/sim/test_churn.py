@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
 from decod.sim.paper_churn import TABLES, churn_scenario
 from decod.sim.scenario import Scenario
-from decod.sim.swarm import Pipelines, Trainers
+from decod.sim.swarm import Closest, Pipelines, Trainers
 
 STAGES = {f"relay-{k}": k % 3 for k in range(9)}
 
@@ -59,7 +60,7 @@ def second(policy: type[Pipelines | Trainers], scenario: Scenario) -> IterationF
     return figures[1]
 
 
-@pytest.mark.parametrize("policy", [Pipelines, Trainers])
+@pytest.mark.parametrize("policy", [Pipelines, Closest, Trainers])
 def test_without_losses_nothing_is_wasted(policy: type[Pipelines | Trainers]) -> None:
     found = second(policy, replace(one_loss(0.5), churn=()))
     assert (found.num_microbatches, found.wasted_s, found.lost_s) == (8, 0.0, 0.0)
@@ -113,3 +114,34 @@ def test_links_are_known_once_something_has_crossed_them() -> None:
     assert len(guesses) == 1, "nothing tells one from another"
     cluster.run()
     assert len({cluster.cost_s(data, relay) for relay in first}) > 1
+
+
+def test_the_closest_is_asked_whatever_is_under_way_to_it() -> None:
+    """And the next closest as soon as it has no room; nobody learns anything, or needs to."""
+    scenario = replace(one_loss(0.5, cell=3), churn=(), num_iterations=1)
+    asked = list[tuple[Peer, Peer, tuple[Peer, ...]]]()
+
+    class Asked(Cluster):
+        def send(
+            self, trip: Trip, sender: Peer, receiver: Peer, *args: Any, **options: Any
+        ) -> None:
+            if receiver.stage_index == sender.stage_index + 1:
+                asked.append((sender, receiver, tuple(options["refused_by"])))
+            super().send(trip, sender, receiver, *args, **options)
+
+    cluster = Asked(scenario, Closest)
+    cluster.run()
+    assert len(asked) == 8 * 5
+    assert sum(bool(refused_by) for _, _, refused_by in asked) > 8, "relays hold 1 to 3"
+    for sender, receiver, refused_by in asked:
+        distance_s = cluster.distance_s(sender, receiver)
+        nearer = [p for p in cluster.of_stage(receiver.stage_index) if p is not receiver]
+        nearer = [p for p in nearer if cluster.distance_s(sender, p) < distance_s]
+        assert set(refused_by) == set(nearer)
+
+
+@pytest.mark.parametrize("policy", [Pipelines, Closest, Trainers])
+def test_no_loss_brings_a_reading_of_swarm_to_a_stand(policy: type[Pipelines | Trainers]) -> None:
+    """In the fourth run a relay is lost that is to send again for another that is lost."""
+    for seed in range(4):
+        assert len(Cluster(churn_scenario(2, TABLES[2][5], seed), policy).run()) == 25
