@@ -63,7 +63,7 @@ from decod.protocol.messages import (
     Vote,
 )
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Opening, Role, View
+from decod.protocol.view import Role, View
 from decod.protocol.voter import Promise, Voter
 
 BEATS_PER_TIMEOUT = 4
@@ -83,8 +83,8 @@ class Succession:
     term: int
     old: NodeId
     """Who led before; this node itself if its term was called in question and it won again."""
-    opening: Opening
-    """Of the newest round that any voter knew."""
+    last: Commit | Abort
+    """What has opened the newest round that any voter knew."""
     view: View
     """The newest in that round."""
     hashes: Hashes
@@ -383,7 +383,7 @@ class Election:
         return self._count_silent(now_s)
 
     def _count_silent(self, now_s: float) -> list[Effect]:
-        return self.stand(now_s) if self._chosen_by(self._silent) else []
+        return self.stand(now_s) if self.may_stand and self._chosen_by(self._silent) else []
 
     # --- standing -----------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class Election:
         me = self._context.node_id
         if promise.candidate != me:
             return [Send(promise.candidate, self.voter.vote)]
-        if self.state is not ElectionState.STANDING:
+        if self.state is not ElectionState.STANDING or self.abstains:
             return []
         members = {*ids_of(self._context.view), *self._electors}
         self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
@@ -437,7 +437,7 @@ class Election:
         """A member's answer to this node's candidacy, or to what it proposes."""
         self._seen_term = max(self._seen_term, message.term)
         ballot, ours = self._ballot, message.term == self.voter.promise.term
-        if ballot is None or not ours or not message.granted:
+        if ballot is None or not ours or not message.granted or self.abstains:
             return []
         if ballot.proposed:
             if message.confirmed_term == message.term and place_in(message) == self.voter.place:
@@ -472,7 +472,7 @@ class Election:
         self._heard_s = now_s
         assert self.last is not None, "nobody is elected before the first round"
         self._succession = Succession(
-            self.voter.promise.term, view.leader, self.last.opening, view, ballot.proposed
+            self.voter.promise.term, view.leader, self.last, view, ballot.proposed
         )
         fields = (("term", self.voter.promise.term), ("num_votes", len(ballot.votes)))
         return [Note("leader.elected", fields)]

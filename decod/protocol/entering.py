@@ -52,11 +52,11 @@ class Entering:
             decision: With which it enters.
             following: What it has of that state as a candidate.
         """
-        opening, view_version, wanted = decision.opening, 0, ""
+        opening = decision.opening
+        view_version = decision.view_version if isinstance(decision, Commit) else 0
         iteration, stage = opening.committed.iteration, self._context.member.stage_index
-        if isinstance(decision, Commit):
-            view_version, wanted = decision.view_version, dict(decision.hashes).get(stage, "")
-        elif (mark := opening.mark_of(iteration)) is not None:
+        wanted = dict(decision.hashes).get(stage, "")
+        if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)
         entry, effects = following.enter(now_s, opening, view_version, wanted)
         if entry is Entry.READY:

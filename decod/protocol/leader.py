@@ -133,8 +133,9 @@ class Leader:
 
         `begun` is what was announced of the round's batch, if anything.
         """
-        opening, view = won.opening, replace(won.view, term=won.term)
+        opening, view = won.last.opening, replace(won.view, term=won.term)
         self.view, self.round, self.committed = view, opening.round, opening.committed
+        self._last = won.last
         self.rebuild.resume(now_s, opening)
         self.electorate.settle(view, electors_of(opening))
         self.polling.renumber(won.term)
@@ -289,8 +290,7 @@ class Leader:
         # What opened the round may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
         words = [word for node in left for word in self._last_word(node)]
-        self.view, self.state, self._vote = view, LeaderState.TRAINING, None
-        self._begun = None
+        self._vote, self._begun, self.view, self.state = None, None, view, LeaderState.TRAINING
         self.electorate.opened(view)
         self._reports.clear()
         self._pace.progressed(now_s)
@@ -389,10 +389,10 @@ class Leader:
         self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
     ) -> list[Effect]:
         """Open another attempt at the iteration."""
-        aborted = self.round
-        next_round = _again(aborted)
+        aborted, next_round = self.round, _again(self.round)
         opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
-        message = Abort(aborted, opening, reason[:200])
+        hashes = self._last.hashes if self._last is not None else ()
+        message = Abort(aborted, opening, reason[:200], hashes)
         note = _opened(aborted, next_round, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 

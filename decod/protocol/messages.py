@@ -361,8 +361,7 @@ class Ready:
     failure: str = ""
     """Empty if all is well. A stage whose members differ in hash is a failure too."""
     votes: tuple[tuple[NodeId, str], ...] = ()
-    """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
-    stage finds out who is right."""
+    """Each member's hash, if those of the sender's stage differ: its first one decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +401,8 @@ class Abort:
     round: Round
     opening: Opening
     reason: str
+    hashes: Hashes = ()
+    """Of what is committed, as in `Commit`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,7 +415,10 @@ _BODIES: Mapping[str, f.Struct] = {
             "hashes": _HASHES,
         },
     ),
-    "abort": f.Struct(m.Abort, {"round": _ROUND, "opening": _OPENING, "reason": f.REASON}),
+    "abort": f.Struct(
+        m.Abort,
+        {"round": _ROUND, "opening": _OPENING, "reason": f.REASON, "hashes": _HASHES},
+    ),
     "mend": f.Struct(m.Mend, {"round": _ROUND, "view": _VIEW, "reason": f.REASON}),
     "can_take": f.Struct(m.CanTake, {"round": _ROUND}),
     "utilisation_query": f.Struct(

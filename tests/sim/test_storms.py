@@ -108,6 +108,23 @@ def test_a_round_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_bit_that_flips_in_a_newcomer_does_not_enter_with_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The round is repeated while it enters: nobody commits anything that it could compare with."""
+    words = (
+        "--seed 101058 --data-nodes 2 --relays 5 --microbatches 1 --routing greedy"
+        " --duplicate-ratio 0.05 --delay-ratio 0.05 --corrupt-ratio 0.01"
+        " --link-faults-until-s 9.011 --calm-s 21.011"
+    )
+    faults = (
+        "disk:data0@5.402+3.287 rot:relay0@6.802+3.862 restart:relay2@8.417+11.212"
+        " rot:relay1@8.868+10.199"
+    )
+    assert main(_words(words, faults, "")) == 0
+    assert "it has come to other parameters than its stage" in capsys.readouterr().out
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

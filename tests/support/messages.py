@@ -91,7 +91,7 @@ def control_messages() -> list[m.Message]:
         m.Ready(ROUND, ((1, "0" * 64),), 1, votes=((ALICE, "0" * 64), (BOB, "1" * 64))),
         m.Differs(4, (ALICE, BOB)),
         m.Commit(ROUND, opening, 1.0, 1),
-        m.Abort(ROUND, opening, "lost"),
+        m.Abort(ROUND, opening, "lost", ((1, "0" * 64),)),
         m.Mend(ROUND, view, "lost"),
         m.Reroute(ROUND, MICROBATCH, FLOW, (BOB,), 2, (BOB,)),
         m.Mended(ROUND, MICROBATCH),

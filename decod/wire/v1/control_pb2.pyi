@@ -692,14 +692,16 @@ class Commit(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
 
 class Abort(_message.Message):
-    __slots__ = ("round", "opening", "reason")
+    __slots__ = ("round", "opening", "reason", "hashes")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
     round: Round
     opening: Opening
     reason: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
 
 class Mend(_message.Message):
     __slots__ = ("round", "view", "reason")

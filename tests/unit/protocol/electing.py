@@ -257,7 +257,7 @@ class Electing:
             node.lead.electorate.settle(view)
             self._commit(node, term=won.term, without=old)
         else:
-            node.lead.electorate.settle(view, electors_of(won.opening))
+            node.lead.electorate.settle(view, electors_of(won.last.opening))
             self._repeat(node, term=won.term, without=old)
 
     def _commit(self, node: Node, *, term: int, without: set[NodeId]) -> None:

@@ -263,6 +263,20 @@ def test_who_leaves_has_no_vote() -> None:
     assert election.canvassed(1.0, D1, m.Canvass(1, Round(1, 1), 1)) == []
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
+    """Its own vote was being written, or on disk, when its operator asked it to leave."""
+    view = view_of(D0, D1, R1A)
+    election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
+    election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.stand(1.0)
+    assert election.persisted(1.0, Promise(2, D1)) if kept else True
+    election.abstains = True
+    assert kept or election.persisted(1.2, Promise(2, D1)) == []
+    assert election.voted(1.3, R1A, m.Vote(2, True, 1, Round(1, 1), 1)) == []
+    assert election.take() is None
+
+
 def test_who_follows_a_leader_does_not_forget_its_term() -> None:
     election = voter()
     view = dataclasses.replace(election._context.view, term=3, version=2)

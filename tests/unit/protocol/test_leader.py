@@ -211,6 +211,14 @@ def test_a_vote_against_repeats_the_round() -> None:
     assert run.leader.view.version == 2, "flows are built anew"
 
 
+def test_whoever_enters_with_a_repeated_round_is_told_what_its_parameters_must_be() -> None:
+    run = Run(R1A)
+    committed = decision(run.commit())
+    repeated = decision(run.leader.leave(3.0, R1A, Leave("ill", at_once=True)))
+    assert isinstance(repeated, Abort)
+    assert repeated.hashes == committed.hashes != ()
+
+
 def test_a_share_that_can_not_be_finished_repeats_the_round() -> None:
     run = Run(R1A)
     effects = run.leader.report(1.0, D1, report(Round(1, 1), failure="gradient lost"))

@@ -22,8 +22,8 @@ def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Le
     shape = dataclasses.replace(old.shape)
     leader = Leader(D1, CONFIG, shape, lambda: 0)
     begun = old._begun
-    opening = Opening(old.round, old.committed, old.view)
-    won = Succession(2, D0, opening, old.view, hashes)
+    last = m.Abort(old.round, Opening(old.round, old.committed, old.view), "of a test")
+    won = Succession(2, D0, last, old.view, hashes)
     return leader, leader.take_over(5.0, won, begun)
 
 
