@@ -233,7 +233,8 @@ def test_a_donor_that_is_cut_off_loses_nothing_that_has_arrived() -> None:
     async def break_off(offset: int) -> None:
         if offset >= 2 * CHUNK:
             given.set()
-            await cut.server.stop(None)
+            # The end of this call must not be the end of what ends it.
+            await asyncio.shield(asyncio.ensure_future(cut.server.stop(None)))
 
     async def wait(_: int) -> None:
         await given.wait()
