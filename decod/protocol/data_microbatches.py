@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.digest import digest_of
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.era import MARKS_MAX
@@ -94,7 +94,7 @@ class DataMicrobatches:
 
     @property
     def deadline_s(self) -> float | None:
-        return earlier(self._waits.deadline_s, earlier(self._flow_by_s, self._follow_s))
+        return earliest(self._waits.deadline_s, self._flow_by_s, self._follow_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self._waits.overdue(now_s, self.held)

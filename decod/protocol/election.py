@@ -512,7 +512,6 @@ class Election:
 
 
 def _patience_s(view: View, node_id: NodeId, config: ProtocolConfig) -> float:
-    others = [m.node_id for m in view.data_nodes if m.node_id != view.leader]
-    rank = others.index(node_id)
+    rank = view.ranks[node_id]
     far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
     return config.election_timeout_s * (1 + rank / 4) + far_s

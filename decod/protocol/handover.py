@@ -60,8 +60,7 @@ class Handover:
 
     @property
     def deadline_s(self) -> float | None:
-        leaves_s = earliest(self._leave_by_s, self._listens_until_s)
-        return earliest(leaves_s, self._say_s, self._stand_s)
+        return earliest(self._leave_by_s, self._listens_until_s, self._say_s, self._stand_s)
 
     @property
     def resigned(self) -> bool:

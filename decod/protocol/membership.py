@@ -55,13 +55,10 @@ class Membership:
         self._suspected_s: dict[NodeId, float] = {}
         self._noted: set[NodeId] = set()
         """Suspects that were noted and not heard since."""
-        self._beat_s: float | None = None
+        self.deadline_s: float | None = None
+        """When this node beats next, and looks at the others."""
         self._leader_heard_s = 0.0
         self._asked_s = -math.inf
-
-    @property
-    def deadline_s(self) -> float | None:
-        return self._beat_s
 
     def adopt(self, now_s: float) -> None:
         """Watch the neighbours of the context's new view."""
@@ -70,8 +67,8 @@ class Membership:
         listened = watched(context.view, context.node_id, num_watchers=num)
         self._heard_s = dict.fromkeys(listened, now_s)
         self._told_s = dict.fromkeys(self._watchers, -math.inf)
-        if self._beat_s is None:
-            self._beat_s = now_s + context.config.heartbeat_interval_s
+        if self.deadline_s is None:
+            self.deadline_s = now_s + context.config.heartbeat_interval_s
         self._leader_heard_s = now_s
 
     def told(self, now_s: float, receiver: NodeId) -> None:
@@ -98,11 +95,11 @@ class Membership:
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Beat, and look at who has been silent."""
-        if self._beat_s is None or now_s < self._beat_s:
+        if self.deadline_s is None or now_s < self.deadline_s:
             return []
         config, context = self._context.config, self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
-        self._beat_s = now_s + config.heartbeat_interval_s
+        self.deadline_s = now_s + config.heartbeat_interval_s
         beat = Heartbeat(context.round)
         # Half an interval: whatever was sent, a watcher never waits for two whole ones.
         since_s = now_s - config.heartbeat_interval_s / 2

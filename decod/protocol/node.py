@@ -20,6 +20,7 @@ its receiver, and tried again as long as its round lasts.
 from collections import deque
 from collections.abc import Iterator
 from random import Random
+from typing import TypeGuard, get_args
 
 from decod.ids import NodeId, Round
 from decod.protocol import messages
@@ -73,6 +74,19 @@ from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import Opening, View, tree_place
 from decod.protocol.work import Work, awaited_by
+
+_Frequent = (
+    messages.ForwardActivation
+    | messages.BackwardGradient
+    | messages.Complete
+    | messages.CanTake
+    | messages.ReducePart
+    | messages.ReducedPart
+    | messages.Ready
+)
+"""Most messages by far; all of them belong to a round."""
+
+_FREQUENT_TYPES = frozenset(get_args(_Frequent))
 
 
 class NodeMachine:
@@ -183,9 +197,9 @@ class NodeMachine:
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
-        due = isinstance(event, DeadlinePassed)
-        parts = self._overdue(now_s) if due else (self._handle(now_s, event),)
-        return [effect for part in parts for effect in self._settle(now_s, part)]
+        if isinstance(event, DeadlinePassed):
+            return [e for part in self._overdue(now_s) if part for e in self._settle(now_s, part)]
+        return self._settle(now_s, self._handle(now_s, event))
 
     def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
         """Deliver what this node said to itself, until nothing of that is left."""
@@ -292,6 +306,8 @@ class NodeMachine:
 
     def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - a line each.
         message, sender = received.message, received.sender
+        if _is_frequent(message):
+            return self._of_round(now_s, received, message.round)
         match message:
             case _ if isinstance(message, FOR_OFFICE):
                 return self.office.received(now_s, received)
@@ -342,10 +358,9 @@ class NodeMachine:
 
     def _round_message(self, now_s: float, received: Received) -> list[Effect]:
         message = received.message
-        match message:
-            case messages.BeginAggregation() | messages.UtilisationQuery():
-                self._membership.announced(now_s)
-                self.office.election.heard(now_s, received.sender, announced=True)
+        if isinstance(message, (messages.BeginAggregation, messages.UtilisationQuery)):
+            self._membership.announced(now_s)
+            self.office.election.heard(now_s, received.sender, announced=True)
         match message:
             case messages.UtilisationQuery():
                 own = self.own_load(with_kept=message.with_kept)
@@ -441,8 +456,7 @@ class NodeMachine:
 
     def _replay(self, now_s: float) -> list[Effect]:
         """Take up the early messages, in the order in which they came."""
-        early = self._stash.take_all()
-        return [effect for received in early for effect in self._receive(now_s, received)]
+        return [e for early in self._stash.take_all() for e in self._receive(now_s, early)]
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -458,8 +472,7 @@ class NodeMachine:
         job, effects = self.context.compute.finished(event)
         if job is None and not event.fatal:
             return effects
-        kind = type(job).__name__
-        effects.append(Note("job.failed", (("job", kind), ("reason", event.reason))))
+        effects.append(Note("job.failed", (("job", type(job).__name__), ("reason", event.reason))))
         handled, following = None, self._joining.following
         if job is not None and self.in_view and not event.fatal:
             handled = self.work.job_failed(now_s, job, event.reason)
@@ -516,6 +529,10 @@ def _in_step(context: Context, work: Work, decision: messages.Commit | messages.
         told = (decision.view_term, decision.view_version)
         voted = voted and told == (view.term, view.version)
     return committed.iteration == work.stage.iteration or voted
+
+
+def _is_frequent(message: messages.Message) -> TypeGuard[_Frequent]:
+    return type(message) in _FREQUENT_TYPES
 
 
 def _place_of(message: messages.Message, round_: Round, *, view_version: int) -> tuple[Round, int]:

@@ -13,7 +13,7 @@ from decod.ids import NodeId
 from decod.protocol import messages
 from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earlier, earliest
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.era import Hashes
@@ -40,6 +40,8 @@ _ANY_TERM = (
     | messages.ELECTION_MESSAGES
 )
 """What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
+
+_DECISIONS = (messages.Commit, messages.Abort, messages.Mend)
 
 
 FOR_OFFICE = (
@@ -103,8 +105,7 @@ class Office:
 
     @property
     def deadline_s(self) -> float | None:
-        due_s = earlier(self.election.deadline_s, self._beat_s)
-        due_s = earlier(due_s, self.handover.deadline_s)
+        due_s = earliest(self.election.deadline_s, self._beat_s, self.handover.deadline_s)
         return earlier(due_s, self.leader.deadline_s) if self.leader is not None else due_s
 
     def start(self, now_s: float) -> list[Effect]:
@@ -137,14 +138,13 @@ class Office:
     def screen(self, now_s: float, received: Received) -> tuple[Fate, list[Effect]]:
         """Say what becomes of a message, from its sender's term."""
         context, term, sender = self._context, received.term, received.sender
-        ours, known = context.view.term, sender in context.view
-        message, any_term = received.message, isinstance(received.message, _ANY_TERM)
-        decisions = messages.Commit | messages.Abort | messages.Mend
-        if isinstance(message, decisions) and self.election.voter.withstands(message):
+        ours, message, voter = context.view.term, received.message, self.election.voter
+        if voter.confirmed_term and isinstance(message, _DECISIONS) and voter.withstands(message):
             return Fate.DROP, []
         if term in (0, ours):
             self.election.heard(now_s, sender)
             return Fate.TAKE, []
+        known, any_term = sender in context.view, isinstance(message, _ANY_TERM)
         if any_term and (term < ours or not known):
             return Fate.TAKE, []
         if term < ours:

@@ -64,7 +64,8 @@ class Survey:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._tick_s: float | None = None
+        self.deadline_s: float | None = None
+        """When it is time to report and to probe."""
         self._owed: set[NodeId] = set()
         """Neighbours that must be told, whether or not anything has changed."""
         self._probing: tuple[NodeId, float] | None = None
@@ -76,10 +77,6 @@ class Survey:
         self._told_s: dict[NodeId, float] = {}
         """When each neighbour was last told something."""
 
-    @property
-    def deadline_s(self) -> float | None:
-        return self._tick_s
-
     def opened(self, now_s: float, *, renewed: bool) -> None:
         """A round begins; `renewed` if the context's view is a new one."""
         if renewed:
@@ -88,7 +85,7 @@ class Survey:
     def _adopt(self, now_s: float) -> None:
         context = self._context
         self._owed = set(self._context.neighbours)
-        self._tick_s = now_s + _SETTLE_S
+        self.deadline_s = now_s + _SETTLE_S
         members = frozenset(context.view.by_id)
         context.links.forget_others(members)
         context.distant.forget_others(members)
@@ -145,10 +142,10 @@ class Survey:
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Report and probe, if it is time."""
-        if self._tick_s is None or now_s < self._tick_s:
+        if self.deadline_s is None or now_s < self.deadline_s:
             return []
         # Counted from now: after a long stall one round of reports is owed, not a burst.
-        self._tick_s = now_s + SURVEY_INTERVAL_S
+        self.deadline_s = now_s + SURVEY_INTERVAL_S
         return [*self._report(now_s), *self._probe(now_s)]
 
     def _report(self, now_s: float) -> list[Effect]:

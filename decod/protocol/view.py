@@ -122,6 +122,12 @@ class View:
     def data_nodes(self) -> tuple[Member, ...]:
         return self.roster(0)
 
+    @cached_property
+    def ranks(self) -> dict[NodeId, int]:
+        """The data nodes but the leader, in the order in which they stand if it is lost; from 0."""
+        others = [m.node_id for m in self.data_nodes if m.node_id != self.leader]
+        return {node_id: rank for rank, node_id in enumerate(others)}
+
     def __contains__(self, node_id: object) -> bool:
         return node_id in self.by_id
 

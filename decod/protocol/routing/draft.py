@@ -298,6 +298,8 @@ class Draft:
         effects: list[Effect] = []
         for (peer, side), news in told.items():
             before = self._told.get((peer, side), _NO_NEWS)
+            if news == before and (not refresh or news == _NO_NEWS):
+                continue
             for walk in _differences(before, news, refresh=refresh):
                 self._sequence += 1
                 message = ResidualWalk(self._view_version, self._sequence, side, walk)

@@ -51,15 +51,19 @@ class DraftLinks:
 
     @property
     def num_out(self) -> int:
-        return sum(link.units for link in self.outward.values())
+        return sum([link.units for link in self.outward.values()])
 
     @property
     def num_in(self) -> int:
-        return sum(link.units for link in self.inward.values())
+        return sum([link.units for link in self.inward.values()])
 
     @property
     def agreed(self) -> bool:
-        return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
+        for side in (self.outward, self.inward):
+            for link in side.values():
+                if link.peer_units != link.units:
+                    return False
+        return True
 
     def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
         """Take in the other end's number. Returns whether it should be told this end's at once.

@@ -56,7 +56,8 @@ class LiveRouting:
         self._context = context
         self._rng = rng
         self._negotiation: Negotiation | None = None
-        self._tick_s: float | None = None
+        self.deadline_s: float | None = None
+        """When the next round of search begins."""
         self._wait = 0
         """Ticks until the leader's node has the draft settled."""
         self._agreed_epoch = 0
@@ -67,10 +68,6 @@ class LiveRouting:
         self._known: tuple[KnownFlow, ...] = ()
         self._last: dict[FlowId, SettledFlow] = {}
         """At a data node: its flows of the newest settlement that stood before this view."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        return self._tick_s
 
     @property
     def agreed_epoch(self) -> int:
@@ -85,7 +82,7 @@ class LiveRouting:
         self.epoch, self._agreed_epoch, self._known = 0, 0, ()
         idle = not context.member.capacity or view.idle_stages
         if context.config.routing is not Routing.FLOW or idle:
-            self._negotiation, self._tick_s = None, None
+            self._negotiation, self.deadline_s = None, None
             return
         before = self._negotiation
         if before is not None and before.settling.stood:
@@ -99,7 +96,7 @@ class LiveRouting:
         )
         num_stages = view.num_stages - 1
         self._wait = _SEARCH_TICKS + (2 if before is not None else 3) * num_stages
-        self._tick_s = now_s + context.config.negotiation_interval_s
+        self.deadline_s = now_s + context.config.negotiation_interval_s
 
     def _position(self) -> Position:
         context, view, node_id = self._context, self._context.view, self._context.node_id
@@ -148,9 +145,9 @@ class LiveRouting:
     def overdue(self, now_s: float) -> list[Effect]:
         """Take part in the search, if it is time."""
         negotiation = self._negotiation
-        if negotiation is None or self._tick_s is None or self._tick_s > now_s:
+        if negotiation is None or self.deadline_s is None or self.deadline_s > now_s:
             return []
-        self._tick_s = now_s + self._context.config.negotiation_interval_s
+        self.deadline_s = now_s + self._context.config.negotiation_interval_s
         effects = negotiation.tick()
         if self._context.node_id == self._context.view.leader:
             effects += self._settle(negotiation)

@@ -129,11 +129,11 @@ def check_links(society: Society) -> None:
         for letter in letters
         if not isinstance(letter.message, ResidualWalk)
     }
-    for begin, draft in nodes.items():
+    passable = {node_id: draft for node_id, draft in nodes.items() if draft.passable}
+    for begin, draft in passable.items():
         for end, link in draft.links.outward.items():
-            other = nodes[end]
-            if draft.passable and other.passable and frozenset((begin, end)) not in talked:
-                back = other.links.inward[begin]
+            if end in passable and frozenset((begin, end)) not in talked:
+                back = passable[end].links.inward[begin]
                 if link.version == back.version:
                     assert link.units == back.units, (begin, end, link, back)
 
