@@ -222,8 +222,16 @@ class Admission:
         assert candidate.stage_index is not None
         stage, index = candidate.stage_index, candidate.data_node_index
         begun = self._begun()
-        donors = donors_of(view, stage, sender) if begun else ()
-        return Send(sender, Assign(stage, index, candidate.reason, begun=begun, donors=donors))
+        assign = Assign(
+            stage,
+            index,
+            candidate.reason,
+            begun=begun,
+            donors=donors_of(view, stage, sender) if begun else (),
+            view_term=view.term,
+            view_version=view.version,
+        )
+        return Send(sender, assign)
 
     def assign_waiting(
         self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()

@@ -3,8 +3,10 @@
     OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
-alike. A run that starts from a given state adds a step: the stage's part comes from the leader,
-until an iteration is committed; then nobody needs it any more, nor who has it.
+alike. What lets it in may be lost on its way, and the leader after it: if others go on treating the
+candidate as a member, it asks them for it. A run that starts from a given state adds a step: the
+stage's part comes from the leader, until an iteration is committed; then nobody needs it any more,
+nor who has it.
 Where the run has committed anything, a candidate that stands prepared follows a member of its stage
 until it is level (`decod.protocol.following`), and the leader lets it in then.
 """
@@ -12,6 +14,7 @@ until it is level (`decod.protocol.following`), and the leader lets it in then.
 from dataclasses import replace
 
 from decod.ids import NodeId, Round
+from decod.protocol import messages
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
 from decod.protocol.events import LeaderFound, Received, SendFailed, StateFetched, StateFetchFailed
@@ -21,9 +24,21 @@ from decod.protocol.following import Following
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built, Job, JobResult, Load
 from decod.protocol.keeping import inventory
-from decod.protocol.messages import Assign, Join, Prepared
+from decod.protocol.messages import Assign, CatchUp, Join, Prepared
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening
+
+_AMONG_MEMBERS = (
+    messages.Heartbeat
+    | messages.Canvass
+    | messages.Candidacy
+    | messages.Mend
+    | messages.CanTake
+    | messages.VIEW_MESSAGES
+    | messages.OF_ROUND_AND_VIEW
+    | messages.OF_CHANGED_PATH
+)
+"""Messages that nobody sends to a node that it does not take for a member."""
 
 _KNOCK_INTERVAL_S = 2.0
 """Pause between two repeats of an offer."""
@@ -41,17 +56,31 @@ class Joining:
         self._initial_held = not context.fetches_initial
         self._fetching = False
         self._assigned: Assign | None = None
+        self._assigned_in = (0, 0)
+        """Term and version of the view in which this node was no member yet."""
         self._built: Built | None = None
         self._heard_s: float | None = None
         """When the leader was last heard; the first knock counts too."""
         self._told: Round | None = None
         """What the leader was last told to be held here."""
+        self._ask_s: float | None = None
+        """When those that treat this node as a member may be asked since when it is one."""
         self.following = Following(context, identity.address)
         self.deadline_s: float | None = None
 
-    def heard(self, now_s: float, sender: NodeId) -> None:
-        if sender == self._context.view.leader:
+    def heard(self, now_s: float, received: Received) -> list[Effect]:
+        """Somebody says something: as to a member, maybe, before this node knows it is one."""
+        context, sender = self._context, received.sender
+        if sender == context.view.leader:
             self._heard_s = now_s
+        outside = context.node_id not in context.view
+        if not (outside and self._ready and isinstance(received.message, _AMONG_MEMBERS)):
+            return []
+        asks = self._ask_s is not None and self._ask_s <= now_s
+        if asks or self._ask_s is None:
+            # Not at once: as a rule it is on its way.
+            self._ask_s = now_s + context.config.heartbeat_interval_s
+        return [Send(sender, CatchUp(context.round))] if asks else []
 
     def knock(self, now_s: float) -> list[Effect]:
         """Offer this node, or say that it is prepared."""
@@ -79,9 +108,9 @@ class Joining:
             return [Send(leader, self._offered()), *self._fetch_initial()]
         following, assigned = self.following, self._assigned
         followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
-        return more + followed + self._ready()
+        return more + followed + self._say_ready()
 
-    def _ready(self) -> list[Effect]:
+    def _say_ready(self) -> list[Effect]:
         if self._assigned is None or self._built is None:
             return []
         self._told = self.following.level
@@ -92,7 +121,7 @@ class Joining:
     def _report(self) -> list[Effect]:
         """Tell the leader how far this node is, when it has caught up with what it knows of."""
         new = self.following.abreast and self.following.level != self._told
-        return self._ready() if new else []
+        return self._say_ready() if new else []
 
     def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
         """A state has come that this candidate asked for, or that it needs no more."""
@@ -134,11 +163,16 @@ class Joining:
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""
-        member = opening.view.by_id.get(self._identity.node_id)
-        ready = self._built is not None and not self._initial_due
-        return (
-            ready and member is not None and member.since_iteration == opening.committed.iteration
-        )
+        view = opening.view
+        member = view.by_id.get(self._identity.node_id)
+        if not self._ready or member is None or (view.term, view.version) <= self._assigned_in:
+            return False
+        return member.since_iteration == opening.committed.iteration
+
+    @property
+    def _ready(self) -> bool:
+        """Whether what the run needs stands here."""
+        return self._built is not None and not self._initial_due
 
     @property
     def pristine(self) -> bool:
@@ -152,12 +186,13 @@ class Joining:
         """The leader has chosen a stage: build it."""
         if self._identity.node_id in self._context.view:
             return []
+        self._assigned_in = (message.view_term, message.view_version)
         if message == self._assigned:
             self._assigned = message  # It may name other donors.
             if not (message.begun and self._initial_due):
                 return []
             self._initial_due = self._fetching = False
-            return self._ready()
+            return self._say_ready()
         self._assigned, self._built = message, None
         self._initial_due = self._context.fetches_initial and not message.begun
         self._context.why = message.reason

@@ -51,6 +51,10 @@ class Assign:
     donors: tuple[Member, ...] = field(default=(), compare=False)
     """Members that hold the stage's state, best first, once the run has committed anything: the
     candidate fetches it from them, and follows one of them until it is level."""
+    view_term: int = field(default=0, compare=False)
+    view_version: int = field(default=0, compare=False)
+    """Of the leader's view: the candidate enters with a later one. An earlier one that names it
+    means an earlier life of it."""
 
 
 @dataclass(frozen=True, slots=True)

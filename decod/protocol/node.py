@@ -225,8 +225,8 @@ class NodeMachine:
         match event:
             case Received():
                 self._membership.heard(now_s, event)
-                self._joining.heard(now_s, event.sender)
-                return self._screen(now_s, event)
+                asked = self._joining.heard(now_s, event)
+                return asked + self._screen(now_s, event)
             case JobFinished():
                 return self._job_finished(now_s, event)
             case JobFailed():

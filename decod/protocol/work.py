@@ -258,6 +258,9 @@ class Work:
         self.stage.loaded = True
         note = Note("state.loaded", (("iteration", self.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
+        if self._mended and isinstance(self.microbatches, DataMicrobatches):
+            # Flows are not built any more in this round, and those of before may be broken.
+            effects += self.microbatches.mend(now_s)
         if isinstance(self.microbatches, RelayMicrobatches):
             effects += self.microbatches.admit()
         if self.aggregation is not None:

@@ -270,4 +270,25 @@ def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     return replace(scenario, cuts=(cut,))
 
 
+_EARLY = (("Abort", 4), ("Abort", 4), ("Heartbeat", 12), ("ForwardActivation", 4))
+"""What a leader says in the first round, and how much of it at most before it is lost."""
+
+
+def early_loss(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:  # noqa: ARG001
+    """The leader is lost while the first round begins, and not all have heard of that."""
+    said, num = rng.choice(_EARLY)
+    lost = rng.choice((FaultKind.KILL, FaultKind.VANISH))
+    fault = HostFault(lost, scenario.host_names[0], before_message=(said, rng.randint(1, num)))
+    scenario = scenario.with_values(
+        {
+            # Long enough that nobody is given up before the leader is.
+            ("protocol", "heartbeat_timeout_s"): 3.0,
+            ("protocol", "probe_timeout_s"): 2.0,
+            ("protocol", "leader_timeout_s"): 30.0,
+            ("link_faults", "loss_ratio"): 0.05,
+        }
+    )
+    return replace(scenario, faults=(fault,))
+
+
 _PLOTS = (silent_voter, unheard_leader, forgetful_voters, late_parts)

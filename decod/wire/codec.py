@@ -254,6 +254,8 @@ _BODIES: Mapping[str, f.Struct] = {
             "reason": f.REASON,
             "begun": f.BOOLEAN,
             "donors": f.Repeated(_MEMBER, DONORS_MAX),
+            "view_term": f.ITERATION,
+            "view_version": f.ITERATION,
         },
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),

@@ -9,6 +9,7 @@ import pytest
 from decod.ids import Round
 from decod.protocol import messages as m
 from decod.protocol.params import ProtocolConfig
+from decod.sim.elections import early_loss, election_storm
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
@@ -51,6 +52,23 @@ def simulation_of_death(kind: type, num_sent: int, *, vanish: bool, seed: int) -
         return isinstance(message, kind) and getattr(message, "round", None) == Round(3, 1)
 
     return simulation_with_mortal(replace(TOGETHER, seed=seed), counts, num_sent, vanish=vanish)
+
+
+@pytest.mark.parametrize("first", [13, 48, 94])
+def test_a_leader_is_followed_by_another_as_soon_as_anybody_knows_the_first_round(
+    first: int,
+) -> None:
+    """It is lost while the run begins, at 5 % loss: some have not heard that they are members."""
+    num_others = 0
+    for seed in range(first, first + 10):
+        simulation = Simulation(election_storm(seed, plot=early_loss, num_iterations=2))
+        result = simulation.run()
+        opened = [line.split()[1] for line in result.trace if " members, view 1 " in line]
+        others = {name for name in opened if name != "data0"}
+        if others:
+            assert result.num_iterations == 2, (seed, simulation.scenario.command(), result.trace)
+        num_others += bool(others)
+    assert num_others >= 5
 
 
 @pytest.mark.parametrize("at_s", [4.1])

@@ -3,7 +3,8 @@
 import re
 
 from decod.protocol.params import ProtocolConfig
-from decod.sim.network import LinkSpec
+from decod.sim.compute import ComputeProfile
+from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
@@ -30,3 +31,31 @@ def test_flows_are_found_at_once_in_the_round_after_a_loss() -> None:
     durations_s = {int(iteration): float(text) for iteration, text in found}
     waited_s = durations_s[6] - durations_s[7]
     assert waited_s < scenario.protocol.answer_timeout_s / 2, durations_s
+
+
+def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobody_builds() -> None:
+    """A data node fetches its state, and a relay is lost meanwhile: no more flows in that round."""
+    scenario = Scenario(
+        seed=1631,
+        num_data_nodes=2,
+        num_relays=3,
+        num_relay_stages=1,
+        num_iterations=8,
+        num_microbatches=1,
+        calm_s=25.0,
+        profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000),
+        links=Links(spread_ratio=0.5),
+        protocol=ProtocolConfig(min_nodes_per_stage=2, min_data_nodes=2),
+        faults=(
+            HostFault(FaultKind.ROT, "data1", at_s=6.5),
+            HostFault(FaultKind.KILL, "relay1", at_s=7.6),
+        ),
+    )
+    trace = "\n".join(Simulation(scenario).run().trace)
+    begin, _, end = trace.partition("data1    state of iteration 4 loaded")
+    assert "round 5.2 goes on: lost relay1" in begin
+    assert "no flow of this data node" not in trace
+    loaded_s = float(begin.splitlines()[-1].split()[0])
+    committed_s = re.search(r"([\d.]+) data0 +iteration 5\.3 is committed", end)
+    assert committed_s is not None, trace
+    assert float(committed_s[1]) - loaded_s < 3.0

@@ -338,18 +338,22 @@ class Join(_message.Message):
     def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors")
+    __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors", "view_term", "view_version")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     data_node_index: int
     reason: str
     begun: bool
     donors: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    view_term: int
+    view_version: int
+    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., view_term: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason",)

@@ -2,23 +2,34 @@
 
 from dataclasses import replace
 
-from decod.ids import NodeId
+from decod.ids import NodeId, Round
 from decod.protocol.context import Context
 from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
 from decod.protocol.era import Kept
-from decod.protocol.events import LeaderFound, StateFetchFailed
+from decod.protocol.events import LeaderFound, Received, StateFetchFailed
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.joining import Joining
 from decod.protocol.links import LinkTable
-from decod.protocol.messages import Assign, Join, Prepared
-from decod.protocol.view import Role, View
+from decod.protocol.messages import (
+    Assign,
+    CatchUp,
+    FlowCost,
+    Heartbeat,
+    Join,
+    LeaderIs,
+    Message,
+    Ping,
+    Prepared,
+)
+from decod.protocol.view import Opening, Role, View
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
     D1,
     MANIFEST,
     R1A,
+    R1B,
     ROUND,
     STRANGER,
     jobs_of,
@@ -82,7 +93,7 @@ def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered()
     joining.assigned(ASSIGN)
     assert joining.knock(500.0) == [], "a large stage takes its time"
     joining.built(900.0, Built("h"), initial=False)
-    joining.heard(950.0, D0)
+    joining.heard(950.0, Received(D0, Ping(1)))
     assert joining.knock(1005.0) == [Send(D0, Prepared(1, "h"))]
     (stop,) = joining.knock(1011.0)
     assert isinstance(stop, Stop)
@@ -149,8 +160,8 @@ def test_given_weights_are_not_waited_for_once_the_run_has_begun() -> None:
 def test_a_candidate_gives_up_when_the_leader_is_silent_for_long() -> None:
     joining, _ = machine()
     joining.knock(10.0)
-    joining.heard(20.0, D0)
-    joining.heard(70.0, STRANGER)
+    joining.heard(20.0, Received(D0, Ping(1)))
+    joining.heard(70.0, Received(STRANGER, Ping(1)))
     assert joining.knock(80.0) == [Send(D0, OFFER)]
     stop = Stop(StopReason.LEADER_LOST, "the leader has not answered for 61 s")
     assert joining.knock(81.0) == [stop]
@@ -165,3 +176,37 @@ def test_a_candidate_begins_again_at_the_leader_that_was_elected_meanwhile() -> 
     assert context.view.leader == D1
     assert joining.redirected(3.0, LeaderFound(D1, 2)) == [], "it knows"
     assert joining.knock(50.0) == [Send(D1, OFFER)], "the new one has its time too"
+
+
+def test_who_is_treated_as_a_member_asks_since_when_it_is_one() -> None:
+    """What let it in was lost, and so may be the leader that would have said it again."""
+    joining, context = machine()
+    beat, asked = Received(R1B, Heartbeat(ROUND)), [Send(R1B, CatchUp(ROUND))]
+    joining.knock(0.0)
+    joining.assigned(ASSIGN)
+    assert joining.heard(0.0, beat) == joining.heard(2.0, beat) == [], "it has not built anything"
+    joining.built(3.0, Built("h"), initial=False)
+    assert joining.heard(10.0, beat) == joining.heard(10.9, beat) == [], "it may be on its way"
+    assert joining.heard(11.0, Received(R1B, FlowCost(1, D0, 1.0, 1, 1.0))) == asked
+    assert joining.heard(11.9, beat) == []
+    outsiders: list[Message] = [Ping(1), LeaderIs(2, D1), ASSIGN]
+    assert not any(joining.heard(13.0, Received(R1B, message)) for message in outsiders)
+    assert joining.heard(13.0, beat) == asked
+    context.adopt(view_of("d0", "r1a", "r1b"))
+    assert joining.heard(15.0, beat) == []
+
+
+def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
+    """That one may have voted in the round; and openings are repeated by whoever knows them."""
+    joining, _ = machine()
+    joining.assigned(replace(ASSIGN, view_term=2, view_version=7))
+    joining.built(1.0, Built("h"), initial=False)
+
+    def lets_in(version: int, term: int) -> bool:
+        view = replace(view_of("d0", "r1a", version=version), term=term)
+        return joining.admitted(Opening(ROUND, Round(0, 0), view))
+
+    assert not lets_in(7, 2)
+    assert not lets_in(9, 1)
+    assert lets_in(8, 2)
+    assert lets_in(6, 3)
