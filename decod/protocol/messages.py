@@ -46,15 +46,12 @@ class Assign:
     reason: str = field(default="", compare=False)
     """Why this stage, for people: another reason does not make another assignment."""
     begun: bool = field(default=False, compare=False)
-    """The run has committed iterations: who enters has their state from members, and does not need
-    the one that the run started from."""
+    """The run has committed iterations: nobody needs the state any more that it started from."""
     donors: tuple[Member, ...] = field(default=(), compare=False)
-    """Members that hold the stage's state, best first, once the run has committed anything: the
-    candidate fetches it from them, and follows one of them until it is level."""
+    """Members that hold what was committed, best first: the candidate follows one of them."""
     view_term: int = field(default=0, compare=False)
     view_version: int = field(default=0, compare=False)
-    """Of the leader's view: the candidate enters with a later one. An earlier one that names it
-    means an earlier life of it."""
+    """Of the leader's view: the candidate enters with a later one."""
 
 
 @dataclass(frozen=True, slots=True)
