@@ -69,8 +69,7 @@ class Prepared:
     parameter_hash: str
     """Of the stage built from the seed: all members of a stage must agree on it."""
     held: Round = _NOTHING
-    """The newest round whose step the candidate has taken, as a follower; or what it was built
-    with, attempt 0."""
+    """Newest round whose step it has taken, as a follower; or what it was built with, attempt 0."""
 
 
 @dataclass(frozen=True, slots=True)
