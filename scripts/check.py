@@ -1,14 +1,15 @@
-"""Runs every check in the order of CI and says how long each took.
+"""Runs every check that CI runs and says how long each took.
 
-A step that fails does not keep the others from running; the exit code is non-zero if any failed.
-The tests come last, so that the closing line of the output is pytest's own. Arguments are passed
-on to pytest.
+Those that look at the source alone run side by side. The tests come after them, so that the closing
+line of the output is pytest's own. A step that fails does not keep the others from running; the
+exit code is non-zero if any failed. Arguments are passed on to pytest.
 """
 
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,9 +19,9 @@ _WORKERS_MAX = 4
 """Processes that run tests at a time; `-n 0` in the arguments turns that off."""
 
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("types", (str(BIN / "mypy"), "--no-error-summary")),  # By far the longest.
     ("format", (str(BIN / "ruff"), "format", "--check", "--quiet", ".")),
     ("lint", (str(BIN / "ruff"), "check", "--quiet", ".")),
-    ("types", (str(BIN / "mypy"), "--no-error-summary")),
     ("imports", (str(BIN / "lint-imports"), "--no-logo")),
     ("spelling", (str(BIN / "codespell"),)),
     ("protos", (sys.executable, "scripts/gen_protos.py", "--check")),
@@ -32,19 +33,23 @@ def _run_step(name: str, command: tuple[str, ...]) -> bool:
     start_s = time.monotonic()
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     passed = result.returncode == 0
-    print(f"{name:10} {'ok' if passed else 'FAILED':6} {time.monotonic() - start_s:6.1f} s")
+    said = f"{name:10} {'ok' if passed else 'FAILED':6} {time.monotonic() - start_s:6.1f} s\n"
     if not passed:
-        print((result.stdout + result.stderr).rstrip())
+        said += (result.stdout + result.stderr).rstrip() + "\n"
+    # In one piece: others write beside it.
+    sys.stdout.write(said)
     sys.stdout.flush()
     return passed
 
 
 def main(pytest_arguments: list[str]) -> int:
-    failed = [name for name, command in STEPS if not _run_step(name, command)]
+    with ThreadPoolExecutor(min(_WORKERS_MAX, os.cpu_count() or 1)) as pool:
+        passed = list(pool.map(lambda step: _run_step(*step), STEPS))
+    failed = [name for (name, _), ok in zip(STEPS, passed, strict=True) if not ok]
     if failed:
         print(f"{len(failed)} of {len(STEPS)} steps failed: {', '.join(failed)}", flush=True)
-    # What a file's tests share is made once. Real processes mostly wait for each other, so a few
-    # workers pay; many would stretch the time that a host is given to answer.
+    # What a file's tests share is made once; more in tests/support/dealing.py. Many processes would
+    # stretch the time that a host is given to answer.
     spread = ("-n", str(min(_WORKERS_MAX, os.cpu_count() or 1)), "--dist", "loadfile")
     tests = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", *spread, *pytest_arguments), cwd=ROOT, check=False

@@ -1,7 +1,9 @@
 """Settings for all tests: property tests are repeatable, and have no deadline on a busy machine."""
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
@@ -10,3 +12,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("decod", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("search", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "decod"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Deals tests out as `scripts/test` wants it."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.dealing import FromBothEnds
+
+    return FromBothEnds(config, log)
