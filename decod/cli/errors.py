@@ -6,6 +6,7 @@ The exit codes are an interface; every one is explained in the README.
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -72,9 +73,20 @@ def find_decod_error(error: Exception) -> DecodError | None:
     return None
 
 
-def report_unexpected(error: Exception, *, report_dir: Path | None = None) -> int:
+@dataclass(slots=True)
+class ReportPlace:
+    """Where the report of an unexpected error goes; `cli.main` passes it on as the context's `obj`.
+
+    Attributes:
+        folder: The node's `--state-dir` once it is known: each node of a host has its own.
+    """
+
+    folder: Path | None = None
+
+
+def report_unexpected(error: Exception, place: ReportPlace) -> int:
     """Writes the traceback to a file, prints one line that names it, and returns 1."""
-    path = _write_report(error, report_dir or default_state_dir())
+    path = _write_report(error, place.folder or default_state_dir())
     hint = f"report it with the file {path}" if path else "report it; no file could be written"
     print_error(
         f"E-INT-001 {type(error).__name__}: {error}: this is a bug in decod. Try: please {hint}"

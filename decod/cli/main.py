@@ -15,6 +15,7 @@ from decod import __version__
 from decod.cli.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
+    ReportPlace,
     find_decod_error,
     report_decod_error,
     report_unexpected,
@@ -89,12 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    place = ReportPlace()
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments),
             prog_name="decod",
             standalone_mode=False,
             color=use_color(),
+            obj=place,
         )
     except click.ClickException as error:
         error.show()
@@ -104,6 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the top of the command line: nothing is above it.
         ours = find_decod_error(error)
-        return report_decod_error(ours) if ours else report_unexpected(error)
+        return report_decod_error(ours) if ours else report_unexpected(error, place)
     # A command that ends with `ctx.exit(code)` or returns a number gives the exit code by it.
     return result if isinstance(result, int) else EXIT_OK

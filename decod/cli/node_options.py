@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from decod.cli.errors import ReportPlace
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType
 from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
 from decod.obs.text import clean_text
@@ -16,8 +17,17 @@ _LINE_MAX_CHARACTERS = 10_000
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+def _reported_there(context: click.Context, _: click.Parameter, folder: Path) -> Path:
+    place = context.find_object(ReportPlace)
+    if place is not None:
+        place.folder = folder
+    return folder
+
+
 state_dir_option = click.option(
     "--state-dir",
+    callback=_reported_there,
     type=click.Path(file_okay=False, path_type=Path),
     default=default_state_dir,
     metavar="DIR",

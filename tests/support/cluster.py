@@ -152,10 +152,11 @@ class Daemon:
         return "\n".join(parts)
 
     def tracebacks(self) -> list[str]:
-        """Returns the files in which a traceback stands."""
+        """Returns the files in which a traceback stands, and reports of unexpected errors."""
         paths = [self.folder / "stdout", self.folder / "stderr", self.state_dir / "compute.log"]
         paths.append(self.state_dir / "node.log")
         marks = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
+        paths += self.state_dir.glob("crash-*.txt")
         return [str(path) for path in paths if any(mark in _read(path) for mark in marks)]
 
 

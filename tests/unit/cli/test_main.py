@@ -10,6 +10,7 @@ import pytest
 from decod import __version__
 from decod.cli import errors
 from decod.cli.main import COMMANDS, cli, main
+from decod.cli.node_options import state_dir_option
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
 
 
@@ -19,15 +20,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExcepti
     box: list[BaseException | int] = []
 
     @click.command()
+    @state_dir_option
     @click.pass_context
-    def demo(ctx: click.Context) -> None:
+    def demo(ctx: click.Context, state_dir: Path) -> None:
         outcome = box.pop()
         if isinstance(outcome, BaseException):
             raise outcome
         ctx.exit(outcome)
 
     monkeypatch.setattr(cli, "get_command", lambda ctx, name: demo)
-    monkeypatch.setattr(errors, "default_state_dir", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return box
 
 
@@ -83,21 +85,26 @@ def test_an_unexpected_error_is_one_line_and_a_report_in_a_file(
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     assert "E-INT-001 ZeroDivisionError: oh" in text
-    (report,) = tmp_path.glob("crash-*.txt")
+    (report,) = (tmp_path / "decod").glob("crash-*.txt")
     assert str(report) in text
     assert "Traceback" in report.read_text()
 
 
+def test_a_nodes_report_is_in_its_own_folder(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    failing.append(ZeroDivisionError("oh"))
+    assert main(["demo", "--state-dir", str(tmp_path / "own")]) == 1
+    (report,) = (tmp_path / "own").glob("crash-*.txt")
+    assert str(report) in capsys.readouterr().err
+
+
 def test_an_unexpected_error_on_a_full_disk_is_still_one_line(
-    failing: list[BaseException | int],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(errors, "default_state_dir", lambda: tmp_path / "file")
     failing.append(OSError(28, "No space left on device"))
-    assert main(["demo"]) == 1
+    assert main(["demo", "--state-dir", str(tmp_path / "file" / "decod")]) == 1
     assert "no file could be written" in capsys.readouterr().err
 
 
