@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,22 @@ from decod.net.server import HelloRequest
 from decod.protocol.messages import Heartbeat, Leave, Message, Suspect
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def training(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A run that trains without end and without haste, besides what the tests try on it."""
+    run = make_run(min_nodes_per_stage=1)
+    with Cluster(tmp_path_factory.mktemp("training"), run, corpus) as living:
+        living.start_leader(program=unhurried.PROGRAM)
+        living.start_relays(1)
+        living.wait_for_iteration(1)
+        yield living
 
 
 @pytest.fixture
@@ -213,7 +226,7 @@ def test_a_state_folder_serves_one_daemon(training: Cluster) -> None:
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, corpus: Path) -> None:
     """A relay waits for the round's end, which a hanging device elsewhere keeps from coming."""
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
-        cluster.start_leader()
+        cluster.start_leader(program=unhurried.PROGRAM)
         relay, hanging = cluster.start_relays(1)
         cluster.wait_for_iteration(1)
         stopped, worker = hanging.compute_pid(), relay.compute_pid()

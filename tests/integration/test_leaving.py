@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
 from tests.support.runs import loss_error, make_run, reference
 
@@ -22,7 +23,7 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
     tmp_path: Path, corpus: Path
 ) -> None:
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
-        leader = cluster.start_leader()
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
         alone = cluster.start_relay("relay-2-0", "--stage", "2")
         relay = relays[1]
@@ -76,7 +77,7 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
     tmp_path: Path, corpus: Path
 ) -> None:
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
-        cluster.start_leader()
+        cluster.start_leader(program=unhurried.PROGRAM)
         (relay, _) = cluster.start_relays(1)
         cluster.wait_for_iteration(2)
         relay.send(signal.SIGTERM)
@@ -90,7 +91,7 @@ def test_a_pause_that_frees_the_device_ends_the_compute_process_and_loses_nothin
     tmp_path: Path, corpus: Path
 ) -> None:
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
-        leader = cluster.start_leader()
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
         alone = cluster.start_relay("relay-2-0", "--stage", "2")
         relay = relays[1]

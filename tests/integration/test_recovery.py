@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 from tests.support.doomed import MOMENTS
 from tests.support.runs import loss_error, make_run, reference, weight_error
@@ -76,7 +77,7 @@ def test_relays_of_two_adjacent_stages_vanish_at_once(tmp_path: Path, corpus: Pa
 def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, corpus: Path) -> None:
     """Woken after 20 s it finds itself given up, says so, and enters again as who it was."""
     with Cluster(tmp_path, make_run(), corpus) as cluster:
-        leader = cluster.start_leader()
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         for name, stage in (("one", 1), ("two", 1), ("three", 2)):
             cluster.start_relay(name, "--stage", str(stage))
         frozen = start_doomed(cluster, "frozen", 2, how="stop", moment="in_backward", iteration=5)

@@ -77,11 +77,7 @@ class Daemon:
         return [json.loads(line) for line in lines if mark in line and line.endswith("\n")]
 
     def commits(self) -> list[Commit]:
-        commits = []
-        for record in self.events("round.committed"):
-            iteration, _, attempt = str(record["round"]).rpartition(":")[2].partition(".")
-            commits.append(Commit(int(iteration), int(attempt or 0), record["loss"]))
-        return commits
+        return [_commit(record) for record in self.events("round.committed")]
 
     def losses(self) -> dict[int, float]:
         """Returns the loss of every iteration that this node committed."""
@@ -89,9 +85,14 @@ class Daemon:
 
     @property
     def iteration(self) -> int:
-        """The last committed iteration."""
-        commits = self.commits()
-        return commits[-1].iteration if commits else 0
+        """The last committed iteration. Looked at often, so no more than its line is read."""
+        text = _read(self.state_dir / "node.log")
+        whole = text.rfind("\n") + 1
+        mark = text.rfind('"event": "round.committed"', 0, whole)
+        if mark < 0:
+            return 0
+        line = text[text.rfind("\n", 0, mark) + 1 : text.index("\n", mark)]
+        return _commit(json.loads(line)).iteration
 
     def status(self) -> dict[str, Any]:
         return ask(self.state_dir, {"command": "status"}, timeout_s=5.0)
@@ -226,9 +227,11 @@ class Cluster:
         self.daemons.append(daemon)
         return daemon
 
-    def start_leader(self, *arguments: str | Path, name: str = "leader") -> Daemon:
+    def start_leader(
+        self, *arguments: str | Path, name: str = "leader", program: Sequence[str] = DECOD
+    ) -> Daemon:
         """Starts the run's leader and waits for its join string."""
-        leader = self.start(name, "leader", self.run_file, *arguments)
+        leader = self.start(name, "leader", self.run_file, *arguments, program=program)
         wait_for(lambda: self.join_string(leader), "the join string", timeout_s=START_TIMEOUT_S)
         return leader
 
@@ -352,6 +355,11 @@ def assert_refused(
     assert len(lines) == 1, result.stderr
     for text in holds:
         assert text in lines[0], (text, lines[0])
+
+
+def _commit(record: dict[str, Any]) -> Commit:
+    iteration, _, attempt = str(record["round"]).rpartition(":")[2].partition(".")
+    return Commit(int(iteration), int(attempt or 0), record["loss"])
 
 
 def _read(path: Path) -> str:
