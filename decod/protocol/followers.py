@@ -61,13 +61,18 @@ class Followers:
         self._context = context
         self._stage = stage
         self._known: dict[NodeId, _Follower] = {}
+        self._entered: dict[NodeId, _Follower] = {}
+        """Those that entered with the round in hand: the last averages are still on their way."""
         self._committed_s = math.nan
         self._periods_s: deque[float] = deque(maxlen=5)
+        self._past = 0
+        """The iteration whose average nobody can have any more who asks now; 0: none yet."""
         self.base_hash = ""
         """Of this node's committed parameters; empty if it is not known."""
 
     def wants(self, round_: Round) -> bool:
-        """Whether somebody is to have the average of a round."""
+        """Whether somebody is to have the average of a round. Asked once, when it would be made."""
+        self._past = round_.iteration
         return any(f.base.iteration < round_.iteration for f in self._known.values())
 
     # --- rounds -------------------------------------------------------------------------------
@@ -80,12 +85,13 @@ class Followers:
             opening: Of the round.
             stepped: Whether this node took the step that was committed.
         """
+        self._past = 0
         if stepped:
             self._periods_s.append(now_s - self._committed_s)
             self._committed_s = now_s
         entered = [node for node in self._known if node in opening.view]
-        for node in entered:
-            del self._known[node]
+        left = {node: self._known.pop(node) for node in entered}
+        self._entered = {node: follower for node, follower in left.items() if follower.unsent}
         effects = self._forget_silent(now_s)
         if opening.origin is None or stepped:
             return effects
@@ -103,7 +109,8 @@ class Followers:
         return [effect for node in list(self._known) for effect in self._leave(node, reason)]
 
     def _leave(self, node: NodeId, reason: str) -> list[Effect]:
-        follower, stage = self._known.pop(node), self._context.member.stage_index
+        stage = self._context.member.stage_index
+        follower = self._known.pop(node, None) or self._entered.pop(node)
         fields = (("peer", node), ("stage", stage), ("reason", reason))
         word = Followed(follower.request_id, stage, follower.base, reason)
         return [Note("follower.left", fields), Send(node, word)]
@@ -122,7 +129,7 @@ class Followers:
                 nothing = Round(0, 0, self._context.round.era)
                 answer = Followed(message.request_id, message.stage_index, nothing, refusal)
                 return [*forgotten, Send(sender, answer)]
-            iteration = self._stage.iteration + self._lead(now_s)
+            iteration = max(self._stage.iteration + self._lead(now_s), self._past)
             base = Round(iteration, 0, self._context.round.era)
             self._known[sender] = known = _Follower(message.request_id, base, now_s)
         return [Send(sender, Followed(message.request_id, message.stage_index, known.base))]
@@ -133,7 +140,7 @@ class Followers:
             return f"it serves stage {stage}"
         if not self._stage.loaded:
             return "it is loading its stage's state"
-        if len(self._known) >= FOLLOWERS_MAX:
+        if len(self._known) + len(self._entered) >= FOLLOWERS_MAX:
             return "as many as may be follow it"
         return ""
 
@@ -157,7 +164,7 @@ class Followers:
             begun: The round's.
             parts: In order. Not released here.
         """
-        effects: list[Effect] = []
+        self._past, effects = begun.round.iteration, list[Effect]()
         for node, follower in list(self._known.items()):
             if begun.round.iteration <= follower.base.iteration:
                 continue
@@ -179,13 +186,22 @@ class Followers:
 
     def sent(self, event: TensorSent) -> None:
         """A tensor has arrived at somebody."""
-        follower = self._known.get(event.to)
-        if follower is not None:
-            follower.unsent.pop(event.tensor, None)
+        follower = self._follower(event.to)
+        if follower is None:
+            return
+        follower.unsent.pop(event.tensor, None)
+        if not follower.unsent:
+            self._entered.pop(event.to, None)
+
+    def _follower(self, node: NodeId) -> _Follower | None:
+        return self._known.get(node) or self._entered.get(node)
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
-        """A word or an average did not reach a follower: an average is sent again a few times."""
-        follower, tensor = self._known.get(event.to), event.tensor
+        """A word or an average did not reach a follower: an average is sent again a few times.
+
+        To one that has entered meanwhile too: nothing is committed until it is level.
+        """
+        follower, tensor = self._follower(event.to), event.tensor
         if follower is not None and tensor is not None and follower.num_failures < _FAILURES_MAX:
             follower.num_failures += 1
             return [SendTensor(event.to, event.message, tensor)]

@@ -291,6 +291,11 @@ class Host:
         assert isinstance(answer, Followed)
         return answer
 
+    def enters(self, iteration: int) -> list[Effect]:
+        with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
+        opened = Opening(Round(iteration + 1, 1), Round(iteration, 1), with_it)
+        return self.machine.opened(2.0, opened, stepped=True)
+
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
         begun = BeginAggregation(Round(iteration, 1), 8, 5, 3)
@@ -330,15 +335,38 @@ def test_averages_go_to_those_who_follow_until_they_lag() -> None:
     assert not followed.machine.wants(Round(99, 1))
 
 
-def test_an_average_that_is_lost_is_sent_again_a_few_times() -> None:
+@pytest.mark.parametrize("enters", [False, True])
+def test_an_average_that_is_lost_is_sent_again_a_few_times(*, enters: bool) -> None:
+    """Also to one that is a member meanwhile: the round stands still until it has that average."""
     followed = Host()
     base = followed.follow(1.0).committed.iteration
     (effect,) = followed.share(base + 1, 1)
     assert isinstance(effect, SendTensor)
+    if enters:
+        assert followed.enters(base + 1) == []
     failed = SendFailed(R1C, effect.message, "lost", effect.tensor)
     for _ in range(8):
         assert followed.machine.undelivered(failed) == [effect]
-    assert notes_of(followed.machine.undelivered(failed)) == ["follower.left"]
+    effects = followed.machine.undelivered(failed)
+    assert notes_of(effects) == ["follower.left"]
+    ((to, word),) = sent(effects)
+    assert isinstance(word, Followed)
+    assert (to, word.refusal) == (R1C, "lost"), "it fetches what stands still"
+
+
+def test_who_comes_too_late_for_an_average_fetches_the_state_behind_it() -> None:
+    """Or it would enter, and wait for what nobody sends."""
+    followed = Host()
+    followed.commit(1.0, 1)
+    followed.share(2, 1)
+    assert followed.follow(60.0).committed == Round(2, 0)
+    alone = Host()
+    alone.commit(1.0, 1)
+    assert not alone.machine.wants(Round(2, 1)), "nobody does: none is made"
+    assert alone.follow(60.0).committed == Round(2, 0)
+    again = Opening(Round(2, 2), Round(1, 1), VIEW)
+    assert alone.machine.opened(61.0, again, stepped=False) == []
+    assert alone.follow(120.0, number=2).committed == Round(1, 0), "the round is repeated"
 
 
 def test_a_member_says_why_it_is_not_to_be_followed() -> None:
@@ -357,7 +385,5 @@ def test_a_member_says_why_it_is_not_to_be_followed() -> None:
 def test_who_has_entered_follows_no_more() -> None:
     followed = Host()
     followed.follow(1.0)
-    with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
-    opened = Opening(Round(2, 1), Round(1, 1), with_it)
-    assert followed.machine.opened(2.0, opened, stepped=True) == []
+    assert followed.enters(1) == []
     assert not followed.machine.wants(Round(99, 1))
