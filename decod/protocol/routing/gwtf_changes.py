@@ -217,6 +217,9 @@ class HopChanges:
 
     def _edits(self, asker: NodeId, request: HopsRequest) -> list[_Edit] | None:
         """Return what a change does to this node's hops; None if they are not as it says."""
+        node_id = self.position.node_id
+        if node_id == request.other != asker and asker not in self.position.stage_peers:
+            return None  # Flows are exchanged, and handed over, within a stage.
         if isinstance(request, ExchangeHops):
             edits = self._edits_of_exchange(asker, request)
         else:

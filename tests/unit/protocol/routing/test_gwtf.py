@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -280,7 +282,7 @@ def test_a_flow_that_finds_no_way_on_goes_back_to_its_data_node() -> None:
 
 
 def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegotiation:
-    """Return node `b`: before it u, v; after it x (costs 1), y (costs 5); beside it a."""
+    """Return node `b`: before it u, v; after it x (costs 1), y (costs 5); beside it a, c."""
     costs = {node("x"): 1.0, node("y"): 5.0, node("u"): 1.0, node("v"): 1.0}
     position = Position(
         node_id=node("b"),
@@ -293,7 +295,7 @@ def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegoti
         cost_to=costs.__getitem__,
         cost_from=costs.__getitem__,
         objective=objective,
-        stage_peers=[node("a")],
+        stage_peers=[node("a"), node("c")],
     )
     return GwtfNegotiation(position, view_version=1, rng=Random(0), temperature=0.0)
 
@@ -395,17 +397,34 @@ def test_an_asker_drops_what_is_not_answered_and_says_so_for_ever() -> None:
     assert late == [Send(node("x"), HopsDecision(1, 1, made=False))]
 
 
-def test_a_redirect_moves_a_flow_at_all_four_nodes() -> None:
-    negotiation = relay()
-    hop = carry(negotiation)
+def redirect(hop: FlowHop) -> RequestRedirect:
+    """Return a's request to take over this node's flow."""
     assert hop.next is not None
-    request = RequestRedirect(
+    return RequestRedirect(
         1, 1, node("d"), 4, 3.0, node("b"), hop.number, hop.version, node("u"), hop.next,
         (LinkUse(1.0, 0), LinkUse(1.0, 0)),
     )  # fmt: skip
-    assert answers(negotiation.received(node("a"), request)) == [True]
+
+
+def test_a_redirect_moves_a_flow_at_all_four_nodes() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)
+    assert answers(negotiation.received(node("a"), redirect(hop))) == [True]
     negotiation.received(node("a"), HopsDecision(1, 1, made=True))
     assert negotiation.hops.hops == {}
+
+
+@pytest.mark.parametrize("asker", ["u", "x", "z"])
+@pytest.mark.parametrize("request_of", [exchange, redirect])
+def test_only_nodes_of_the_stage_change_where_its_flows_go(
+    request_of: Callable[[FlowHop], ExchangeHops | RequestRedirect], asker: str
+) -> None:
+    """A member of another stage that asks and decides by itself leaves all as it was."""
+    hop = carry(negotiation := relay())
+    before = replace(hop)
+    assert answers(negotiation.received(node(asker), request_of(hop))) == [False]
+    negotiation.received(node(asker), HopsDecision(1, 1, made=True))
+    assert negotiation.hops.hops == {hop.number: before}
 
 
 def test_a_request_for_a_flow_is_refused_at_too_low_a_cost_and_answered_once() -> None:
