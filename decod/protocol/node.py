@@ -341,7 +341,7 @@ class NodeMachine:
     def _of_view(self, now_s: float, received: Received, version: int) -> list[Effect]:
         if version > self.context.view.version:
             return self._stash.keep(received)
-        if version < self.context.view.version:
+        if version < self.context.view.version or received.sender not in self.context.view:
             return []
         self._survey.heard(received.sender, received.message)
         return self.work.flow_message(now_s, received.sender, received.message)

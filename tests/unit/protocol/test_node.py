@@ -145,12 +145,15 @@ def test_a_message_of_an_earlier_view_is_dropped() -> None:
 
 
 def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
-    world = training()
+    world = training("r1a", "r1b")
     part = messages.ReducedPart(Round(1, 1), 0, 1)
     effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
     assert effects == [FreeTensor(TensorId(900))]
     query = messages.UtilisationQuery(99, Round(1, 1))
     assert world.step("r1a", ev.Received(STRANGER, query)) == []
+    request = messages.RequestFlow(1, 5, D0, 1.0)
+    assert len(world.step("r1a", ev.Received(R1B, request))) == 1, "refused"
+    assert world.step("r1a", ev.Received(STRANGER, request)) == []
 
 
 def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
