@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
 from decod.protocol.compute import ComputeQueue
+from decod.protocol.detours import Detours
 from decod.protocol.distant import DistantLinks
 from decod.protocol.links import LinkTable
 from decod.protocol.params import ProtocolConfig
@@ -33,6 +34,7 @@ class Context:
     distant: DistantLinks = field(default_factory=DistantLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)
+    detours: Detours = field(init=False)
     previous: tuple[NodeId, ...] = ()
     """Peers that may send this node microbatches."""
     next: tuple[NodeId, ...] = ()
@@ -42,6 +44,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self.compute = ComputeQueue(self.tensors)
+        self.detours = Detours(self.links)
 
     @property
     def member(self) -> Member:

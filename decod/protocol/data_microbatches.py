@@ -134,7 +134,6 @@ class DataMicrobatches:
             self._deferred.pop(microbatch, None)
         for microbatch in self._put_off:
             self._defer(microbatch)
-
         if self._is_marked():
             copies = ((m, replace(deferral)) for m, deferral in self._deferred.items())
             self._marked[self._context.round.iteration] = dict(copies)
@@ -228,9 +227,11 @@ class DataMicrobatches:
         """The last relay's output has come home: compute the loss."""
         context = self._context
         context.tensors.add(tensor)
-        known = self._done.get(message.microbatch)
-        held = self.held.get(message.microbatch, known)
-        if held is None or held.flow_id != message.flow_id or not self._last_stage(sender):
+        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        if passed_on := self._pass_on(sender, message, tensor):
+            return passed_on
+        ours = held is not None and held.flow_id == message.flow_id
+        if held is None or not ours or not self._of_stage(sender, len(held.path)):
             deny = Deny(context.round, message.microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
         if held.phase not in (Phase.SENT, Phase.AWAITING):
@@ -249,8 +250,13 @@ class DataMicrobatches:
         complete = Complete(self._context.round, microbatch, duration_s)
         return [self._keeper.send_backward(held, output), Send(held.upstream, complete)]
 
-    def _last_stage(self, sender: NodeId) -> bool:
-        return self._of_stage(sender, self._context.view.num_stages - 1)
+    def _pass_on(
+        self, sender: NodeId, message: ForwardActivation | BackwardGradient, tensor: Tensor
+    ) -> list[Effect]:
+        """Send on what only comes by way of this node, if somebody waits for it."""
+        known = self._done if message.microbatch in self._owing else {}
+        held = self.held.get(message.microbatch) or known.get(message.microbatch)
+        return self._keeper.pass_on(held, sender, message, tensor.id) if held else []
 
     def _of_stage(self, sender: NodeId, stage_index: int) -> bool:
         """Whether a sender is of a stage: any of it may have taken a lost one's place."""
@@ -261,6 +267,8 @@ class DataMicrobatches:
         context = self._context
         context.tensors.add(tensor)
         held = self.held.get(message.microbatch)
+        if passed_on := self._pass_on(sender, message, tensor):
+            return passed_on
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or not self._of_stage(sender, 1):
             return context.tensors.release(tensor.id)

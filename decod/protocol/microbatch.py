@@ -61,6 +61,8 @@ class Held:
     """The gradient that was sent upstream (at the data node: back to the last relay), if kept."""
     entry: TensorId | None = None
     """The activation that came, if it is kept until the backward pass."""
+    home_s: float | None = None
+    """If the activation that went takes a detour: how long it takes to the data node."""
     shed: bool = False
     """What the backward pass needs was let go of: the forward pass is computed again before it."""
 
@@ -101,7 +103,7 @@ class Keeper:
     def send_forward(self, held: Held, output: TensorId) -> Effect:
         """Send an activation to the next node, and keep it."""
         self.keep_forward(held, output)
-        return SendTensor(held.downstream, self._activation(held), output)
+        return self._on(held, output)
 
     def keep_forward(self, held: Held, output: TensorId) -> None:
         """Keep an activation that the next node may still come to need."""
@@ -112,7 +114,7 @@ class Keeper:
         """Send a gradient to the node before, and keep it."""
         if self._keep(output):
             held.backward = output
-        return SendTensor(held.upstream, self._gradient(held), output)
+        return self._back(held, output)
 
     def _keep(self, tensor: TensorId) -> bool:
         tensors = self._context.tensors
@@ -140,14 +142,46 @@ class Keeper:
         if held.forward is None:
             return None
         self._context.tensors.retain(held.forward)
-        return [SendTensor(held.downstream, self._activation(held), held.forward)]
+        return [self._on(held, held.forward)]
 
     def backward_again(self, held: Held) -> list[Effect] | None:
         """Send the gradient to the present node before; None if it was not kept."""
         if held.backward is None:
             return None
         self._context.tensors.retain(held.backward)
-        return [SendTensor(held.upstream, self._gradient(held), held.backward)]
+        return [self._back(held, held.backward)]
+
+    def pass_on(
+        self,
+        held: Held,
+        sender: NodeId,
+        message: ForwardActivation | BackwardGradient,
+        tensor: TensorId,
+    ) -> list[Effect]:
+        """At a data node: send on what is for another relay of a path, to whoever has that now."""
+        view = self._context.view
+        stage = view.by_id[sender].stage_index
+        if not stage or held.path[stage - 1] != sender:
+            return []
+        if isinstance(message, BackwardGradient):
+            return [SendTensor(held.path[stage - 2], message, tensor)] if stage > 1 else []
+        if stage == len(held.path):
+            return []
+        return [SendTensor(held.path[stage], self._activation(held), tensor)]
+
+    def _on(self, held: Held, tensor: TensorId) -> Effect:
+        to, held.home_s = self._receiver(held.downstream, held, tensor)
+        return SendTensor(to, self._activation(held), tensor)
+
+    def _back(self, held: Held, tensor: TensorId) -> Effect:
+        to, _ = self._receiver(held.upstream, held, tensor)
+        return SendTensor(to, self._gradient(held), tensor)
+
+    def _receiver(self, to: NodeId, held: Held, tensor: TensorId) -> tuple[NodeId, float | None]:
+        """Return the next node, or the data node if that is the quicker way."""
+        if not held.stage_index:
+            return to, None
+        return self._context.detours.choose(to, held.home, tensor)
 
     def release(self, held: Held) -> list[Effect]:
         """Let go of what was kept of one microbatch."""

@@ -89,6 +89,7 @@ class Survey:
         members = frozenset(context.view.by_id)
         context.links.forget_others(members)
         context.distant.forget_others(members)
+        context.detours.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}
         self._told_s.clear()
 
@@ -106,6 +107,7 @@ class Survey:
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """Take in how long a tensor took; say so at once if that changes much."""
         links, node = self._context.links, event.to
+        self._context.detours.sent(event)
         links.transferred(
             now_s,
             node,

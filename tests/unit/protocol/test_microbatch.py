@@ -24,6 +24,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     R2A,
+    R2B,
     ROUND,
     context_of,
     end_job,
@@ -120,7 +121,7 @@ def test_a_repeated_activation_is_computed_once() -> None:
     assert (freed(repeat), jobs_of(repeat), sent(repeat)) == ([9], [], done)
 
 
-@pytest.mark.parametrize("sender", [D0, R1B])
+@pytest.mark.parametrize("sender", [NodeId("d1"), R1B])
 def test_a_gradient_from_elsewhere_than_downstream_is_freed(sender: NodeId) -> None:
     relay = Relay()
     relay.forward()
@@ -229,7 +230,7 @@ class Data:
 
     def __init__(self, *, num_microbatches: int = 2, num_flows: int = 1) -> None:
         big = member("d0", capacity=4)
-        self.context: Context = context_of(D0, view_of(big, "r1a", "r1b", "r2a"))
+        self.context: Context = context_of(D0, view_of(big, "r1a", "r1b", "r2a", "r2b"))
         self.flows = DataFlows(0.0, self.context)
         for slot in range(num_flows):
             self.flows.outflows.paired[flow(slot)] = R2A
@@ -345,7 +346,7 @@ def test_repeats_of_an_activation_and_of_a_gradient_are_freed() -> None:
     assert freed(data.machine.gradient(R1A, GRADIENT, tensor(1))) == [1], "no loss yet"
     data.home(M)
     assert freed(data.machine.activation(R2A, data.message(M), tensor(1))) == [1]
-    assert freed(data.machine.gradient(R2A, GRADIENT, tensor(1))) == [1], "not from there"
+    assert freed(data.machine.gradient(R2B, GRADIENT, tensor(1))) == [1], "not from there"
     data.machine.gradient(R1A, GRADIENT, tensor(2))
     assert freed(data.machine.gradient(R1A, GRADIENT, tensor(3))) == [3]
 

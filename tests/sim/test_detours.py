@@ -1,0 +1,63 @@
+"""Links so slow that activations and gradients go by way of the data node."""
+
+import pytest
+
+from decod.ids import NodeId, TensorId
+from decod.protocol.detours import Detours
+from decod.sim.compute import ComputeProfile
+from decod.sim.network import Links, LinkSpec
+from decod.sim.scenario import Scenario
+from decod.sim.simulation import Simulation
+from decod.sim.storm import storm_scenario, weather
+
+MEGABYTE = 1_000_000
+
+
+def forced(*, slow_bytes_per_s: float) -> Scenario:
+    """Return a run in which all microbatches have to take one link between two relays."""
+    fast, slow = LinkSpec(0.02, 40 * MEGABYTE), LinkSpec(0.02, slow_bytes_per_s)
+    pair = ("relay-1", "relay-2")
+    profile = ComputeProfile(
+        jitter_ratio=0.0, activation_bytes=40 * MEGABYTE, parameter_bytes=MEGABYTE
+    )
+    return Scenario(
+        seed=1,
+        num_data_nodes=1,
+        num_relays=2,
+        num_relay_stages=2,
+        num_microbatches=4,
+        num_iterations=4,
+        profile=profile,
+        links=Links(fast, {pair: slow, pair[::-1]: slow}),
+    )
+
+
+def test_a_slow_link_that_cannot_be_avoided_is_gone_round() -> None:
+    durations_s = {}
+    for slow in (2 * MEGABYTE, 40 * MEGABYTE):
+        simulation = Simulation(forced(slow_bytes_per_s=slow))
+        simulation.run()
+        durations_s[slow] = [f.duration_s for f in simulation.meter.figures]
+    direct_s = 2 * 4 * 40 / 2
+    *_, slowest, last = durations_s[2 * MEGABYTE]
+    assert max(slowest, last) < direct_s / 5, "20 s each way for each microbatch"
+    assert last < 3 * durations_s[40 * MEGABYTE][-1]
+
+
+def test_nothing_is_lost_or_repeated_in_bad_weather_where_every_third_tensor_makes_a_detour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Storms' tensors are small, and would hardly make one."""
+    taken = [0, 0]
+
+    def choose(
+        self: Detours, to: NodeId, home: NodeId, tensor: TensorId
+    ) -> tuple[NodeId, float | None]:
+        detour = to != home and tensor % 3 == 0
+        taken[detour] += 1
+        return (home, 0.1) if detour else (to, None)
+
+    monkeypatch.setattr(Detours, "choose", choose)
+    failures, _ = weather(range(30), storm_scenario)
+    assert not failures, failures
+    assert taken[True] > 200, taken

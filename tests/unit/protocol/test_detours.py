@@ -1,0 +1,177 @@
+"""Activations and gradients that go by way of their data node, and how they are chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.data_microbatches import DataMicrobatches
+from decod.protocol.detours import DIRECT_MIN_S, Detours
+from decod.protocol.effects import Effect, Send, SendTensor
+from decod.protocol.events import TensorSent
+from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.jobs import Backward, Forward
+from decod.protocol.links import LinkTable
+from decod.protocol.messages import BackwardGradient, Complete, Deny, ForwardActivation
+from decod.protocol.relay_microbatches import RelayMicrobatches
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R2A,
+    R2B,
+    ROUND,
+    context_of,
+    end_job,
+    flow,
+    freed,
+    jobs_of,
+    mb,
+    sent,
+    tensor,
+    view_of,
+)
+
+R3A = NodeId("r3a")
+M = mb(0)
+PATH = (R1A, R2A, R3A)
+FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
+GRADIENT = BackwardGradient(ROUND, M, flow(0))
+MEGABYTE = 1_000_000
+
+
+def detours(**rates: float) -> Detours:
+    """Return those of a node whose links have been measured so: megabytes a second, by peer."""
+    links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
+    for peer, rate in rates.items():
+        links.measured(NodeId(peer), latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
+    return Detours(links)
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_only_a_much_quicker_way_is_a_detour() -> None:
+    assert detours(r2a=1.0, d0=5.0).choose(R2A, D0, tensor(1).id) == (D0, 2.0)
+    assert detours(r2a=1.0, d0=3.9).choose(R2A, D0, tensor(1).id) == (R2A, None)
+    assert detours(d0=100.0).choose(R2A, D0, tensor(1).id) == (R2A, None), "it is not known"
+    fast = 10.0 / DIRECT_MIN_S + 1
+    assert detours(r2a=fast, d0=1000.0).choose(R2A, D0, tensor(1).id) == (R2A, None)
+
+
+def test_what_is_under_way_counts_until_it_has_arrived() -> None:
+    ways = detours(r2a=2.0, d0=5.0)
+    assert ways.choose(R2A, D0, tensor(1).id) == (R2A, None)
+    assert ways.choose(R2A, D0, tensor(2).id) == (D0, 2.0)
+    assert ways.choose(R2A, D0, tensor(3).id) == (R2A, None), "4 + 2 s there"
+    assert ways.choose(R2A, D0, tensor(4).id) == (D0, 4.0)
+    for k in (2, 4):
+        ways.sent(TensorSent(D0, tensor(k).id, 10 * MEGABYTE, 1.0, 1.0))
+    assert ways.choose(R2A, D0, tensor(5).id) == (D0, 2.0)
+    ways.reset()
+    assert ways.choose(R2A, D0, tensor(6).id) == (R2A, None)
+
+
+def test_what_the_second_link_takes_is_learnt() -> None:
+    ways = detours(r2a=1.0, d0=10.0)
+    assert ways.choose(R2A, D0, tensor(1).id) == (D0, 1.0)
+    ways.completed(3.0, R2A, D0, 30.0)
+    ways.reset()
+    assert ways.choose(R2A, D0, tensor(2).id) == (R2A, None)
+    ways.forget_others({R2A})
+    assert ways.choose(R2B, D0, tensor(3).id) == (R2B, None), "nothing is known of that link"
+
+
+# --- relays ---------------------------------------------------------------------------------------
+
+
+class Relay:
+    """r2a between r1a and r3a, whose links to both are slow and to d0 fast."""
+
+    def __init__(self) -> None:
+        self.context = context_of(R2A, view_of("d0", "r1a", "r2a", "r3a", "r3b"))
+        links = self.context.links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
+        self.context.detours = Detours(links)
+        for peer, rate in ((R1A, 1.0), (R3A, 1.0), (D0, 10.0)):
+            links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
+        self.flows = RelayFlows(0.0, self.context)
+        self.flows.entries[flow(0)] = RelayFlow(flow(0), R3A, 2.0)
+        self.flows.outflows.paired[flow(0)] = R1A
+        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
+
+    def forward(self, first: int = 1) -> list[Effect]:
+        effects = self.machine.activation(D0, FORWARD, tensor(first))
+        assert jobs_of(effects) == [Forward(M)]
+        end_job(self.context, effects, tensor(first + 1))
+        return self.machine.forwarded(0.0, M, tensor(first + 1).id, 1.0)
+
+
+def test_what_comes_by_way_of_its_data_node_is_taken_as_its_senders() -> None:
+    relay = Relay()
+    complete = Send(R1A, Complete(ROUND, M, 1.0))
+    assert relay.forward() == [SendTensor(D0, FORWARD, tensor(2).id), complete]
+    again = relay.machine.activation(D0, FORWARD, tensor(9))
+    assert (freed(again), sent(again)) == ([9], [(R1A, Complete(ROUND, M, 0.0))])
+    back = relay.machine.gradient(D0, GRADIENT, tensor(3))
+    assert jobs_of(back) == [Backward(M)]
+    end_job(relay.context, back, tensor(4))
+    (home, *_) = relay.machine.returned(M, tensor(4).id)
+    assert home == SendTensor(D0, GRADIENT, tensor(4).id)
+
+
+def test_a_refusal_goes_to_who_has_computed_and_not_to_who_has_passed_it_on() -> None:
+    relay = Relay()
+    del relay.flows.entries[flow(0)]
+    effects = relay.machine.activation(D0, FORWARD, tensor(1))
+    assert sent(effects) == [(R1A, Deny(ROUND, M, flow(0), "no such flow here"))]
+
+
+def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
+    """Whose it is nobody here knows yet; so the next relay gets the activation as well."""
+    relay = Relay()
+    assert relay.machine.gradient(D0, GRADIENT, tensor(8)) == []
+    effects = relay.forward()
+    assert SendTensor(D0, FORWARD, tensor(2).id) in effects
+    assert jobs_of(effects) == [Backward(M)]
+
+
+@pytest.mark.parametrize(("waited_s", "then"), [(2.5, D0), (40.0, R3A)])
+def test_complete_tells_how_good_a_detour_was(waited_s: float, then: NodeId) -> None:
+    relay = Relay()
+    relay.forward()
+    relay.machine.complete(waited_s, R3A, Complete(ROUND, M, 0.5))
+    relay.machine.reset()
+    assert relay.forward(3)[0] == SendTensor(then, FORWARD, tensor(4).id)
+
+
+# --- data nodes -----------------------------------------------------------------------------------
+
+
+def home() -> DataMicrobatches:
+    """Return d0's, with the first microbatch on its way."""
+    context = context_of(D0, view_of("d0", "r1a", "r2a", "r2b", "r3a"))
+    flows = DataFlows(0.0, context)
+    flows.complete[flow(0)] = Granted(flow(0), R1A, 3.0, PATH)
+    machine = DataMicrobatches(context, lambda: flows, num_microbatches=1)
+    machine.open(0.0)
+    end_job(context, machine.can_take(R1A), tensor(1))
+    machine.embedded(0.0, M, tensor(1).id)
+    return machine
+
+
+def test_a_data_node_passes_on_what_is_for_another() -> None:
+    machine = home()
+    effects = machine.activation(R1A, FORWARD, tensor(2))
+    assert effects == [SendTensor(R2A, FORWARD, tensor(2).id)]
+    effects = machine.gradient(R3A, GRADIENT, tensor(3))
+    assert effects == [SendTensor(R2A, GRADIENT, tensor(3).id)]
+
+
+def test_what_is_passed_on_takes_the_path_as_it_is_now() -> None:
+    machine = home()
+    held = machine.held[M]
+    held.path, held.path_version = (R1A, R2B, R3A), 2
+    changed = replace(FORWARD, path=held.path, path_version=2)
+    assert machine.activation(R1A, FORWARD, tensor(2)) == [SendTensor(R2B, changed, tensor(2).id)]
+    assert freed(machine.gradient(R2A, GRADIENT, tensor(3))) == [3], "another has its place"
+    refused = machine.activation(R2A, FORWARD, tensor(4))
+    assert freed(refused) == [4]
