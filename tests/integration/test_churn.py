@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod, stage_nodes
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
@@ -67,7 +68,7 @@ def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: P
 def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) -> None:
     """One joins, one leaves on SIGTERM, one loses its compute process; then the leader ends it."""
     with Cluster(tmp_path, make_run(), corpus) as cluster:
-        leader = cluster.start_leader()
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = cluster.start_relays(2)
         cluster.wait_for_iteration(3)
 

@@ -8,6 +8,7 @@ import pytest
 
 from decod.config.schema import RunConfig
 from decod.train.reference import train_reference
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import Tokens, make_run, microbatches
 
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 def start(tmp_path: Path, run: RunConfig, corpus: Path) -> Cluster:
     """Returns a cluster of a leader, another data node and two relays for each stage."""
     cluster = Cluster(tmp_path, run, corpus)
-    cluster.start_leader()
-    cluster.start_data_node("data-1")
+    cluster.start_leader(program=unhurried.PROGRAM)
+    cluster.start_data_node("data-1", program=unhurried.PROGRAM)
     cluster.start_relays(2)
     return cluster
 

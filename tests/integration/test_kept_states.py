@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from decod.train.checkpoint.states import KeptState, StateStore
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod
 from tests.support.disk import small_disk
 from tests.support.runs import loss_error, make_run, reference
@@ -32,7 +33,7 @@ def training(
     run = make_run(min_nodes_per_stage=1)
     protocol = replace(run.protocol, snapshot_every_iterations=every)
     with Cluster(folder, replace(run, protocol=protocol), corpus) as cluster:
-        nodes = {"leader": cluster.start_leader()}
+        nodes = {"leader": cluster.start_leader(program=unhurried.PROGRAM)}
         for name, stage in stages.items():
             nodes[name] = cluster.start_relay(name, "--stage", str(stage))
         yield cluster, nodes

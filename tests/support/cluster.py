@@ -238,9 +238,11 @@ class Cluster:
     def start_relay(self, name: str, *arguments: str | Path) -> Daemon:
         return self.start(name, "join", self.join_string(self.leader) or "", *arguments)
 
-    def start_data_node(self, name: str, *arguments: str | Path) -> Daemon:
-        join_string = self.join_string(self.leader) or ""
-        return self.start(name, "leader", self.run_file, "--join", join_string, *arguments)
+    def start_data_node(
+        self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD
+    ) -> Daemon:
+        joins = ("--join", self.join_string(self.leader) or "")
+        return self.start(name, "leader", self.run_file, *joins, *arguments, program=program)
 
     def start_relays(self, num_per_stage: int) -> list[Daemon]:
         """Starts relays named by stage and number, such as `relay-1-0`."""
