@@ -1,5 +1,6 @@
 """Faults of hosts and links, at their instants: what a scenario wants to befall a run."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -45,6 +46,8 @@ class Injection:
     ) -> None:
         self.num_coming = len(hosts)
         self._instants = Instants(scenario.churn)
+        self._num_slow: Counter[str] = Counter()
+        """Reasons for which a host is slow now: several make it no slower."""
         self._strikes: dict[FaultKind, Callable[[Host, float], None]] = {
             FaultKind.KILL: self._kill,
             FaultKind.VANISH: self._vanish,
@@ -164,7 +167,9 @@ class Injection:
 
     def _slow(self, host: Host, duration_s: float) -> None:
         self._note(host, "host.slowed", duration_s=duration_s)
-        host.speed /= _SLOWNESS
+        self._num_slow[host.name] += 1
+        if self._num_slow[host.name] == 1:
+            host.speed /= _SLOWNESS
         self._world.kernel.after(duration_s, self._hasten, host)
 
     def _disk(self, host: Host, duration_s: float) -> None:
@@ -181,7 +186,9 @@ class Injection:
         host.compute.flip()
 
     def _hasten(self, host: Host) -> None:
-        host.speed *= _SLOWNESS
+        self._num_slow[host.name] -= 1
+        if not self._num_slow[host.name]:
+            host.speed *= _SLOWNESS
 
     def _cut(self, cut: Cut) -> None:
         until_s = self._world.kernel.now_s + cut.duration_s

@@ -2,7 +2,9 @@
 
 Judged from outside: who of the newest view is there, whether that is a quorum, and whether every
 stage has somebody. What the run says must be true: one that waits for a quorum while a quorum is
-there has violated the invariant just as one that waits in silence.
+there has violated the invariant just as one that waits in silence. Nor may a run stand still whose
+members are all there and led by somebody who waits for nothing: not longer than it takes to find
+out that one is lost.
 """
 
 from typing import Protocol
@@ -12,6 +14,9 @@ from decod.sim.core import Wait, standing_of
 from decod.sim.host import Host
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
+
+_MOVES_S = 4.0
+"""An iteration's reduction and votes, and a state's way to a newcomer, take less."""
 
 
 class _Run(Protocol):
@@ -33,16 +38,21 @@ class Progress:
 
     def __init__(self, scenario: Scenario, run: _Run) -> None:
         self.waits_for = ""
+        self._num_wanted = scenario.num_iterations
         self._calm_s = scenario.calm_s
         self._run = run
         self._num = 0
         self._since_s = 0.0
+        self._num_passes = 0
+        self._stands_s = 0.0
+        """When it was last seen to move."""
         protocol = scenario.protocol
         self._bound_s = (
             protocol.round_timeout_s
             + 2 * protocol.leader_timeout_s
             + 4 * (protocol.heartbeat_timeout_s + protocol.probe_timeout_s)
         )
+        self._still_s = _MOVES_S + protocol.heartbeat_timeout_s + protocol.probe_timeout_s
 
     def ended(self, now_s: float) -> bool:
         """Return whether the run rightly stands still for good.
@@ -51,12 +61,29 @@ class Progress:
             InvariantViolation: It stands still, and need not; or does not say why.
         """
         num = self._run.checker.num_iterations
+        num_passes = sum(host.num_microbatch_jobs for host in self._run.hosts.values())
+        if (num, num_passes) != (self._num, self._num_passes) or not self._whole():
+            self._num_passes, self._stands_s = num_passes, now_s
         if num != self._num:
             self._num, self._since_s = num, now_s
+        calm = self._calm_s is not None and num < self._num_wanted
+        if calm and now_s - max(self._calm_s or 0.0, self._stands_s) > self._still_s:
+            raise self._stuck(self._run.acting, "all its members are there", self._still_s)
         if self._calm_s is None or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
         self.waits_for = self._explained()
         return True
+
+    def _whole(self) -> bool:
+        """Whether all members of the view are there, and its leader waits for nobody."""
+        leader = self._run.acting
+        standing = standing_of(leader.machine) if leader is not None else None
+        if standing is None or standing.wait is not Wait.NOTHING:
+            return False
+        known = {host.node_id: host for host in self._run.hosts.values() if host.reachable}
+        here = [standing_of(known[node].machine) for node in standing.members if node in known]
+        alike = [other for other in here if other is not None and other.place == standing.place]
+        return len(alike) == len(standing.members)
 
     def _explained(self) -> str:
         alive = {host.node_id for host in self._run.hosts.values() if host.reachable}
@@ -73,7 +100,8 @@ class Progress:
                     return "quorum"
                 case Wait.STAGE:
                     return "members of a stage"
-            raise self._stuck(leader, f"its leader waits for {standing.wait.value}")
+            what = f"its leader waits for {standing.wait.value}"
+            raise self._stuck(leader, what, self._bound_s)
         inside = {node: s for node, s in standings.items() if s.in_view}
         if not inside:
             return "a leader"
@@ -81,9 +109,9 @@ class Progress:
         voters = {node for node, s in inside.items() if not s.abstains}
         quorum = is_quorum(voters, newest.electors) and is_quorum(voters, newest.members)
         if quorum and any(s.may_stand for s in inside.values()):
-            raise self._stuck(None, "a quorum is there and elects nobody")
+            raise self._stuck(None, "a quorum is there and elects nobody", self._bound_s)
         return "a leader"
 
-    def _stuck(self, host: Host | None, what: str) -> InvariantViolation:
-        text = f"nothing committed for {self._bound_s:.0f} s after faults were over: {what}"
+    def _stuck(self, host: Host | None, what: str, waited_s: float) -> InvariantViolation:
+        text = f"nothing committed for {waited_s:.0f} s after faults were over: {what}"
         return self._run.checker.violated("I7", host, text)

@@ -40,10 +40,10 @@ _SEARCH_S = 2.0
 _FAREWELL_S = 10.0
 """Within which, and the time in which nodes miss their leader, all nodes must have stopped."""
 
-_LOOK_INTERVAL_S = 10.0
+_LOOK_INTERVAL_S = 2.0
 """How often somebody looks whether the run still has what it needs."""
 
-_WAITS_MAX = 12
+_WAITS_MAX = 60
 """So often it may find the leader waiting for somebody to take over a stage."""
 
 Wrap = Callable[[str, Machine], Machine]

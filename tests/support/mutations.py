@@ -15,6 +15,7 @@ from decod.protocol import data_microbatches as data_module
 from decod.protocol import node as node_module
 from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.election import Election
+from decod.protocol.followers import Followers
 from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
 from decod.protocol.office import Office
@@ -29,7 +30,7 @@ from decod.sim.elections import (
 )
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
-from decod.sim.storm import weather
+from decod.sim.storm import storm_scenario, weather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,26 @@ MUTATIONS = (
         old="self._waiting or self._owing",
         new="self._waiting",
         seed=0,
+    ),
+    Mutation(
+        name="late",
+        without="who comes too late for an average is not told so, and waits for it as a member",
+        owner=Followers,
+        function="follow",
+        old="max(self._stage.iteration + self._lead(now_s), self._past)",
+        new="self._stage.iteration + self._lead(now_s)",
+        seed=111,
+        drawn=storm_scenario,
+    ),
+    Mutation(
+        name="last",
+        without="an average that is lost is not sent again to who has entered meanwhile",
+        owner=Followers,
+        function="_follower",
+        old="self._known.get(node) or self._entered.get(node)",
+        new="self._known.get(node)",
+        seed=261,
+        drawn=storm_scenario,
     ),
     Mutation(
         name="share",
