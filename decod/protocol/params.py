@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Grows when members of two releases can no longer train together."""
 
 
