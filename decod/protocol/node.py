@@ -519,7 +519,10 @@ def _begins_era(opening: Opening, context: Context) -> bool:
 
 
 def _in_step(context: Context, work: Work, decision: messages.Commit | messages.Abort) -> bool:
-    """Whether a member can follow: it holds what was committed, has voted for it, or goes back."""
+    """Whether a member can follow: it holds what was committed, has voted for it, or goes back.
+
+    A leader that was elected without the votes of most of a stage may commit what the others hold.
+    """
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
     if _begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
@@ -527,7 +530,9 @@ def _in_step(context: Context, work: Work, decision: messages.Commit | messages.
     voted = work.voted_for(committed)
     if isinstance(decision, messages.Commit) and decision.view_term:
         told = (decision.view_term, decision.view_version)
-        voted = voted and told == (view.term, view.version)
+        own = work.aggregation.proposal if work.aggregation is not None else ""
+        level = dict(decision.hashes).get(context.member.stage_index, own) == own
+        voted = voted and told == (view.term, view.version) and level
     return committed.iteration == work.stage.iteration or voted
 
 

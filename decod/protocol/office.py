@@ -98,7 +98,7 @@ class Office:
 
     def _hashes(self) -> Hashes:
         vote = self._work.vote
-        agreed = vote is not None and not vote.failure and not vote.votes
+        agreed = vote is not None and not (vote.failure or vote.votes or self._work.stage.is_odd)
         return vote.hashes if vote is not None and agreed else ()
 
     # --- time ---------------------------------------------------------------------------------

@@ -153,6 +153,11 @@ class StageState:
             self._odd = message.nodes
         return []
 
+    @property
+    def is_odd(self) -> bool:
+        """Whether this node was told that its last step is not that of most of its stage."""
+        return bool(self._odd)
+
     def opened(self) -> list[Effect]:
         """A round is opened: if this node's state is not its stage's, fetch that first."""
         odd, self._odd = self._odd, ()

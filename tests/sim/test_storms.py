@@ -128,6 +128,20 @@ def test_a_bit_that_flips_in_a_newcomer_does_not_enter_with_it(
     assert "it has come to other parameters than its stage" in capsys.readouterr().out
 
 
+def test_who_knows_that_it_differs_from_its_stage_has_nothing_to_commit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The leader is lost, and the member that has told so is cut off while another is elected."""
+    faults = (
+        "freeze:relay4@7.24+8.347 rot:relay1@9.041+10.282 disk:relay0@9.861+0.308"
+        " restart:data0@10.154+9.433 drain:relay1@10.512+5.436 disk:relay2@13.967+6.953"
+    )
+    cuts = "data1,relay0,relay2|relay3,data0,relay1,relay4@13.285+3.505 relay2|relay3@11.88+3.689"
+    words = "--seed 103312 --data-nodes 2 --relays 5 --microbatches 1 --calm-s 26.055"
+    assert main(_words(words, faults, cuts)) == 0
+    assert "relay4 differs from the rest of stage 1" in capsys.readouterr().out
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

@@ -266,6 +266,23 @@ def test_a_node_that_missed_a_commit_can_not_follow() -> None:
     assert stop == Stop(StopReason.REMOVED, "the run has committed iteration 2 without it")
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_node_that_has_come_to_other_parameters_than_were_committed_can_not_follow(
+    own: bool,
+) -> None:
+    """A leader may be elected without those of a stage who would have told that one differs."""
+    world = training("r1a")
+    context = world.hosts[R1A].machine.context
+    work = world.hosts[R1A].machine.work
+    world.turn_until(lambda: work.voted_for(Round(1, 1)))
+    assert work.aggregation is not None
+    opening = Opening(Round(2, 1), Round(1, 1), context.view)
+    hashes = ((1, work.aggregation.proposal if own else "f" * 64),)
+    decision = messages.Commit(Round(1, 1), opening, 1.0, 1, context.view.version, 1, hashes)
+    world.step("r1a", ev.Received(D0, decision))
+    assert (world.hosts[R1A].stop is None) is own
+
+
 def test_a_heartbeat_of_a_later_round_makes_a_node_ask_what_it_missed() -> None:
     world = training("r1a")
     beat = messages.Heartbeat(Round(2, 1))
