@@ -27,7 +27,11 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
         alone = cluster.start_relay("relay-2-0", "--stage", "2")
         relay = relays[1]
-        cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its first work")
+        # Neither may pause before the other is there.
+        cluster.wait_for(
+            lambda: node_of(cluster, relay).get("microbatches") and node_of(cluster, relays[0]),
+            "its first work",
+        )
 
         refused = run_decod("pause", "--state-dir", alone.state_dir)
         assert_refused(refused, exit_code=5, holds=["E-REJ-007", "stage 2 would stop"])
