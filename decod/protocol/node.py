@@ -284,7 +284,8 @@ class NodeMachine:
     def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
         if isinstance(event.message, FollowMessage):
-            return self._joining.missed(now_s, event, self.work.followers)
+            effects = self._joining.missed(now_s, event, self.work.followers)
+            return effects + (self.work.followed(now_s) if self.in_view else [])
         effects = self._outbox.undelivered(now_s, event)
         self._survey.undelivered(event)
         handled = self.office.unreachable(now_s, event.to, event.message, event.reason)

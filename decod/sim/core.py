@@ -371,6 +371,8 @@ class Standing:
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
     """Of the last settled view."""
+    room: int
+    """Microbatches for which the stage with the least room has room."""
     abstains: bool
     may_stand: bool
     wait: Wait
@@ -396,6 +398,7 @@ def standing_of(machine: object) -> Standing | None:
         place=(context.view.term, context.round, context.view.version),
         members=ids_of(context.view),
         electors=electors,
+        room=min(sum(m.capacity for m in workers) for workers in context.view.workers[1:]),
         abstains=election.abstains,
         may_stand=member is not None and member.role is Role.DATA and not election.abstains,
         wait=wait,

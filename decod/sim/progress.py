@@ -39,6 +39,7 @@ class Progress:
     def __init__(self, scenario: Scenario, run: _Run) -> None:
         self.waits_for = ""
         self._num_wanted = scenario.num_iterations
+        self._num_batch = scenario.num_microbatches * scenario.num_data_nodes
         self._calm_s = scenario.calm_s
         self._run = run
         self._num = 0
@@ -75,10 +76,13 @@ class Progress:
         return True
 
     def _whole(self) -> bool:
-        """Whether all members of the view are there, and its leader waits for nobody."""
+        """Whether all members of the view are there, with room for all, and nobody is waited for.
+
+        Who is late for a round that has less room finds all flows taken, and is given time.
+        """
         leader = self._run.acting
         standing = standing_of(leader.machine) if leader is not None else None
-        if standing is None or standing.wait is not Wait.NOTHING:
+        if standing is None or standing.wait is not Wait.NOTHING or standing.room < self._num_batch:
             return False
         known = {host.node_id: host for host in self._run.hosts.values() if host.reachable}
         here = [standing_of(known[node].machine) for node in standing.members if node in known]

@@ -142,6 +142,20 @@ def test_who_knows_that_it_differs_from_its_stage_has_nothing_to_commit(
     assert "relay4 differs from the rest of stage 1" in capsys.readouterr().out
 
 
+def test_a_newcomer_whose_wish_to_follow_is_lost_as_it_enters_fetches_the_state() -> None:
+    """The last word of the candidate fails when it is a member: nothing else would wake it."""
+    faults = (
+        "restart:data1@8.628+6.518 slow:relay2@15.119+8.842 restart:relay3@16.887+0.471"
+        " disk:relay0@17.731+1.357 slow:relay2@20.939+3.443"
+    )
+    words = (
+        "--seed 104181 --data-nodes 2 --relays 5 --stages 1 --microbatches 3 --routing greedy"
+        " --loss-ratio 0.01 --reorder-ratio 0.05 --corrupt-ratio 0.01 --link-faults-until-s 21.925"
+        " --calm-s 33.925"
+    )
+    assert main(_words(words, faults, "")) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]
