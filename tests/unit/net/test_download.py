@@ -12,7 +12,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from decod.errors import NetworkError
+from decod.errors import CheckpointError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.assembly import Assembly
@@ -224,6 +224,25 @@ def test_all_donors_give_their_part_at_once() -> None:
         await wait_until(lambda: all(h.num_released == 1 for h in holders))
 
     run(test, *holders)
+
+
+def test_a_donor_whose_file_is_gone_is_done_without_and_has_no_traceback_to_show(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A kept state makes room for a newer one while it is being given."""
+    without, other = Holder("a", BIG), Holder("b", BIG)
+
+    async def gone(_: int) -> None:
+        raise CheckpointError("the state can't be read", why="no such file", fix="nothing")
+
+    without.before_read = gone
+
+    async def test(bench: Bench) -> None:
+        assert_is(await bench.fetch(), BIG)
+        assert bench.from_each() == {"b": payload(BIG)}
+
+    run(test, without, other)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_donor_that_is_cut_off_loses_nothing_that_has_arrived() -> None:
