@@ -145,6 +145,7 @@ _SPECS = (
     EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}", _D),
     EventSpec("round.mended", "round {round} goes on: {reason}; others do its part again", _W),
     EventSpec("round.aborted", "round {round} is repeated: {reason}", _W),
+    EventSpec("round.kept", "round {round} is committed all the same: {reason}", _W),
 )
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in _SPECS}

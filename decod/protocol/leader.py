@@ -129,10 +129,7 @@ class Leader:
     def take_over(
         self, now_s: float, won: Succession, begun: BeginAggregation | None
     ) -> list[Effect]:
-        """Go on where the last leader ended: finish the round if it may have, else repeat it.
-
-        `begun` is what was announced of the round's batch, if anything.
-        """
+        """Finish the round if the last leader may have, as `begun` announced it; else repeat it."""
         opening, view = won.last.opening, replace(won.view, term=won.term)
         self.view, self.round, self.committed = view, opening.round, opening.committed
         self._last = won.last
@@ -141,16 +138,17 @@ class Leader:
         self.polling.renumber(won.term)
         self.probes = Probes(self.config.probe_timeout_s, _nonces=count(won.term << 32))
         old = [] if won.old == self.node_id else [won.old]
+        event, gone = won.told
+        reason = gone if old else "the leader's term was called in question"
+        notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
         if opening.paused:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
             self.state, self._begun = LeaderState.AGGREGATING, begun
             self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
-            return self._decide(now_s)
-        event, gone = won.told
-        reason = gone if old else "the leader's term was called in question"
-        notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
+            notes.append(noted("round.kept", round=str(self.round), reason=reason))
+            return notes + self._decide(now_s)
         view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 

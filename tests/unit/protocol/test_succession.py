@@ -27,6 +27,13 @@ def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Le
     return leader, leader.take_over(5.0, won, begun)
 
 
+def test_an_elected_leader_that_finishes_the_round_says_who_was_lost_all_the_same() -> None:
+    run = Run(R1A, R1B)
+    run.aggregate()
+    _, effects = successor(run, hashes=((0, "a"), (1, "b")))
+    assert notes_of(effects)[:3] == ["member.lost", "round.kept", "iteration.committed"]
+
+
 def test_an_elected_leader_repeats_the_round_without_the_old_one() -> None:
     run = Run(R1A, R1B)
     _, effects = successor(run)
