@@ -8,10 +8,12 @@ Legend: B sequences, T positions, D width, V vocabulary.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
@@ -207,6 +209,23 @@ class FirstStage(Stage):
         return self.logits(self.embed(tokens_BT))
 
 
+class _NothingDrawn(TorchFunctionMode):
+    """Has modules draw no initial values.
+
+    On the meta device there is nothing to fill, but torch's way of doing nothing loads its
+    compiler, which takes a second of a processor and 40 MiB.
+    """
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        values = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__ and "tensor" in values:
+            return values["tensor"]
+        return func(*args, **values)
+
+
 def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> Stage:
     """Return a stage's module for training, without memory; call `place` before use.
 
@@ -214,12 +233,12 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
         ConfigError: The model cannot be cut like this.
     """
     blocks = stage_blocks(model, stages)[stage_index]
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         kind = FirstStage if stage_index == 0 else Stage
         return kind(model, blocks, lean=True)
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
     """Return the whole model as one plain module without memory; call `place` before use."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         return FirstStage(model, range(model.num_hidden_layers))

@@ -61,3 +61,20 @@ def test_initial_weights_depend_on_seed_and_name_and_have_the_right_width() -> N
         initial_weight(model, seed=0, name="model.norm.weight", shape=(4,)), torch.ones(4)
     )
     assert not initial_weight(model, seed=0, name="transformer.ln_f.bias", shape=(4,)).any()
+
+
+@pytest.mark.parametrize("architecture", list(Architecture))
+def test_an_empty_stage_draws_nothing(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the meta device torch loads its compiler for that, which takes a second."""
+
+    def refuse(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        raise AssertionError(f"values are drawn for {tuple(tensor.shape)}")
+
+    for name in ("normal_", "uniform_"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    model, stages = ModelConfig(model_type=architecture, **SMALL), StagesConfig(num_relay_stages=2)
+    for index in range(3):
+        parameters = empty_stage(model, stages, index).parameters()
+        assert all(parameter.is_meta for parameter in parameters)
