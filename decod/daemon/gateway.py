@@ -19,16 +19,10 @@ from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState
+from decod.protocol.election_messages import LeaderIs
 from decod.protocol.events import LinkMeasured, Received
 from decod.protocol.follow_messages import Follow
-from decod.protocol.messages import (
-    BackwardGradient,
-    ForwardActivation,
-    Join,
-    LeaderIs,
-    LinkProbe,
-    Message,
-)
+from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, LinkProbe, Message
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.stopwatch import Stopwatch

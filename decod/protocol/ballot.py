@@ -28,8 +28,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
+from decod.protocol.election_messages import Candidacy, Canvass, CanvassAnswer, Confirm, Vote
 from decod.protocol.era import Hashes
-from decod.protocol.messages import Candidacy, Canvass, CanvassAnswer, Confirm, Vote
 
 Place = tuple[int, Round, int]
 """How far a node has got: term of its view, round, version of its view."""

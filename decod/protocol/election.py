@@ -46,22 +46,18 @@ from decod.protocol.ballot import Ballot, place_in
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send
-from decod.protocol.electorate import electors_of, ids_of, is_quorum
-from decod.protocol.era import Hashes
-from decod.protocol.inquiry import Inquiry, answer_to
-from decod.protocol.messages import (
-    Abort,
+from decod.protocol.election_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
-    CatchUp,
-    Commit,
     Confirm,
-    Heartbeat,
     LeaderIs,
-    Mend,
     Vote,
 )
+from decod.protocol.electorate import electors_of, ids_of, is_quorum
+from decod.protocol.era import Hashes
+from decod.protocol.inquiry import Inquiry, answer_to
+from decod.protocol.messages import Abort, CatchUp, Commit, Heartbeat, Mend
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role, View
 from decod.protocol.voter import Promise, Voter

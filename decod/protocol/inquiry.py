@@ -5,7 +5,8 @@ from itertools import count
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send
-from decod.protocol.messages import Canvass, CanvassAnswer, Ping
+from decod.protocol.election_messages import Canvass, CanvassAnswer
+from decod.protocol.messages import Ping
 
 
 class Inquiry:

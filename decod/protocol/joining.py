@@ -17,6 +17,7 @@ from decod.ids import NodeId, Round
 from decod.protocol import messages
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
+from decod.protocol.election_messages import Candidacy, Canvass
 from decod.protocol.events import LeaderFound, Received, SendFailed, StateFetched, StateFetchFailed
 from decod.protocol.follow_messages import Average, Follow, Followed
 from decod.protocol.followers import Followers
@@ -30,8 +31,8 @@ from decod.protocol.view import Opening
 
 _AMONG_MEMBERS = (
     messages.Heartbeat
-    | messages.Canvass
-    | messages.Candidacy
+    | Canvass
+    | Candidacy
     | messages.Mend
     | messages.CanTake
     | messages.VIEW_MESSAGES

@@ -8,6 +8,7 @@ receiver gets there; those of an earlier one are dropped.
 from dataclasses import dataclass, field
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol.election_messages import ElectionMessage
 from decod.protocol.era import Hashes, Kept
 from decod.protocol.follow_messages import Average, FollowMessage
 from decod.protocol.routing.messages import RoutingMessage
@@ -46,9 +47,11 @@ class Assign:
     reason: str = field(default="", compare=False)
     """Why this stage, for people: another reason does not make another assignment."""
     begun: bool = field(default=False, compare=False)
-    """The run has committed iterations: nobody needs the state any more that it started from."""
+    """The run has committed iterations: who enters has their state from members, and does not need
+    the one that the run started from."""
     donors: tuple[Member, ...] = field(default=(), compare=False)
-    """Members that hold what was committed, best first: the candidate follows one of them."""
+    """Members that hold the stage's state, best first, once the run has committed anything: the
+    candidate fetches it from them, and follows one of them until it is level."""
     view_term: int = field(default=0, compare=False)
     view_version: int = field(default=0, compare=False)
     """Of the leader's view: the candidate enters with a later one."""
@@ -69,7 +72,8 @@ class Prepared:
     parameter_hash: str
     """Of the stage built from the seed: all members of a stage must agree on it."""
     held: Round = _NOTHING
-    """Newest round whose step it has taken, as a follower; or what it was built with, attempt 0."""
+    """The newest round whose step the candidate has taken, as a follower; or what it was built
+    with, attempt 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +365,8 @@ class Ready:
     failure: str = ""
     """Empty if all is well. A stage whose members differ in hash is a failure too."""
     votes: tuple[tuple[NodeId, str], ...] = ()
-    """Each member's hash, if those of the sender's stage differ: its first one decides."""
+    """Each member's hash, if those of the sender's stage in its subtree differ: the first of the
+    stage finds out who is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,81 +467,6 @@ class UtilisationAnswer:
     loads: tuple[NodeLoad, ...]
 
 
-# --- election -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Canvass:
-    """A data node has not heard from the leader for a while: has the receiver? Binds nobody."""
-
-    view_term: int
-    """Term of the sender's view; with what follows, how far it has got."""
-    round: Round
-    view_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CanvassAnswer:
-    """What the receiver of a `Canvass` has found out by asking the leader itself."""
-
-    view_term: int
-    """As in the question, like what follows."""
-    round: Round
-    view_version: int
-    silent: bool
-    """The leader does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidacy:
-    """A data node stands for leader: the receiver may vote once in a term."""
-
-    term: int
-    view_term: int
-    """Of the sender's view; with what follows, how far it has got."""
-    round: Round
-    view_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """The answer to a `Candidacy`. Who grants follows no leader of a lower term any more."""
-
-    term: int
-    """Of the candidacy; if it was not granted, the one that the sender is bound to."""
-    granted: bool
-    view_term: int
-    """Of the sender's view; with what follows, how far it has got."""
-    round: Round
-    view_version: int
-    hashes: Hashes = ()
-    """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
-    confirmed_term: int = 0
-    """Of the candidate whose commit of that round the sender has confirmed last; 0: of none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """A candidate is to commit its round, if a quorum confirms that with a `Vote` that says so."""
-
-    term: int
-    view_term: int
-    """Of the sender's view; with what follows, the round."""
-    round: Round
-    view_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderIs:
-    """Tells a node that is behind of a higher term."""
-
-    term: int
-    leader: NodeId | None
-    """None: the sender has voted in that term, and does not know who won."""
-    address: str | None = None
-    """Of the leader; None if unknown."""
-
-
 Message = (
     Join
     | Assign
@@ -576,12 +506,7 @@ Message = (
     | CanTake
     | UtilisationQuery
     | UtilisationAnswer
-    | Canvass
-    | CanvassAnswer
-    | Candidacy
-    | Vote
-    | Confirm
-    | LeaderIs
+    | ElectionMessage
 )
 
 OF_ROUND_AND_VIEW = BeginAggregation | ReducePart | ReducedPart | Ready
@@ -592,9 +517,6 @@ OF_CHANGED_PATH = ForwardActivation | Reroute
 
 VIEW_MESSAGES = LinkReport | FlowCost | RequestFlow | FlowAnswer | Withdraw | RoutingMessage
 """Messages that belong to a version of the view, whatever its round."""
-
-ELECTION_MESSAGES = Canvass | CanvassAnswer | Candidacy | Vote | Confirm | LeaderIs
-"""Messages that are about terms, and say which one they mean."""
 
 BULK_MESSAGES = (ForwardActivation, BackwardGradient, ReducePart, ReducedPart, Average, LinkProbe)
 """Messages that come with a tensor and travel on the bulk channel; all others are control."""

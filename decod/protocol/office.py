@@ -16,6 +16,15 @@ from decod.protocol.context import Context
 from decod.protocol.deadline import earlier, earliest
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
+from decod.protocol.election_messages import (
+    Candidacy,
+    Canvass,
+    CanvassAnswer,
+    Confirm,
+    ElectionMessage,
+    LeaderIs,
+    Vote,
+)
 from decod.protocol.era import Hashes
 from decod.protocol.events import DrainRequested, LeaderFound, Received, VotePersisted
 from decod.protocol.follow_messages import FollowMessage
@@ -37,7 +46,7 @@ _ANY_TERM = (
     | messages.CatchUp
     | messages.Commit
     | messages.Abort
-    | messages.ELECTION_MESSAGES
+    | ElectionMessage
 )
 """What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
 
@@ -53,7 +62,7 @@ FOR_OFFICE = (
     | messages.CatchUp
     | messages.Report
     | messages.Capacity
-    | messages.ELECTION_MESSAGES
+    | ElectionMessage
 )
 """Messages for the leader, or about who that is."""
 
@@ -248,18 +257,18 @@ class Office:
         message, sender = received.message, received.sender
         election = self.election
         match message:
-            case messages.Canvass():
+            case Canvass():
                 return election.canvassed(now_s, sender, message)
-            case messages.CanvassAnswer():
+            case CanvassAnswer():
                 return election.canvass_answered(now_s, sender, message)
-            case messages.Candidacy():
+            case Candidacy():
                 return election.stood(now_s, sender, message)
-            case messages.Vote():
+            case Vote():
                 effects = election.voted(now_s, sender, message)
                 return effects + self._take_over(now_s)
-            case messages.Confirm():
+            case Confirm():
                 return election.confirm(now_s, sender, message)
-            case messages.LeaderIs() if sender in self._context.view:
+            case LeaderIs() if sender in self._context.view:
                 stopped, effects = election.leader_is(now_s, message)
                 return (self._step_down() if stopped else []) + effects
             case messages.Pong(nonce) if self.leader is None:

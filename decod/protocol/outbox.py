@@ -3,17 +3,9 @@
 from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send, SendTensor
+from decod.protocol.election_messages import ElectionMessage
 from decod.protocol.events import SendFailed
-from decod.protocol.messages import (
-    ELECTION_MESSAGES,
-    Abort,
-    CatchUp,
-    Commit,
-    Heartbeat,
-    Leave,
-    LinkReport,
-    Message,
-)
+from decod.protocol.messages import Abort, CatchUp, Commit, Heartbeat, Leave, LinkReport, Message
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -61,7 +53,7 @@ class Outbox:
             return message.opening.round == self._context.round
         if isinstance(message, Leave):
             return True
-        if isinstance(message, ELECTION_MESSAGES):
+        if isinstance(message, ElectionMessage):
             return False  # An election that has not ended is begun again.
         if isinstance(message, (Heartbeat, LinkReport, CatchUp)):
             return False  # A newer one follows by itself.

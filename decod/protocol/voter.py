@@ -11,8 +11,9 @@ from decod.ids import NodeId
 from decod.protocol.ballot import Place, place_in
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, PersistVote
+from decod.protocol.election_messages import Candidacy, Confirm, Vote
 from decod.protocol.era import Hashes
-from decod.protocol.messages import Abort, Candidacy, Commit, Confirm, Mend, Vote
+from decod.protocol.messages import Abort, Commit, Mend
 from decod.protocol.view import View
 
 

@@ -28,6 +28,7 @@ from typing import get_args
 from decod.ids import FlowId, NodeId, Round
 from decod.protocol import messages as msg
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
+from decod.protocol.election_messages import ElectionMessage
 from decod.protocol.era import Source
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.follow_messages import Average, Follow, Followed
@@ -55,7 +56,7 @@ _ADMISSION = frozenset(
         Followed,
         msg.Ping,
         msg.Pong,
-        *get_args(msg.ELECTION_MESSAGES),
+        *get_args(ElectionMessage),
     )
 )
 """Paid per candidate, suspect, election or wait for a silent node, not per iteration."""

@@ -16,6 +16,7 @@ from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
 from decod.ids import MicrobatchId, NodeId, Round, RunId
+from decod.protocol import election_messages as em
 from decod.protocol import messages as m
 from decod.protocol.era import (
     HOLDERS_MAX,
@@ -430,11 +431,11 @@ _BODIES: Mapping[str, f.Struct] = {
         m.UtilisationAnswer,
         {"query_id": f.NUMBER, "round": _ROUND, "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX)},
     ),
-    "canvass": f.Struct(m.Canvass, _PLACE),
-    "canvass_answer": f.Struct(m.CanvassAnswer, {**_PLACE, "silent": f.BOOLEAN}),
-    "candidacy": f.Struct(m.Candidacy, {"term": f.ITERATION, **_PLACE}),
+    "canvass": f.Struct(em.Canvass, _PLACE),
+    "canvass_answer": f.Struct(em.CanvassAnswer, {**_PLACE, "silent": f.BOOLEAN}),
+    "candidacy": f.Struct(em.Candidacy, {"term": f.ITERATION, **_PLACE}),
     "vote": f.Struct(
-        m.Vote,
+        em.Vote,
         {
             "term": f.ITERATION,
             "granted": f.BOOLEAN,
@@ -443,9 +444,9 @@ _BODIES: Mapping[str, f.Struct] = {
             "confirmed_term": f.ITERATION,
         },
     ),
-    "confirm": f.Struct(m.Confirm, {"term": f.ITERATION, **_PLACE}),
+    "confirm": f.Struct(em.Confirm, {"term": f.ITERATION, **_PLACE}),
     "leader_is": f.Struct(
-        m.LeaderIs,
+        em.LeaderIs,
         {
             "term": f.ITERATION,
             "leader": f.Optional(f.NODE_ID),

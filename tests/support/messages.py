@@ -3,6 +3,7 @@
 from typing import get_args
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol import election_messages as em
 from decod.protocol import messages as m
 from decod.protocol.follow_messages import Average, Follow, Followed
 from decod.protocol.routing import gwtf_messages as gwtf
@@ -98,12 +99,12 @@ def control_messages() -> list[m.Message]:
         m.CanTake(ROUND),
         m.UtilisationQuery(1, ROUND),
         m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
-        m.Canvass(1, ROUND, 1),
-        m.CanvassAnswer(1, ROUND, 1, silent=True),
-        m.Candidacy(2, 1, ROUND, 1),
-        m.Vote(2, True, 1, ROUND, 1, ((1, "0" * 64),), confirmed_term=2),
-        m.Confirm(2, 1, ROUND, 1),
-        m.LeaderIs(2, ALICE, "h:1"),
+        em.Canvass(1, ROUND, 1),
+        em.CanvassAnswer(1, ROUND, 1, silent=True),
+        em.Candidacy(2, 1, ROUND, 1),
+        em.Vote(2, True, 1, ROUND, 1, ((1, "0" * 64),), confirmed_term=2),
+        em.Confirm(2, 1, ROUND, 1),
+        em.LeaderIs(2, ALICE, "h:1"),
         *_draft_messages(),
         *_gwtf_messages(),
     ]

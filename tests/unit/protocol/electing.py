@@ -13,6 +13,7 @@ from random import Random
 
 from decod.ids import NodeId, Round
 from decod.protocol import effects as fx
+from decod.protocol import election_messages as em
 from decod.protocol import messages as m
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect
@@ -187,17 +188,17 @@ class Electing:
         elif term > ours and sender in node.context.view and election.superseded(now_s, term):
             node.lead = None
         match message:
-            case m.Canvass():
+            case em.Canvass():
                 effects = election.canvassed(now_s, sender, message)
-            case m.CanvassAnswer():
+            case em.CanvassAnswer():
                 effects = election.canvass_answered(now_s, sender, message)
-            case m.Candidacy():
+            case em.Candidacy():
                 effects = election.stood(now_s, sender, message)
-            case m.Vote():
+            case em.Vote():
                 effects = election.voted(now_s, sender, message)
-            case m.Confirm():
+            case em.Confirm():
                 effects = election.confirm(now_s, sender, message)
-            case m.LeaderIs():
+            case em.LeaderIs():
                 stopped, effects = election.leader_is(now_s, message)
                 node.lead = None if stopped else node.lead
             case m.CatchUp(round_):

@@ -10,6 +10,7 @@ import pytest
 
 from decod.ids import NodeId, Round
 from decod.protocol import effects as fx
+from decod.protocol import election_messages as em
 from decod.protocol import messages as m
 from decod.protocol.election import Election
 from decod.protocol.view import Opening
@@ -219,11 +220,11 @@ def voter(*, promise: Promise = NO_PROMISE) -> Election:
 
 def test_a_vote_is_sent_when_it_is_on_disk_and_not_before() -> None:
     election = voter()
-    assert election.stood(1.0, D1, m.Candidacy(2, 1, Round(1, 1), 1)) == [fx.PersistVote(2, D1)]
-    assert election.stood(1.0, D1, m.Candidacy(2, 1, Round(1, 1), 1)) == [], "still being written"
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [fx.PersistVote(2, D1)]
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [], "still being written"
     (vote,) = election.persisted(1.1, Promise(2, D1))
-    assert vote == fx.Send(D1, m.Vote(2, True, 1, Round(1, 1), 1))
-    assert election.stood(1.2, D1, m.Candidacy(2, 1, Round(1, 1), 1)) == [vote], "a repeat"
+    assert vote == fx.Send(D1, em.Vote(2, True, 1, Round(1, 1), 1))
+    assert election.stood(1.2, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [vote], "a repeat"
     assert election.bound
 
 
@@ -231,36 +232,36 @@ def test_a_vote_is_sent_when_it_is_on_disk_and_not_before() -> None:
 def test_a_second_candidate_of_the_term_is_refused_even_after_a_restart(restarted: bool) -> None:
     election = voter(promise=Promise(2, D1) if restarted else NO_PROMISE)
     if not restarted:
-        election.stood(1.0, D1, m.Candidacy(2, 1, Round(1, 1), 1))
+        election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1))
         election.persisted(1.1, Promise(2, D1))
-    (answer,) = election.stood(1.2, NodeId("d2"), m.Candidacy(2, 1, Round(1, 1), 1))
+    (answer,) = election.stood(1.2, NodeId("d2"), em.Candidacy(2, 1, Round(1, 1), 1))
     assert isinstance(answer, fx.Send)
-    assert isinstance(answer.message, m.Vote)
+    assert isinstance(answer.message, em.Vote)
     assert not answer.message.granted
 
 
 def test_who_has_forgotten_a_term_votes_for_nobody_of_an_earlier_one() -> None:
     """It may have known of a commit there that the candidate does not know."""
     election = voter(promise=Promise(5, D1))
-    (answer,) = election.stood(1.0, D1, m.Candidacy(6, 1, Round(1, 1), 1))
+    (answer,) = election.stood(1.0, D1, em.Candidacy(6, 1, Round(1, 1), 1))
     assert isinstance(answer, fx.Send)
-    assert answer.message == m.Vote(5, False, 1, Round(1, 1), 1)
+    assert answer.message == em.Vote(5, False, 1, Round(1, 1), 1)
 
 
 def test_a_candidate_that_is_behind_gets_the_decision_and_no_vote() -> None:
     election = voter()
-    decision, refusal = election.stood(1.0, D1, m.Candidacy(2, 1, Round(1, 0), 1))
+    decision, refusal = election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 0), 1))
     assert decision == fx.Send(D1, election.last)  # type: ignore[arg-type]
     assert isinstance(refusal, fx.Send)
-    assert isinstance(refusal.message, m.Vote)
+    assert isinstance(refusal.message, em.Vote)
     assert not refusal.message.granted
 
 
 def test_who_leaves_has_no_vote() -> None:
     election = voter()
     election.abstains = True
-    assert election.stood(1.0, D1, m.Candidacy(2, 1, Round(1, 1), 1)) == []
-    assert election.canvassed(1.0, D1, m.Canvass(1, Round(1, 1), 1)) == []
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == []
+    assert election.canvassed(1.0, D1, em.Canvass(1, Round(1, 1), 1)) == []
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -273,7 +274,7 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     assert election.persisted(1.0, Promise(2, D1)) if kept else True
     election.abstains = True
     assert kept or election.persisted(1.2, Promise(2, D1)) == []
-    assert election.voted(1.3, R1A, m.Vote(2, True, 1, Round(1, 1), 1)) == []
+    assert election.voted(1.3, R1A, em.Vote(2, True, 1, Round(1, 1), 1)) == []
     assert election.take() is None
 
 

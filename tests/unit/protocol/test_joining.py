@@ -5,6 +5,7 @@ from dataclasses import replace
 from decod.ids import NodeId, Round
 from decod.protocol.context import Context
 from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
+from decod.protocol.election_messages import LeaderIs
 from decod.protocol.era import Kept
 from decod.protocol.events import LeaderFound, Received, StateFetchFailed
 from decod.protocol.identity import Identity
@@ -17,7 +18,6 @@ from decod.protocol.messages import (
     FlowCost,
     Heartbeat,
     Join,
-    LeaderIs,
     Message,
     Ping,
     Prepared,

@@ -4,6 +4,7 @@ import dataclasses
 
 from decod.ids import NodeId, Round
 from decod.protocol import effects as fx
+from decod.protocol import election_messages as em
 from decod.protocol import events as ev
 from decod.protocol import messages as m
 from decod.protocol.effects import Effect
@@ -167,7 +168,7 @@ def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> N
     before = machine.context.round
     begin = m.BeginAggregation(before, 1, 1, machine.context.view.version)
     effects = machine.step(world.now_s, ev.Received(D0, begin, term=1))
-    assert sent(effects) == [(D0, m.LeaderIs(2, D1, "d1:1"))]
+    assert sent(effects) == [(D0, em.LeaderIs(2, D1, "d1:1"))]
     assert machine.work.aggregation is not None
     assert machine.work.aggregation.begun is None
     old = m.Abort(round_, dataclasses.replace(opening.opening, view=view), "old")
@@ -191,7 +192,7 @@ def test_an_old_leader_hears_of_the_new_one_and_stops() -> None:
     world = trained()
     machine = world.hosts[D0].machine
     view, round_ = machine.context.view, machine.context.round
-    effects = machine.step(world.now_s, ev.Received(R1A, m.LeaderIs(2, D1, "d1:1"), term=2))
+    effects = machine.step(world.now_s, ev.Received(R1A, em.LeaderIs(2, D1, "d1:1"), term=2))
     assert sent(effects) == [(D1, m.CatchUp(round_))]
     assert machine.leader is None, "it decides nothing any more"
     opening = next_opening(view, round_, leader=D1, without=D0)
@@ -202,7 +203,7 @@ def test_an_old_leader_hears_of_the_new_one_and_stops() -> None:
 def test_a_stranger_can_not_make_a_leader_step_down() -> None:
     world = trained()
     machine = world.hosts[D0].machine
-    for message in (m.LeaderIs(9, STRANGER, "x:1"), m.Vote(9, False, 1, Round(1, 1), 1)):
+    for message in (em.LeaderIs(9, STRANGER, "x:1"), em.Vote(9, False, 1, Round(1, 1), 1)):
         machine.step(world.now_s, ev.Received(STRANGER, message, term=9))
     assert machine.leader is not None
 
@@ -224,11 +225,11 @@ def test_a_leader_steps_down_for_a_member_that_has_voted_and_stands_again() -> N
     world = trained()
     machine = world.hosts[D0].machine
     view = machine.context.view
-    machine.step(world.now_s, ev.Received(R1A, m.LeaderIs(4, None)))
+    machine.step(world.now_s, ev.Received(R1A, em.LeaderIs(4, None)))
     assert machine.leader is None
     effects = machine.step(world.now_s + 1.5, ev.DeadlinePassed())
-    assert [to for to, message in sent(effects) if isinstance(message, m.Canvass)] == [D1, R1A]
-    canvass = m.CanvassAnswer(1, machine.context.round, view.version, silent=True)
+    assert [to for to, message in sent(effects) if isinstance(message, em.Canvass)] == [D1, R1A]
+    canvass = em.CanvassAnswer(1, machine.context.round, view.version, silent=True)
     (persist,) = machine.step(world.now_s + 1.6, ev.Received(R1A, canvass, term=1))
     assert persist == fx.PersistVote(5, D0)
 
@@ -238,5 +239,5 @@ def test_who_has_voted_casts_no_vote_for_the_old_leaders_round() -> None:
     machine = world.hosts[R1A].machine
     ready = fx.Send(D0, m.Ready(machine.context.round, ((1, "a"),), 1))
     assert not machine.office.fence(ready)
-    machine.step(world.now_s, ev.Received(D1, m.Candidacy(2, 1, machine.context.round, 1), term=1))
+    machine.step(world.now_s, ev.Received(D1, em.Candidacy(2, 1, machine.context.round, 1), term=1))
     assert machine.office.fence(ready)

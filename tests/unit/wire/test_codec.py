@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.protocol import election_messages as em
 from decod.protocol import messages as m
 from decod.protocol.era import Holders, Kept, Mark, Origin, Source
 from decod.protocol.follow_messages import Average
@@ -247,7 +248,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.Join, "stage_index"): st.none() | stages,
-    (m.LeaderIs, "address"): st.none() | addresses,
+    (em.LeaderIs, "address"): st.none() | addresses,
     (m.Capacity, "capacity"): flows,
     (m.FlowAnswer, "flow_id"): st.none() | BY_NAME["flow_id"],
     (m.FlowAnswer, "cost_s"): durations | st.just(math.inf),
