@@ -58,7 +58,6 @@ from decod.protocol.electorate import electors_of, ids_of, is_quorum
 from decod.protocol.era import Hashes
 from decod.protocol.inquiry import Inquiry, answer_to
 from decod.protocol.messages import Abort, CatchUp, Commit, Heartbeat, Mend
-from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role, View
 from decod.protocol.voter import Promise, Voter
 
@@ -105,6 +104,9 @@ class ElectionState(Enum):
     """This node leads."""
 
 
+_TRYING = (ElectionState.CANVASSING, ElectionState.STANDING)
+
+
 class Election:
     """One member's part in elections.
 
@@ -128,7 +130,6 @@ class Election:
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self.abstains = False
-        """This node has asked to leave: from then on it has no vote."""
         self._context, self._rng = context, rng
         self._timeout_s = context.config.election_timeout_s
         self.voter, self.check = Voter(context, promise, hashes), Inquiry(context)
@@ -167,8 +168,7 @@ class Election:
     @property
     def electing(self) -> bool:
         """Whether nobody is known to lead."""
-        running = self.state in (ElectionState.CANVASSING, ElectionState.STANDING)
-        return running or self.bound or self._vacant
+        return self.state in _TRYING or self.bound or self._vacant
 
     @property
     def deadline_s(self) -> float | None:
@@ -186,7 +186,8 @@ class Election:
             case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
-                return max(self._heard_s + self._patience_s, self._from_s)
+                patience_s = 0.0 if self._vacant else _patience_s(self._context)
+                return max(self._heard_s + patience_s, self._from_s)
         return earliest(self._by_s, self._complete_by_s, self._ask_s)
 
     @property
@@ -203,13 +204,6 @@ class Election:
         return (
             member is not None and member.role is Role.DATA and not (self._leads or self.abstains)
         )
-
-    @property
-    def _patience_s(self) -> float:
-        """How long this node lets the leader be silent; in turn, so that one stands at a time."""
-        if self._vacant:
-            return 0.0
-        return _patience_s(self._context.view, self._context.node_id, self._context.config)
 
     @property
     def _words(self) -> tuple[Commit | Abort | Mend, ...]:
@@ -235,7 +229,7 @@ class Election:
         self.voter.moved()
         self._heard_s = now_s
         self.check.reset()
-        if self.state in (ElectionState.CANVASSING, ElectionState.STANDING):
+        if self.state in _TRYING:
             self._follow(now_s)
 
     def heard(self, now_s: float, sender: NodeId, *, announced: bool = False) -> None:
@@ -312,6 +306,12 @@ class Election:
         self._follow(now_s)
         return True
 
+    def abstain(self, now_s: float) -> None:
+        """This node has asked to leave: from now on it has no vote, and does not stand."""
+        self.abstains = True
+        if self.state in _TRYING:
+            self._follow(now_s)
+
     def resign(self, now_s: float) -> None:
         """This node gives its office up: others may stand first."""
         self._vacant = True
@@ -379,7 +379,7 @@ class Election:
         return self._count_silent(now_s)
 
     def _count_silent(self, now_s: float) -> list[Effect]:
-        return self.stand(now_s) if self.may_stand and self._chosen_by(self._silent) else []
+        return self.stand(now_s) if self._chosen_by(self._silent) else []
 
     # --- standing -----------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Election:
         me = self._context.node_id
         if promise.candidate != me:
             return [Send(promise.candidate, self.voter.vote)]
-        if self.state is not ElectionState.STANDING or self.abstains:
+        if self.state is not ElectionState.STANDING:
             return []
         members = {*ids_of(self._context.view), *self._electors}
         self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
@@ -433,7 +433,7 @@ class Election:
         """A member's answer to this node's candidacy, or to what it proposes."""
         self._seen_term = max(self._seen_term, message.term)
         ballot, ours = self._ballot, message.term == self.voter.promise.term
-        if ballot is None or not ours or not message.granted or self.abstains:
+        if ballot is None or not ours or not message.granted:
             return []
         if ballot.proposed:
             if message.confirmed_term == message.term and place_in(message) == self.voter.place:
@@ -507,7 +507,8 @@ class Election:
         return stopped, [Send(message.leader, CatchUp(self._context.round))]
 
 
-def _patience_s(view: View, node_id: NodeId, config: ProtocolConfig) -> float:
-    rank = view.ranks[node_id]
-    far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
-    return config.election_timeout_s * (1 + rank / 4) + far_s
+def _patience_s(context: Context) -> float:
+    """How long a node lets the leader be silent; in turn, so that one stands at a time."""
+    rank = context.view.ranks[context.node_id]
+    far_s = 0.0 if rank < DEPUTIES_MAX else context.config.heartbeat_timeout_s
+    return context.config.election_timeout_s * (1 + rank / 4) + far_s

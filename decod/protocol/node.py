@@ -285,7 +285,7 @@ class NodeMachine:
         """Doubt the receiver, and try again later if the message still matters then."""
         if isinstance(event.message, FollowMessage):
             effects = self._joining.missed(now_s, event, self.work.followers)
-            return effects + (self.work.followed(now_s) if self.in_view else [])
+            return effects + self.work.followed(now_s)
         effects = self._outbox.undelivered(now_s, event)
         self._survey.undelivered(event)
         handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
@@ -322,7 +322,7 @@ class NodeMachine:
                 return [] if self.in_view or sender != self.context.view.leader else [refused]
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.work.followers)
-                return effects + (self.work.followed(now_s) if self.in_view else [])
+                return effects + self.work.followed(now_s)
             case messages.Differs():
                 return self.work.stage.differs(sender, message)
             case messages.Ping(nonce):
@@ -439,19 +439,19 @@ class NodeMachine:
         self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
         self._joining.entered()
-        following = self._joining.following
         if returns:
-            effects += following.end() if entering else []
+            effects += self._joining.following.end() if entering else []
             effects += work.begin_era(opening, stage_before, pristine=self._joining.pristine)
         elif entering:
-            effects += work.entering.enter(now_s, decision, following)
+            effects += work.entering.enter(now_s, decision, self._joining.following)
         elif committed:
             effects += work.stage.committed(opening.committed.iteration)
         effects += work.keeping.opened(opening, stepped=committed)
         effects += work.followers.opened(now_s, opening, stepped=committed)
         effects.append(_note_opening(context))
         effects += self._standing.opened(now_s)
-        self.office.election.abstains |= self._standing.draining
+        if self._standing.draining:
+            self.office.election.abstain(now_s)
         effects += work.open(now_s, opening, renewed=renewed)
         return effects + self._replay(now_s)
 

@@ -148,7 +148,7 @@ class Office:
         """Say what becomes of a message, from its sender's term."""
         context, term, sender = self._context, received.term, received.sender
         ours, message, voter = context.view.term, received.message, self.election.voter
-        if voter.confirmed_term and isinstance(message, _DECISIONS) and voter.withstands(message):
+        if isinstance(message, _DECISIONS) and voter.withstands(message):
             return Fate.DROP, []
         if term in (0, ours):
             self.election.heard(now_s, sender)
@@ -193,7 +193,7 @@ class Office:
         if leader is not None and (event.ends_run or not handover.possible(leader)):
             return leader.finish(reason="the leader has ended the run", failed=False)
         if leader is None and not handover.wanted:
-            self.election.abstains = True
+            self.election.abstain(now_s)
             return None
         handover.ask(now_s, event.timeout_s)
         return self._resign(now_s)

@@ -259,7 +259,7 @@ def test_a_candidate_that_is_behind_gets_the_decision_and_no_vote() -> None:
 
 def test_who_leaves_has_no_vote() -> None:
     election = voter()
-    election.abstains = True
+    election.abstain(0.5)
     assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == []
     assert election.canvassed(1.0, D1, em.Canvass(1, Round(1, 1), 1)) == []
 
@@ -272,7 +272,7 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
     election.stand(1.0)
     assert election.persisted(1.0, Promise(2, D1)) if kept else True
-    election.abstains = True
+    election.abstain(1.1)
     assert kept or election.persisted(1.2, Promise(2, D1)) == []
     assert election.voted(1.3, R1A, em.Vote(2, True, 1, Round(1, 1), 1)) == []
     assert election.take() is None
