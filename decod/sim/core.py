@@ -185,9 +185,10 @@ class FlowTable:
         self.relay = isinstance(flows, RelayFlows)
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Of the view, and which of its settlements is used: only equal ones fit together."""
-        return self._core.context.view.version, self._core.work.routing.epoch
+    def version(self) -> tuple[int, int, bool]:
+        """Of the view, which of its settlements is used, and whether flows may still change (those
+        of a mended round may not, and are found anew in the next): only equal ones fit together."""
+        return self._core.context.view.version, self._core.work.routing.epoch, self.flows.final
 
     @property
     def downstream(self) -> Mapping[FlowId, object]:

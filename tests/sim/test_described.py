@@ -14,6 +14,7 @@ from decod.sim.compute import ComputeProfile
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
+from decod.sim.paper_churn import TABLES, churn_scenario
 from decod.sim.planned import PlannedRoutes, true_graph
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scenario
 from decod.sim.simulation import Simulation
@@ -86,6 +87,15 @@ def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> N
     assert first.wasted_s > 0
     assert first.duration_s > max(f.duration_s for f in later)
     assert {f.wasted_s for f in later} == {0.0}
+
+
+def test_flows_of_a_mended_round_and_those_laid_out_for_the_next_are_told_apart() -> None:
+    """A mend changes the view, not the flows; the next round has that view and other flows."""
+    mended = churn_scenario(3, TABLES[3][2], 11, num_iterations=3)
+    simulation = Simulation(replace(mended, routing=RoutingKind.GREEDY))
+    assert simulation.run().num_iterations == 3
+    lost = sum(not host.reachable for host in simulation.hosts.values())
+    assert lost > 0
 
 
 def test_the_meter_counts_the_time_on_links() -> None:
