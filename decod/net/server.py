@@ -5,7 +5,8 @@ When a peer calls, the server must:
 - drop what is malformed or of another run, count it, and go on;
 - ask for memory only after the size has been compared with the limits, and give it back whenever a
   tensor does not arrive whole;
-- never let the text of an exception reach a peer: it gets a code and an error id, the log the rest.
+- never let the text of an exception reach a peer: it gets a code, and if that is a bug its number;
+  the log gets the rest.
 """
 
 import asyncio
@@ -216,7 +217,7 @@ class PeerServer:
                 status, text = grpc.StatusCode.ABORTED, "E-NET-006"
             except DecodError as error:
                 # It has a name, so it is no bug: a kept state has made room for a newer one, say.
-                self._count("rpc.failed", host, error.what)
+                self._count("rpc.failed", host, f"{error.what}: {error.why}")
                 status, text = grpc.StatusCode.INTERNAL, error.code
             except Exception:  # noqa: BLE001 - gRPC would send its text to the peer.
                 error_id = next(self._error_ids)

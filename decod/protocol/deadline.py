@@ -1,13 +1,6 @@
 """When a machine wants to be woken."""
 
 
-def earlier(one_s: float | None, other_s: float | None) -> float | None:
-    """Return the first of two instants; None if there is none."""
-    if one_s is None or (other_s is not None and other_s < one_s):
-        return other_s
-    return one_s
-
-
 def earliest(*deadlines_s: float | None) -> float | None:
     """Return the first of some instants; None if there is none."""
     first: float | None = None

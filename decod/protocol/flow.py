@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.params import Routing
@@ -69,7 +69,7 @@ class Outflows:
 
     @property
     def deadline_s(self) -> float | None:
-        return earlier(self._announce_s, self._repeat_s if self.unpaired else None)
+        return earliest(self._announce_s, self._repeat_s if self.unpaired else None)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Announce what has changed; repeat the announcement of what nobody took up."""
@@ -352,7 +352,7 @@ class _Flows:
 
     @property
     def deadline_s(self) -> float | None:
-        return earlier(self._inflows.deadline_s, self.outflows.deadline_s)
+        return earliest(self._inflows.deadline_s, self.outflows.deadline_s)
 
     @property
     def num_pending(self) -> int:
@@ -401,7 +401,7 @@ class RelayFlows(_Flows):
     @override
     def deadline_s(self) -> float | None:
         due_s = super().deadline_s
-        return earlier(due_s, self._relax_s[-1]) if self._relax_s and self._active else due_s
+        return earliest(due_s, self._relax_s[-1]) if self._relax_s and self._active else due_s
 
     @override
     def overdue(self, now_s: float) -> list[Effect]:

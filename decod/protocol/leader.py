@@ -28,7 +28,7 @@ from typing import Any
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
 from decod.protocol.capacity import Capacities
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.election import Succession
@@ -114,8 +114,8 @@ class Leader:
 
     @property
     def deadline_s(self) -> float | None:
-        asked_s = earlier(self.probes.deadline_s, self.severed.deadline_s)
-        return earlier(asked_s, earlier(self._pace.by_s, self.polling.due_s))
+        probes, severed = self.probes, self.severed
+        return earliest(probes.deadline_s, severed.deadline_s, self._pace.by_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:

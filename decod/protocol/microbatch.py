@@ -20,7 +20,7 @@ from enum import Enum
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.messages import SLOW, BackwardGradient, ForwardActivation, Suspect
 
@@ -214,7 +214,7 @@ class Waits:
         usual_s = self._usual_s or 0.0
         patience_s = max(self._context.config.complete_timeout_s, _LATE_FACTOR * usual_s)
         held.complete_by_s = now_s + patience_s
-        self.deadline_s = earlier(self.deadline_s, held.complete_by_s)
+        self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
 
     def completed(self, now_s: float, sender: NodeId, held: Held | None) -> None:
         """Take in a COMPLETE, if it is the one that `held` waits for."""
@@ -236,6 +236,6 @@ class Waits:
             if held.complete_by_s is not None and held.complete_by_s <= now_s:
                 late[held.downstream] = held
                 self.sent(now_s, held)
-            self.deadline_s = earlier(self.deadline_s, held.complete_by_s)
+            self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]

@@ -13,7 +13,7 @@ from decod.ids import NodeId
 from decod.protocol import messages
 from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier, earliest
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.election_messages import (
@@ -115,7 +115,7 @@ class Office:
     @property
     def deadline_s(self) -> float | None:
         due_s = earliest(self.election.deadline_s, self._beat_s, self.handover.deadline_s)
-        return earlier(due_s, self.leader.deadline_s) if self.leader is not None else due_s
+        return earliest(due_s, self.leader.deadline_s) if self.leader is not None else due_s
 
     def start(self, now_s: float) -> list[Effect]:
         return self.leader.start(now_s) if self.leader is not None else []

@@ -18,7 +18,7 @@ import math
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.messages import Capacity, CapacityAnswer, Leave
 
@@ -49,7 +49,7 @@ class Standing:
 
     @property
     def deadline_s(self) -> float | None:
-        return earlier(self._repeat_s, self._leave_by_s)
+        return earliest(self._repeat_s, self._leave_by_s)
 
     @property
     def capacity(self) -> int:
@@ -125,7 +125,7 @@ class Standing:
             leave = Send(self._context.view.leader, Leave(self._reason))
             return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
         if timeout_s < math.inf:
-            self._leave_by_s = earlier(self._leave_by_s, now_s + timeout_s)
+            self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
         return self._leave(now_s)
 
     @property

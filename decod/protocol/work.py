@@ -13,7 +13,7 @@ from decod.protocol import jobs, messages
 from decod.protocol.aggregation import Aggregation, AggregationState
 from decod.protocol.context import Context
 from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.deadline import earlier
+from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note
 from decod.protocol.entering import Entering
 from decod.protocol.era import Source
@@ -82,10 +82,10 @@ class Work:
     def deadline_s(self) -> float | None:
         due_s = self.microbatches.deadline_s
         if self.flows is not None:
-            due_s = earlier(due_s, self.flows.deadline_s)
+            due_s = earliest(due_s, self.flows.deadline_s)
         if self.stage.loaded and not self.paused:
-            due_s = earlier(due_s, self.routing.deadline_s)
-        return earlier(due_s, self.entering.deadline_s)
+            due_s = earliest(due_s, self.routing.deadline_s)
+        return earliest(due_s, self.entering.deadline_s)
 
     @property
     def num_flows(self) -> int:

@@ -67,10 +67,12 @@ class Progress:
             self._num_passes, self._stands_s = num_passes, now_s
         if num != self._num:
             self._num, self._since_s = num, now_s
-        calm = self._calm_s is not None and num < self._num_wanted
-        if calm and now_s - max(self._calm_s or 0.0, self._stands_s) > self._still_s:
+        if self._calm_s is None:
+            return False
+        stands_s = now_s - max(self._calm_s, self._stands_s)
+        if num < self._num_wanted and stands_s > self._still_s:
             raise self._stuck(self._run.acting, "all its members are there", self._still_s)
-        if self._calm_s is None or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
+        if now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
         self.waits_for = self._explained()
         return True
