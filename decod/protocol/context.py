@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
 from decod.protocol.compute import ComputeQueue
-from decod.protocol.detours import Detours
+from decod.protocol.detours import BYWAYS_MAX, Detours
 from decod.protocol.distant import DistantLinks
 from decod.protocol.links import LinkTable
 from decod.protocol.params import ProtocolConfig
@@ -41,6 +41,8 @@ class Context:
     """Peers that this node may send microbatches to."""
     neighbours: tuple[NodeId, ...] = ()
     """All of these, each once, without this node itself."""
+    byways: tuple[NodeId, ...] = ()
+    """Data nodes by way of which this node may send to others (`detours`)."""
 
     def __post_init__(self) -> None:
         self.compute = ComputeQueue(self.tensors)
@@ -64,3 +66,5 @@ class Context:
         self.next = next_peers(view, self.node_id, max_peers=limit)
         both = dict.fromkeys((*self.previous, *self.next))
         self.neighbours = tuple(node for node in both if node != self.node_id)
+        others = [m.node_id for m in view.data_nodes if m.node_id != self.node_id]
+        self.byways = tuple(others[:BYWAYS_MAX])

@@ -31,6 +31,7 @@ from decod.protocol.messages import (
     Reroute,
 )
 from decod.protocol.microbatch import Held, Keeper, Phase, Waits
+from decod.protocol.passing import Travelling, origin_of
 from decod.protocol.shares import shares_of
 
 _DEFERRALS_MAX = 3
@@ -126,6 +127,7 @@ class DataMicrobatches:
         self._put_off.clear()
         self._can_take.clear()
         self._reported = self._failed = True
+        self._context.detours.reset()
         return effects
 
     def committed(self) -> None:
@@ -230,6 +232,7 @@ class DataMicrobatches:
         held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
         if passed_on := self._pass_on(sender, message, tensor):
             return passed_on
+        sender = origin_of(message, sender, context.node_id, context.view)
         ours = held is not None and held.flow_id == message.flow_id
         if held is None or not ours or not self._of_stage(sender, len(held.path)):
             deny = Deny(context.round, message.microbatch, message.flow_id, "no such flow here")
@@ -250,13 +253,11 @@ class DataMicrobatches:
         complete = Complete(self._context.round, microbatch, duration_s)
         return [self._keeper.send_backward(held, output), Send(held.upstream, complete)]
 
-    def _pass_on(
-        self, sender: NodeId, message: ForwardActivation | BackwardGradient, tensor: Tensor
-    ) -> list[Effect]:
-        """Send on what only comes by way of this node, if somebody waits for it."""
+    def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
+        """Send on what only comes by way of this node, if it is or may be waited for."""
         known = self._done if message.microbatch in self._owing else {}
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
-        return self._keeper.pass_on(held, sender, message, tensor.id) if held else []
+        return self._keeper.pass_on(held, sender, message, tensor.id)
 
     def _of_stage(self, sender: NodeId, stage_index: int) -> bool:
         """Whether a sender is of a stage: any of it may have taken a lost one's place."""
@@ -269,6 +270,7 @@ class DataMicrobatches:
         held = self.held.get(message.microbatch)
         if passed_on := self._pass_on(sender, message, tensor):
             return passed_on
+        sender = origin_of(message, sender, context.node_id, context.view)
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or not self._of_stage(sender, 1):
             return context.tensors.release(tensor.id)
@@ -370,9 +372,8 @@ class DataMicrobatches:
             return self._ask_again("relays were lost before flows had been found")
         self._reported = False
         everything = [*self.held.values(), *self._done.values()]
-        others = Substitutes(
-            context, (held.path for held in everything), newest=context.round.iteration - 1
-        )
+        paths = [held.path for held in everything]
+        others = Substitutes(context, paths, newest=context.round.iteration - 1)
         for flow_id, granted in flows.ways.items():
             path = others.mend(granted.path)
             if path != granted.path:

@@ -163,6 +163,9 @@ class LinkReport:
     """From the sender to the receiver."""
     compute_s: float
     """c_i: the sender's time for one pass of a microbatch."""
+    byways: tuple[tuple[NodeId, float], ...] = ()
+    """Data nodes by way of which a tensor can come to the sender, if the direct link is slow, and
+    the bandwidth of its links with them in bytes per second, as far as it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,10 @@ class BackwardGradient:
     round: Round
     microbatch: MicrobatchId
     flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The relays that it passes, one for each stage, the first stage's first."""
+    path_version: int = 0
+    """As in `ForwardActivation`."""
 
 
 @dataclass(frozen=True, slots=True)

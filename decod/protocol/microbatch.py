@@ -21,8 +21,10 @@ from enum import Enum
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
+from decod.protocol.detours import Detour
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.messages import SLOW, BackwardGradient, ForwardActivation, Suspect
+from decod.protocol.passing import Travelling, goal_of
 
 _LATE_FACTOR = 4.0
 """A COMPLETE is late after this many times the usual wait: slow is not dead."""
@@ -61,8 +63,8 @@ class Held:
     """The gradient that was sent upstream (at the data node: back to the last relay), if kept."""
     entry: TensorId | None = None
     """The activation that came, if it is kept until the backward pass."""
-    home_s: float | None = None
-    """If the activation that went takes a detour: how long it takes to the data node."""
+    detour: Detour | None = None
+    """The one that the activation takes that went, if any."""
     shed: bool = False
     """What the backward pass needs was let go of: the forward pass is computed again before it."""
 
@@ -152,36 +154,41 @@ class Keeper:
         return [self._back(held, held.backward)]
 
     def pass_on(
-        self,
-        held: Held,
-        sender: NodeId,
-        message: ForwardActivation | BackwardGradient,
-        tensor: TensorId,
+        self, held: Held | None, sender: NodeId, message: Travelling, tensor: TensorId
     ) -> list[Effect]:
-        """At a data node: send on what is for another relay of a path, to whoever has that now."""
-        view = self._context.view
-        stage = view.by_id[sender].stage_index
-        if not stage or held.path[stage - 1] != sender:
+        """At a data node: send on what is for another node.
+
+        Args:
+            held: The microbatch, if this node waits for it; its path is the newest then.
+            sender: Who has computed what came.
+            message: What came.
+            tensor: It.
+        """
+        here = self._context.node_id
+        if held is not None:
+            back = isinstance(message, BackwardGradient)
+            message = self._gradient(held) if back else self._activation(held)
+        elif message.flow_id.data_node == here:
             return []
-        if isinstance(message, BackwardGradient):
-            return [SendTensor(held.path[stage - 2], message, tensor)] if stage > 1 else []
-        if stage == len(held.path):
+        goal = goal_of(message, sender)
+        if goal is None or goal == here or goal not in self._context.view:
             return []
-        return [SendTensor(held.path[stage], self._activation(held), tensor)]
+        self._context.detours.sends(goal, tensor)
+        return [SendTensor(goal, message, tensor)]
 
     def _on(self, held: Held, tensor: TensorId) -> Effect:
-        to, held.home_s = self._receiver(held.downstream, held, tensor)
+        to, held.detour = self._choose(held.downstream, held, tensor)
         return SendTensor(to, self._activation(held), tensor)
 
     def _back(self, held: Held, tensor: TensorId) -> Effect:
-        to, _ = self._receiver(held.upstream, held, tensor)
+        to, _ = self._choose(held.upstream, held, tensor)
         return SendTensor(to, self._gradient(held), tensor)
 
-    def _receiver(self, to: NodeId, held: Held, tensor: TensorId) -> tuple[NodeId, float | None]:
-        """Return the next node, or the data node if that is the quicker way."""
-        if not held.stage_index:
-            return to, None
-        return self._context.detours.choose(to, held.home, tensor)
+    def _choose(self, to: NodeId, held: Held, tensor: TensorId) -> tuple[NodeId, Detour | None]:
+        """Return to whom a tensor for the next node is sent, and the detour that it takes."""
+        byways = {held.home, *self._context.byways} - {to, self._context.node_id}
+        detour = self._context.detours.choose(to, byways, tensor)
+        return (to, None) if detour is None else (detour.by, detour)
 
     def release(self, held: Held) -> list[Effect]:
         """Let go of what was kept of one microbatch."""
@@ -197,7 +204,9 @@ class Keeper:
         )
 
     def _gradient(self, held: Held) -> BackwardGradient:
-        return BackwardGradient(self._context.round, held.microbatch, held.flow_id)
+        return BackwardGradient(
+            self._context.round, held.microbatch, held.flow_id, held.path, held.path_version
+        )
 
 
 class Waits:

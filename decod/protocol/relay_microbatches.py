@@ -32,6 +32,7 @@ from decod.protocol.messages import (
     Reroute,
 )
 from decod.protocol.microbatch import Held, Keeper, Phase, Waits
+from decod.protocol.passing import origin_of
 
 
 class RelayMicrobatches:
@@ -105,9 +106,7 @@ class RelayMicrobatches:
         """Take an activation in, or DENY it."""
         context, microbatch = self._context, message.microbatch
         context.tensors.add(tensor)
-        if sender == message.flow_id.data_node:
-            # It may have come by way of it.
-            sender = _place(message.path, context.member.stage_index - 1) or sender
+        sender = origin_of(message, sender, context.node_id, context.view)
         known = self.held.get(microbatch) or self._done.get(microbatch)
         if known is not None:
             done = [Send(sender, Complete(context.round, microbatch, 0.0))]
@@ -219,11 +218,11 @@ class RelayMicrobatches:
         held = self.held.get(message.microbatch)
         if (
             held is not None
-            and held.home_s is not None
+            and held.detour is not None
             and (held.phase, held.downstream) == (Phase.SENT, sender)
         ):
-            onward_s = now_s - held.sent_s - held.home_s - message.compute_s
-            self._context.detours.completed(now_s, sender, held.home, onward_s)
+            took_s = now_s - held.sent_s - message.compute_s
+            self._context.detours.completed(now_s, sender, held.detour, took_s)
         self._waits.completed(now_s, sender, held)
         return []
 
@@ -235,12 +234,9 @@ class RelayMicrobatches:
         context.tensors.add(tensor)
         held = self.held.get(microbatch)
         over = microbatch in self._done or microbatch in self._early
-        sender, known = self._origin(sender, message)
-        if (
-            over
-            or (known and not self._from_behind(sender))
-            or (held and held.phase is Phase.RETURNING)
-        ):
+        sender = origin_of(message, sender, context.node_id, context.view)
+        returning = held is not None and held.phase is Phase.RETURNING
+        if over or returning or not self._from_behind(sender):
             return context.tensors.release(tensor.id)
         if held is None or not held.passed_on:
             self._early[microbatch] = (sender, tensor.id)
@@ -256,16 +252,6 @@ class RelayMicrobatches:
         entry = self._keeper.take_entry(held)
         effects = [] if entry is None else self._context.tensors.release(entry)
         return effects + self._context.compute.submit(Backward(held.microbatch), [gradient])
-
-    def _origin(self, sender: NodeId, message: BackwardGradient) -> tuple[NodeId, bool]:
-        """Return who has computed a gradient, which may have come by way of its data node.
-
-        And whether that is known: not before this relay has heard of the microbatch's path.
-        """
-        newest = self.held.get(message.microbatch) or self._routes.get(message.microbatch)
-        if sender != message.flow_id.data_node or newest is None:
-            return sender, sender != message.flow_id.data_node
-        return _place(newest.path, self._context.member.stage_index + 1) or sender, True
 
     def _from_behind(self, sender: NodeId) -> bool:
         """Whether the sender is of the next stage: any of it may have taken a lost one's place."""

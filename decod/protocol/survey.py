@@ -98,9 +98,10 @@ class Survey:
         if sender not in self._context.view:
             return
         match message:
-            case LinkReport(_, latency_s, bandwidth, compute_s):
+            case LinkReport(_, latency_s, bandwidth, compute_s, byways):
                 terms = Terms(Link(latency_s, bandwidth), compute_s)
                 self._context.links.reported(sender, terms)
+                self._context.detours.reported(sender, byways)
             case FlowCost():
                 self._context.links.offered(sender, message.compute_s)
 
@@ -151,8 +152,14 @@ class Survey:
         return [*self._report(now_s), *self._probe(now_s)]
 
     def _report(self, now_s: float) -> list[Effect]:
-        moved = self._context.links.moved
-        due = [node for node in self._context.neighbours if node in self._owed or moved(node)]
+        context = self._context
+        due = [
+            node
+            for node in context.neighbours
+            if node in self._owed
+            or context.links.moved(node)
+            or context.detours.news(node, context.byways)
+        ]
         self._owed.clear()
         return [self._tell(now_s, node) for node in due]
 
@@ -164,6 +171,7 @@ class Survey:
             latency_s=told.link.latency_s,
             bandwidth_bytes_per_s=told.link.bandwidth_bytes_per_s,
             compute_s=told.compute_s,
+            byways=self._context.detours.tell(node, self._context.byways),
         )
         return Send(node, report)
 
@@ -177,7 +185,7 @@ class Survey:
             node
             for side in (self._context.previous, self._context.next)
             for node in self._worth_probing(now_s, side)
-        }
+        } or self._byways_worth_probing(now_s)
         if not worth:
             return []
         # Those nobody knows before those that are known from long ago, then the most promising.
@@ -186,6 +194,18 @@ class Survey:
         self._probing = (node, now_s)
         size_bytes = max(links.activation_size_bytes, TRANSFER_SIZE_MIN_BYTES)
         return [ProbeLink(node, min(size_bytes, PROBE_SIZE_MAX_BYTES))]
+
+    def _byways_worth_probing(self, now_s: float) -> set[NodeId]:
+        """Return data nodes by way of which something might come that has only a slow link."""
+        context = self._context
+        if not any(map(context.detours.is_slow, context.neighbours)):
+            return set()
+        return {
+            node
+            for node in context.byways
+            if context.links.bandwidth_stale(now_s, node)
+            and now_s - self._tried_s.get(node, -STALE_S) >= STALE_S
+        }
 
     def _worth_probing(self, now_s: float, side: tuple[NodeId, ...]) -> list[NodeId]:
         links = self._context.links

@@ -18,6 +18,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import MicrobatchId, NodeId, Round, RunId
 from decod.protocol import election_messages as em
 from decod.protocol import messages as m
+from decod.protocol.detours import BYWAYS_MAX
 from decod.protocol.era import (
     HOLDERS_MAX,
     KEPT_MAX,
@@ -79,6 +80,11 @@ class _StageHash(NamedTuple):
     parameter_hash: str
 
 
+class _Byway(NamedTuple):
+    node_id: NodeId
+    bandwidth_bytes_per_s: float
+
+
 class _MemberHash(NamedTuple):
     node_id: NodeId
     parameter_hash: str
@@ -128,6 +134,10 @@ def _verify_opening(opening: Opening) -> None:
     iterations = [mark.iteration for mark in opening.marks]
     if iterations != sorted(set(iterations)):
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
+
+
+def _verify_report(report: m.LinkReport) -> None:
+    validate.unique("byways", [node_id for node_id, _ in report.byways])
 
 
 def _verify_average(average: Average) -> None:
@@ -231,6 +241,16 @@ _TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH
 _PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
 _NEW_PATH: Mapping[str, f.Field] = {"path": _PATH, "path_version": f.ITERATION}
 
+_BYWAYS = f.Tuples(
+    f.Repeated(
+        f.Struct(
+            _Byway,
+            {"node_id": f.NODE_ID, "bandwidth_bytes_per_s": f.Plain(validate.bandwidth)},
+        ),
+        BYWAYS_MAX,
+    )
+)
+
 _BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
     **gwtf_codec.BODIES,
@@ -302,7 +322,9 @@ _BODIES: Mapping[str, f.Struct] = {
             "latency_s": f.Plain(validate.latency),
             "bandwidth_bytes_per_s": f.Plain(validate.bandwidth),
             "compute_s": f.Plain(validate.compute_time),
+            "byways": _BYWAYS,
         },
+        _verify_report,
     ),
     "link_probe": f.Struct(m.LinkProbe, {}),
     "flow_cost": f.Struct(
@@ -337,7 +359,7 @@ _BODIES: Mapping[str, f.Struct] = {
     ),
     "withdraw": f.Struct(m.Withdraw, {"view_version": f.ITERATION, "request_id": f.NUMBER}),
     "forward_activation": f.Struct(m.ForwardActivation, {**_TRAVELLING, **_NEW_PATH}),
-    "backward_gradient": f.Struct(m.BackwardGradient, _TRAVELLING),
+    "backward_gradient": f.Struct(m.BackwardGradient, {**_TRAVELLING, **_NEW_PATH}),
     "complete": f.Struct(
         m.Complete, {"round": _ROUND, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
     ),

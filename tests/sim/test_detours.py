@@ -1,9 +1,11 @@
 """Links so slow that activations and gradients go by way of the data node."""
 
+from collections.abc import Collection
+
 import pytest
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.detours import Detours
+from decod.protocol.detours import Detour, Detours
 from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
@@ -51,11 +53,11 @@ def test_nothing_is_lost_or_repeated_in_bad_weather_where_every_third_tensor_mak
     taken = [0, 0]
 
     def choose(
-        self: Detours, to: NodeId, home: NodeId, tensor: TensorId
-    ) -> tuple[NodeId, float | None]:
-        detour = to != home and tensor % 3 == 0
-        taken[detour] += 1
-        return (home, 0.1) if detour else (to, None)
+        self: Detours, to: NodeId, byways: Collection[NodeId], tensor: TensorId
+    ) -> Detour | None:
+        detours = bool(byways) and tensor % 3 == 0
+        taken[detours] += 1
+        return Detour(sorted(byways)[tensor % len(byways)], 0.1) if detours else None
 
     monkeypatch.setattr(Detours, "choose", choose)
     failures, _ = weather(range(30), storm_scenario)

@@ -78,7 +78,7 @@ def control_messages() -> list[m.Message]:
         m.Capacity(1, 0),
         m.CapacityAnswer(1, "it would stop"),
         m.CatchUp(ROUND),
-        m.LinkReport(1, 0.05, 1e7, 0.5),
+        m.LinkReport(1, 0.05, 1e7, 0.5, ((ALICE, 1e6), (BOB, 1e7))),
         m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
         m.RequestFlow(1, 1, ALICE, 0.5),
         m.FlowAnswer(1, 1, FLOW, 0.5, 1),

@@ -466,16 +466,26 @@ class CatchUp(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class LinkReport(_message.Message):
-    __slots__ = ("view_version", "latency_s", "bandwidth_bytes_per_s", "compute_s")
+    __slots__ = ("view_version", "latency_s", "bandwidth_bytes_per_s", "compute_s", "byways")
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    BYWAYS_FIELD_NUMBER: _ClassVar[int]
     view_version: int
     latency_s: float
     bandwidth_bytes_per_s: float
     compute_s: float
-    def __init__(self, view_version: _Optional[int] = ..., latency_s: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    byways: _containers.RepeatedCompositeFieldContainer[Byway]
+    def __init__(self, view_version: _Optional[int] = ..., latency_s: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., byways: _Optional[_Iterable[_Union[Byway, _Mapping]]] = ...) -> None: ...
+
+class Byway(_message.Message):
+    __slots__ = ("node_id", "bandwidth_bytes_per_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    bandwidth_bytes_per_s: float
+    def __init__(self, node_id: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LinkProbe(_message.Message):
     __slots__ = ()
@@ -546,14 +556,18 @@ class ForwardActivation(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
 
 class BackwardGradient(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id")
+    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
     round: Round
     microbatch: MicrobatchId
     flow_id: FlowId
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[str]
+    path_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ("round", "microbatch", "compute_s")

@@ -120,7 +120,7 @@ def test_nothing_is_taken_in_before_the_core_runs() -> None:
     "message",
     [
         ForwardActivation(Round(1, 1), M, FLOW, (PEER,)),
-        BackwardGradient(Round(1, 1), M, FLOW),
+        BackwardGradient(Round(1, 1), M, FLOW, (PEER,)),
     ],
     ids=["activation", "gradient"],
 )

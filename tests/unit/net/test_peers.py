@@ -187,7 +187,7 @@ def test_tensors_arrive_bit_for_bit(size: int) -> None:
         data = os.urandom(size)
         kinds: list[m.Message] = [
             ACTIVATION,
-            m.BackwardGradient(ROUND, MICROBATCH, FLOW),
+            m.BackwardGradient(ROUND, MICROBATCH, FLOW, (BOB,)),
             m.ReducePart(ROUND, 1, 1, 1, 1),
             m.ReducedPart(ROUND, 1, 1),
         ]

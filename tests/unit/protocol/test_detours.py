@@ -1,16 +1,17 @@
-"""Activations and gradients that go by way of their data node, and how they are chosen."""
+"""Activations and gradients that go by way of a data node, and how they are chosen."""
 
 from dataclasses import replace
 
 import pytest
 
-from decod.ids import NodeId
+from decod.ids import FlowId, MicrobatchId, NodeId
+from decod.protocol.context import Context
 from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.detours import DIRECT_MIN_S, Detours
+from decod.protocol.detours import DIRECT_MIN_S, Detour, Detours
 from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.events import TensorSent
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
-from decod.protocol.jobs import Backward, Forward
+from decod.protocol.jobs import Backward, EmbedBackward, Forward, Head, Loss
 from decod.protocol.links import LinkTable
 from decod.protocol.messages import BackwardGradient, Complete, Deny, ForwardActivation
 from decod.protocol.relay_microbatches import RelayMicrobatches
@@ -31,11 +32,11 @@ from tests.unit.protocol.cast import (
     view_of,
 )
 
-R3A = NodeId("r3a")
-M = mb(0)
+D1, R3A = NodeId("d1"), NodeId("r3a")
+M, THEIRS = mb(0), MicrobatchId(1, 1, 0)
 PATH = (R1A, R2A, R3A)
 FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0))
+GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
 MEGABYTE = 1_000_000
 
 
@@ -51,34 +52,76 @@ def detours(**rates: float) -> Detours:
 
 
 def test_only_a_much_quicker_way_is_a_detour() -> None:
-    assert detours(r2a=1.0, d0=5.0).choose(R2A, D0, tensor(1).id) == (D0, 2.0)
-    assert detours(r2a=1.0, d0=3.9).choose(R2A, D0, tensor(1).id) == (R2A, None)
-    assert detours(d0=100.0).choose(R2A, D0, tensor(1).id) == (R2A, None), "it is not known"
+    assert detours(r2a=1.0, d0=5.0).choose(R2A, {D0}, tensor(1).id) == Detour(D0, 2.0)
+    assert detours(r2a=1.0, d0=3.9).choose(R2A, {D0}, tensor(1).id) is None
+    assert detours(d0=100.0).choose(R2A, {D0}, tensor(1).id) is None, "it is not known"
     fast = 10.0 / DIRECT_MIN_S + 1
-    assert detours(r2a=fast, d0=1000.0).choose(R2A, D0, tensor(1).id) == (R2A, None)
+    assert detours(r2a=fast, d0=1000.0).choose(R2A, {D0}, tensor(1).id) is None
+    assert detours(r2a=1.0).choose(R2A, set(), tensor(1).id) is None, "nobody is there"
 
 
 def test_what_is_under_way_counts_until_it_has_arrived() -> None:
     ways = detours(r2a=2.0, d0=5.0)
-    assert ways.choose(R2A, D0, tensor(1).id) == (R2A, None)
-    assert ways.choose(R2A, D0, tensor(2).id) == (D0, 2.0)
-    assert ways.choose(R2A, D0, tensor(3).id) == (R2A, None), "4 + 2 s there"
-    assert ways.choose(R2A, D0, tensor(4).id) == (D0, 4.0)
+    assert ways.choose(R2A, {D0}, tensor(1).id) is None
+    assert ways.choose(R2A, {D0}, tensor(2).id) == Detour(D0, 2.0)
+    assert ways.choose(R2A, {D0}, tensor(3).id) is None, "4 + 2 s there"
+    assert ways.choose(R2A, {D0}, tensor(4).id) == Detour(D0, 4.0)
     for k in (2, 4):
         ways.sent(TensorSent(D0, tensor(k).id, 10 * MEGABYTE, 1.0, 1.0))
-    assert ways.choose(R2A, D0, tensor(5).id) == (D0, 2.0)
+    assert ways.choose(R2A, {D0}, tensor(5).id) == Detour(D0, 2.0)
     ways.reset()
-    assert ways.choose(R2A, D0, tensor(6).id) == (R2A, None)
+    assert ways.choose(R2A, {D0}, tensor(6).id) is None
+
+
+def test_what_is_passed_on_for_others_delays_what_follows() -> None:
+    ways = detours(r2a=1.0, d0=5.0)
+    ways.sends(D0, tensor(1).id)
+    assert ways.choose(R2A, {D0}, tensor(2).id) is None, "4 + 2 s there"
 
 
 def test_what_the_second_link_takes_is_learnt() -> None:
     ways = detours(r2a=1.0, d0=10.0)
-    assert ways.choose(R2A, D0, tensor(1).id) == (D0, 1.0)
-    ways.completed(3.0, R2A, D0, 30.0)
+    detour = ways.choose(R2A, {D0}, tensor(1).id)
+    assert detour == Detour(D0, 1.0)
+    ways.completed(3.0, R2A, detour, 31.0)
     ways.reset()
-    assert ways.choose(R2A, D0, tensor(2).id) == (R2A, None)
+    assert ways.choose(R2A, {D0}, tensor(2).id) is None
     ways.forget_others({R2A})
-    assert ways.choose(R2B, D0, tensor(3).id) == (R2B, None), "nothing is known of that link"
+    assert ways.choose(R2B, {D0}, tensor(3).id) is None, "nothing is known of that link"
+
+
+def test_the_receiver_tells_which_data_node_is_near_it() -> None:
+    ways = detours(r2a=1.0, d0=10.0, d1=5.0)
+    assert ways.choose(R2A, {D0, D1}, tensor(1).id) == Detour(D0, 1.0), "the second is as the first"
+    ways.reported(R2A, ((D0, 1.0 * MEGABYTE), (D1, 10.0 * MEGABYTE)))
+    ways.reset()
+    assert ways.choose(R2A, {D0, D1}, tensor(2).id) == Detour(D1, 2.0)
+    ways.reported(R2A, ((D0, 0.0), (D1, 1e30)))
+    ways.reset()
+    assert ways.choose(R2A, {D0, D1}, tensor(3).id) == Detour(D1, 2.0), "whatever is told"
+    ways.reported(R2A, ())
+    ways.forget_others({D0, D1})
+    ways.reset()
+    assert ways.choose(R2A, {D0, D1}, tensor(4).id) == Detour(D0, 1.0)
+
+
+def test_only_peers_with_a_slow_link_are_told_and_only_news() -> None:
+    ways = detours(r2a=1.0, r2b=20.0, d0=10.0)
+    told = ((D0, 10.0 * MEGABYTE),)
+    assert ways.news(R2A, (D0, D1))
+    assert ways.tell(R2A, (D0, D1)) == told, "d1's was never measured"
+    assert not ways.news(R2A, (D0, D1))
+    assert not ways.news(R2B, (D0, D1))
+    assert ways.tell(R2B, (D0, D1)) == ()
+    assert ways.tell(D0, (D0, D1)) == (), "its link is quick"
+    for _ in range(3):
+        ways.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=9.0 * MEGABYTE)
+    assert not ways.news(R2A, (D0, D1)), "a tenth"
+    for _ in range(3):
+        ways.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
+    assert ways.news(R2A, (D0, D1))
+    ways.links.measured(D1, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
+    assert len(ways.tell(R2A, (D0, D1))) == 2
 
 
 # --- relays ---------------------------------------------------------------------------------------
@@ -105,7 +148,7 @@ class Relay:
         return self.machine.forwarded(0.0, M, tensor(first + 1).id, 1.0)
 
 
-def test_what_comes_by_way_of_its_data_node_is_taken_as_its_senders() -> None:
+def test_what_comes_by_way_of_a_data_node_is_taken_as_its_senders() -> None:
     relay = Relay()
     complete = Send(R1A, Complete(ROUND, M, 1.0))
     assert relay.forward() == [SendTensor(D0, FORWARD, tensor(2).id), complete]
@@ -126,11 +169,12 @@ def test_a_refusal_goes_to_who_has_computed_and_not_to_who_has_passed_it_on() ->
 
 
 def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
-    """Whose it is nobody here knows yet; so the next relay gets the activation as well."""
+    """Its path says who has computed it: that relay has had the activation."""
     relay = Relay()
     assert relay.machine.gradient(D0, GRADIENT, tensor(8)) == []
     effects = relay.forward()
-    assert SendTensor(D0, FORWARD, tensor(2).id) in effects
+    assert freed(effects) == [1]
+    assert sent(effects) == [(R1A, Complete(ROUND, M, 1.0))]
     assert jobs_of(effects) == [Backward(M)]
 
 
@@ -146,14 +190,19 @@ def test_complete_tells_how_good_a_detour_was(waited_s: float, then: NodeId) -> 
 # --- data nodes -----------------------------------------------------------------------------------
 
 
-def home() -> DataMicrobatches:
-    """Return d0's, with the first microbatch on its way."""
-    context = context_of(D0, view_of("d0", "r1a", "r2a", "r2b", "r3a"))
+def begun(context: Context) -> DataMicrobatches:
+    """Return d0's machine, with the first microbatch at its begin."""
     flows = DataFlows(0.0, context)
     flows.complete[flow(0)] = Granted(flow(0), R1A, 3.0, PATH)
     machine = DataMicrobatches(context, lambda: flows, num_microbatches=1)
     machine.open(0.0)
     end_job(context, machine.can_take(R1A), tensor(1))
+    return machine
+
+
+def home() -> DataMicrobatches:
+    """Return d0's, with the first microbatch on its way."""
+    machine = begun(context_of(D0, view_of("d0", "d1", "r1a", "r2a", "r2b", "r3a")))
     machine.embedded(0.0, M, tensor(1).id)
     return machine
 
@@ -175,3 +224,43 @@ def test_what_is_passed_on_takes_the_path_as_it_is_now() -> None:
     assert freed(machine.gradient(R2A, GRADIENT, tensor(3))) == [3], "another has its place"
     refused = machine.activation(R2A, FORWARD, tensor(4))
     assert freed(refused) == [4]
+
+
+def test_a_data_node_passes_on_what_is_anothers() -> None:
+    machine = home()
+    path = ((D1, R1A), (R1A, R2A), (R2A, R3A), (R3A, D1))
+    theirs = replace(FORWARD, microbatch=THEIRS, flow_id=FlowId(D1, 0))
+    back = replace(GRADIENT, microbatch=THEIRS, flow_id=FlowId(D1, 0))
+    for k, (begin, end) in enumerate(path, start=2):
+        forth, here = tensor(k), tensor(10 + k)
+        assert machine.activation(begin, theirs, forth) == [SendTensor(end, theirs, forth.id)]
+        assert machine.gradient(end, back, here) == [SendTensor(begin, back, here.id)]
+
+
+def test_what_is_for_nobody_that_is_here_is_dropped() -> None:
+    machine = home()
+    theirs, path = FlowId(D1, 0), (R1A, NodeId("r2x"), R3A)
+    gone = replace(FORWARD, microbatch=THEIRS, flow_id=theirs, path=path)
+    assert freed(machine.activation(R1A, gone, tensor(2))) == [2]
+    assert freed(machine.activation(R2B, replace(gone, path=PATH), tensor(3))) == [3], "not on it"
+    stray = replace(GRADIENT, microbatch=THEIRS, flow_id=theirs, path=path)
+    assert freed(machine.gradient(R3A, stray, tensor(4))) == [4]
+
+
+def test_what_comes_home_by_way_of_another_data_node_has_come_home() -> None:
+    machine = home()
+    assert jobs_of(machine.activation(D1, FORWARD, tensor(2))) == [Head(M)]
+    end_job(machine._context, machine._context.compute.submit(Head(M)), tensor(3))
+    effects = machine.headed(M, Loss(1.0, 1), tensor(3).id, 0.5)
+    assert (R3A, Complete(ROUND, M, 0.5)) in sent(effects)
+    assert jobs_of(machine.gradient(D1, GRADIENT, tensor(4))) == [EmbedBackward(M)]
+
+
+def test_the_first_hop_may_be_a_detour_too() -> None:
+    context = context_of(D0, view_of("d0", "d1", "r1a", "r2a", "r3a"))
+    links = context.links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
+    context.detours = Detours(links)
+    for peer, rate in ((R1A, 1.0), (D1, 10.0)):
+        links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
+    (effect,) = begun(context).embedded(0.0, M, tensor(1).id)
+    assert effect == SendTensor(D1, FORWARD, tensor(1).id)

@@ -48,7 +48,8 @@ M = mb(0)
 OLD, NEW = (R1A, R2A), (R1A, R2B)
 FORWARD = ForwardActivation(ROUND, M, flow(0), OLD)
 AGAIN = ForwardActivation(ROUND, M, flow(0), NEW, 2)
-GRADIENT = BackwardGradient(ROUND, M, flow(0))
+GRADIENT = BackwardGradient(ROUND, M, flow(0), OLD)
+BACK_AGAIN = BackwardGradient(ROUND, M, flow(0), NEW, 2)
 REROUTE = Reroute(ROUND, M, flow(0), NEW, 2, (R2B,))
 MENDED = Mended(ROUND, M)
 
@@ -172,18 +173,18 @@ def test_who_takes_over_computes_and_says_so_to_the_data_node() -> None:
     effects = relay.forward(R1A, AGAIN)
     assert [to for to, _ in sent(effects)] == [D0, R1A], "on to the data node, COMPLETE back"
     effects = relay.backward(D0)
-    assert sent(effects) == [(R1A, GRADIENT), (D0, MENDED)]
+    assert sent(effects) == [(R1A, BACK_AGAIN), (D0, MENDED)]
 
 
 def test_a_gradient_may_come_before_the_activation() -> None:
     """The node behind had finished: what it gets is not sent again."""
     relay = Relay(R2B)
     relay.lose(R2A)
-    assert relay.machine.gradient(D0, GRADIENT, tensor(50)) == []
-    assert relay.machine.gradient(D0, GRADIENT, tensor(51)) != [], "a repeat is freed"
+    assert relay.machine.gradient(D0, BACK_AGAIN, tensor(50)) == []
+    assert relay.machine.gradient(D0, BACK_AGAIN, tensor(51)) != [], "a repeat is freed"
     effects = relay.forward(R1A, AGAIN)
     assert [type(m) for _, m in sent(effects)] == [Complete]
-    assert sent(relay.end_backward(effects)) == [(R1A, GRADIENT)]
+    assert sent(relay.end_backward(effects)) == [(R1A, BACK_AGAIN)]
     assert relay.machine.reroute(5.0, D0, REROUTE) == [Send(D0, MENDED)], "told late, it still says"
 
 
@@ -201,7 +202,8 @@ def test_who_has_a_lost_nodes_gradient_early_still_feeds_the_one_that_takes_its_
     effects = relay.machine.forwarded(6.0, M, 2, 1.0)
     again = ForwardActivation(ROUND, M, flow(0), path, 3)
     assert SendTensor(R2B, again, tensor(2).id) in effects, "nobody else has it to send"
-    assert sent(relay.end_backward(effects)) == [(D0, GRADIENT), (D0, MENDED)]
+    back = BackwardGradient(ROUND, M, flow(0), path, 3)
+    assert sent(relay.end_backward(effects)) == [(D0, back), (D0, MENDED)]
 
 
 def test_who_is_full_takes_over_when_there_is_room() -> None:
@@ -301,7 +303,7 @@ def test_the_data_node_sends_again_what_its_new_neighbours_lack() -> None:
     assert sent(data.lose(R1A)) == [(R1B, reroute), (R2A, reroute), (R1B, again)]
     data = Data()
     data.head()
-    assert sent(data.lose(R2A)) == [(R1A, REROUTE), (R2B, REROUTE), (R2B, GRADIENT)]
+    assert sent(data.lose(R2A)) == [(R1A, REROUTE), (R2B, REROUTE), (R2B, BACK_AGAIN)]
 
 
 def test_what_is_home_counts_again_when_all_is_mended() -> None:
@@ -311,7 +313,7 @@ def test_what_is_home_counts_again_when_all_is_mended() -> None:
     assert report.view_version == 1
     effects = data.lose(R2A)
     assert reports(effects) == []
-    assert (R2B, GRADIENT) in sent(effects)
+    assert (R2B, BACK_AGAIN) in sent(effects)
     assert data.machine.mended(R1A, MENDED) == [], "it does not owe it"
     (again,) = reports(data.machine.mended(R2B, MENDED))
     assert again == replace(report, view_version=2)

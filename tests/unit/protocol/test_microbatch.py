@@ -42,7 +42,7 @@ from tests.unit.protocol.cast import (
 M = mb(0)
 PATH = (R1A, R2A)
 FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0))
+GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
 COMPLETE = Complete(ROUND, M, 1.0)
 DENY = Deny(ROUND, M, flow(0), "no such flow here")
 
@@ -267,7 +267,7 @@ class Data:
         """Bring an embedded microbatch home, and its gradient; returns what that starts."""
         self.home(microbatch, slot)
         self.next_tensor += 1
-        message = BackwardGradient(self.context.round, microbatch, flow(slot))
+        message = BackwardGradient(self.context.round, microbatch, flow(slot), PATH)
         effects = self.machine.gradient(R1A, message, tensor(self.next_tensor))
         assert jobs_of(effects) == [EmbedBackward(microbatch)]
         return effects

@@ -189,7 +189,7 @@ def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
     world = training()
     for message in (
         messages.ForwardActivation(Round(1, 1), mb(0), flow(0), (R1A,)),
-        messages.BackwardGradient(Round(1, 1), mb(0), flow(0)),
+        messages.BackwardGradient(Round(1, 1), mb(0), flow(0), (R1A,)),
         messages.ReducedPart(Round(1, 1), 0, 1),
     ):
         assert world.step("r1a", ev.Received(D0, message)) == []

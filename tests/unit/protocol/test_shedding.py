@@ -29,7 +29,7 @@ from tests.unit.protocol.cast import (
 M = mb(0)
 PATH = (R1A, R2A)
 FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0))
+GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
 
 
 class FullRelay:

@@ -26,6 +26,7 @@ from decod.protocol.view import View
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
+    D1,
     R1A,
     R1B,
     R2A,
@@ -131,7 +132,37 @@ def test_a_new_view_is_a_new_beginning() -> None:
     assert bench.told(bench.survey.overdue(101.0)) == [D0, R2A, R2B]
 
 
+def test_peers_beyond_a_slow_link_hear_which_data_node_is_near() -> None:
+    bench = Bench(size_bytes=10_000_000, view=view_of("d0", "d1", "r1a", "r1b", "r2a", "r2b"))
+    bench.know(R2A, bandwidth=1e6)
+    bench.know(R2B, bandwidth=1e8)
+    bench.tick()
+    bench.know(D1, bandwidth=1e8)
+    (told,) = (e for e in bench.tick() if isinstance(e, Send) and e.to == R2A)
+    assert told == Send(R2A, m.LinkReport(1, 0.1, 1e6, 1.0, ((D1, 1e8),)))
+    assert bench.told(bench.tick()) == []
+
+
 # --- probes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bandwidth", "wanted"), [(1e6, [D1]), (1e8, [])])
+def test_ways_round_a_link_are_probed_only_where_that_is_slow(
+    bandwidth: float, wanted: list[NodeId]
+) -> None:
+    """d1 is no neighbour of r2a; all that are have been measured."""
+    view = view_of("d0", "d1", "r1a", "r2a", "r3a")
+    links = LinkTable(activation_size_bytes=10_000_000, compute_s=1.0)
+    context = Context(node_id=R2A, config=CONFIG, links=links, view=view, round=ROUND)
+    context.adopt(view)
+    survey = Survey(context)
+    survey.opened(0.0, renewed=True)
+    links.measured(R1A, latency_s=0.1, bandwidth_bytes_per_s=bandwidth)
+    for peer in (D0, NodeId("r3a")):
+        links.measured(peer, latency_s=0.1, bandwidth_bytes_per_s=1e8)
+    assert [effect.to for effect in probes(survey.overdue(10.0))] == wanted
+    survey.measured(10.1, ev.LinkMeasured(D1, bandwidth_bytes_per_s=1e8))
+    assert probes(survey.overdue(100.0)) == []
 
 
 def test_an_unknown_link_is_probed_once_with_an_activations_size() -> None:

@@ -202,6 +202,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "latency_s": st.floats(0, 3600),
     "bandwidth_bytes_per_s": st.floats(0, 1e15),
     "compute_s": durations,
+    "byways": st.lists(
+        st.tuples(node_ids, st.floats(0, 1e15)), max_size=8, unique_by=lambda byway: byway[0]
+    ).map(tuple),
     "num_committed": counts,
     "num_deferred": counts,
     "num_microbatches": counts,
@@ -392,6 +395,15 @@ BAD: dict[str, pb.Envelope] = {
     "bandwidth negative": envelope(link_report=pb.LinkReport(bandwidth_bytes_per_s=-1)),
     "bandwidth infinite": envelope(link_report=pb.LinkReport(bandwidth_bytes_per_s=math.inf)),
     "compute time over a day": envelope(link_report=pb.LinkReport(compute_s=86_401)),
+    "bandwidth of a byway NaN": envelope(
+        link_report=pb.LinkReport(
+            byways=[pb.Byway(node_id="a" * 52, bandwidth_bytes_per_s=math.nan)]
+        )
+    ),
+    "a byway twice": envelope(link_report=pb.LinkReport(byways=[pb.Byway(node_id="a" * 52)] * 2)),
+    "too many byways": envelope(
+        link_report=pb.LinkReport(byways=[pb.Byway(node_id=c * 52) for c in "abcdefghi"])
+    ),
     "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
     "too many hashes": envelope(
         ready=pb.Ready(round=pb.Round(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097)
