@@ -42,7 +42,8 @@ def training(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """
     run = make_run(min_nodes_per_stage=1)
     folder = tmp_path_factory.mktemp("training")
-    with cluster.Cluster(folder, run, corpus) as living:
+    # As an operator starts them: that is looked at, too.
+    with cluster.Cluster(folder, run, corpus, fork=False) as living:
         living.start_leader()
         living.start_relays(1)
         living.wait_for_iteration(1)

@@ -51,7 +51,7 @@ def test_five_daemons_learn_what_one_process_learns(
 def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
     """Both inject their own microbatches; the reference takes them all as one batch."""
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2)
-    with Cluster(tmp_path, run, corpus) as cluster:
+    with Cluster(tmp_path, run, corpus, fork=False) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         cluster.start_data_node("data-1")
         cluster.start_relays(2)
@@ -64,7 +64,8 @@ def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Pa
 
 def test_no_process_is_left_behind(tmp_path: Path, corpus: Path) -> None:
     """A compute process that outlives its node would hold a volunteer's memory for ever."""
-    with Cluster(tmp_path, make_run(num_iterations=1, min_nodes_per_stage=1), corpus) as cluster:
+    run = make_run(num_iterations=1, min_nodes_per_stage=1)
+    with Cluster(tmp_path, run, corpus, fork=False) as cluster:
         cluster.start_leader()
         cluster.start_relays(1)
         workers = [

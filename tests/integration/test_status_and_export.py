@@ -31,6 +31,7 @@ def decod_status(daemon: Daemon) -> dict[str, Any]:
 
 
 def test_status_has_every_promised_field(training: Cluster) -> None:
+    training.wait_for_iteration(3)  # How fast it is shows between two commits.
     training.wait_for(
         lambda: all(node["microbatches"] for node in stage_nodes(training.leader.status())),
         "news of all nodes at the leader",
@@ -115,7 +116,7 @@ def mapped_files(pid: int) -> str:
 
 
 def test_a_node_listens_before_torch_has_loaded(tmp_path: Path, corpus: Path) -> None:
-    with Cluster(tmp_path, make_run(), corpus) as cluster:
+    with Cluster(tmp_path, make_run(), corpus, fork=False) as cluster:
         leader = cluster.start("leader", "leader", cluster.run_file)
         cluster.wait_for(lambda: leader.events("node.started"), "the node to listen")
         wall_s = time.monotonic() - leader.start_s

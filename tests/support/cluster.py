@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.daemon.control import ask
 from decod.errors import DecodError
+from tests.support import forked
 from tests.support.network import Network
 from tests.support.polling import wait_for
 
@@ -30,6 +32,7 @@ START_TIMEOUT_S = 60.0
 """For a node to load torch and enter a run while the machine is busy with others."""
 
 _END_TIMEOUT_S = 15.0
+_OUTPUT_MAX_BYTES = 1 << 22
 _TAIL_LINES = 10
 
 DECOD = (sys.executable, "-u", "-m", "decod")
@@ -52,7 +55,7 @@ class Daemon:
     """One `decod leader` or `decod join`, running or ended."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes] | forked.ForkedProcess"
     folder: Path
     """Holds `state/`, `stdout` and `stderr`."""
     start_s: float
@@ -169,11 +172,21 @@ class Cluster:
         run: What is trained.
         corpus: Folder of prepared data.
         network: Where each daemon runs on the host that is called as it; the loopback if absent.
+        fork: Whether daemons are forked, where they can be, from a process that has loaded all that
+            they import: that saves most of what a start costs. Otherwise, and in a network, each
+            is started by itself, as an operator starts it.
     """
 
     def __init__(
-        self, folder: Path, run: RunConfig, corpus: Path, network: Network | None = None
+        self,
+        folder: Path,
+        run: RunConfig,
+        corpus: Path,
+        network: Network | None = None,
+        *,
+        fork: bool = True,
     ) -> None:
+        self.fork = fork
         self.folder = folder
         self.run = run
         self.corpus = corpus
@@ -215,14 +228,7 @@ class Cluster:
             command += ["--listen", f"{host}:0"]
         start_s = time.monotonic()
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=child_environment(),
-                start_new_session=True,
-            )
+            process = _started(command, stdout, stderr, fork=self.fork)
         daemon = Daemon(name, process, folder, start_s)
         self.daemons.append(daemon)
         return daemon
@@ -322,16 +328,19 @@ class Cluster:
         return "\n".join(daemon.tail() for daemon in self.daemons)
 
 
-def run_decod(*arguments: str | Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Returns what a `decod` command that ends by itself came to."""
-    return subprocess.run(
-        [*DECOD, *map(str, arguments)],
-        capture_output=True,
-        check=False,
-        encoding="utf-8",
-        env=child_environment(),
-        timeout=timeout_s,
-    )
+def run_decod(
+    *arguments: str | Path, timeout_s: float = 60.0, fork: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Returns what a `decod` command that ends by itself came to; `fork` is as for `Cluster`."""
+    command = [*DECOD, *map(str, arguments)]
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+        process = _started(command, stdout, stderr, fork=fork)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        said = [os.pread(file.fileno(), _OUTPUT_MAX_BYTES, 0) for file in (stdout, stderr)]
+    return subprocess.CompletedProcess(command, code, *(text.decode() for text in said))
 
 
 def child_environment() -> dict[str, str]:
@@ -357,6 +366,22 @@ def assert_refused(
     assert len(lines) == 1, result.stderr
     for text in holds:
         assert text in lines[0], (text, lines[0])
+
+
+def _started(
+    command: list[str], stdout: IO[bytes], stderr: IO[bytes], *, fork: bool
+) -> "subprocess.Popen[bytes] | forked.ForkedProcess":
+    environment = child_environment()
+    if fork and forked.can_fork(command):
+        return forked.fork(command, environment, stdout, stderr)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def _commit(record: dict[str, Any]) -> Commit:

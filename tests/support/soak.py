@@ -165,7 +165,8 @@ def soak(plan: Plan, folder: Path, corpus: Path) -> list[Outcome]:
             if plan.networks:
                 hosts = list(host_stages(plan.num_data_nodes, plan.relays))
                 network = stack.enter_context(Network(hosts, {}))
-            cluster = stack.enter_context(Cluster(folder / name, plan.run, corpus, network))
+            made = Cluster(folder / name, plan.run, corpus, network, fork=False)
+            cluster = stack.enter_context(made)
             fleets.append(Fleet(cluster, plan.relays))
         for fleet in fleets:
             fleet.start()

@@ -1,0 +1,127 @@
+"""Processes of `decod` that are forked from one that has loaded all that they import."""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.support.preloaded import NUM_REQUEST_FDS, PADDING, REQUEST_SIZE_MAX_BYTES
+
+_NUM_ORIGINS = 2
+"""Forked processes hash as their origin does; with two, hosts of a run differ in the order of
+sets, as they do when each is started by itself."""
+
+
+class ForkedProcess:
+    """A forked process, as `subprocess.Popen` shows one."""
+
+    def __init__(self, pid: int, pid_fd: int, end_fd: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pid_fd = pid_fd
+        self._end_fd = end_fd
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, once it has ended."""
+        if self.returncode is None:
+            if not select.select([self._end_fd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
+            self.returncode = int(os.read(self._end_fd, 16))
+            os.close(self._end_fd)
+            os.close(self._pid_fd)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pid_fd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Origin:
+    """A process that others are forked from."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "tests.support.preloaded",
+                    str(there.fileno()),
+                    PADDING,
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                env=dict(environment),
+                start_new_session=True,
+            )
+
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], *outputs: IO[bytes]
+    ) -> ForkedProcess:
+        """Return a process that runs `PYTHON [-u] -m MODULE ARGUMENTS`.
+
+        Args:
+            command: The whole of it.
+            environment: Its own. What a library has read from the origin's stays as it was.
+            outputs: Its standard output and error.
+        """
+        line = json.dumps(
+            {"command": [*command], "environment": {**environment}, "folder": str(Path.cwd())}
+        )
+        assert len(line) < REQUEST_SIZE_MAX_BYTES, line
+        end_fd, there_fd = os.pipe()
+        fds = [*(output.fileno() for output in outputs), there_fd]
+        assert len(fds) == NUM_REQUEST_FDS
+        try:
+            socket.send_fds(self._connection, [line.encode()], fds)
+        finally:
+            os.close(there_fd)
+        pid, pid_fds, _, _ = socket.recv_fds(self._connection, 16, 1)
+        return ForkedProcess(int(pid), pid_fds[0], end_fd)
+
+    def end(self) -> None:
+        """End it. Those that were forked go on."""
+        self._connection.close()
+        self._process.wait()
+
+
+def can_fork(command: Sequence[str]) -> bool:
+    """Return whether a command runs a Python module, on a system where it can be forked."""
+    return command[0] == sys.executable and "-m" in command[1:3] and hasattr(os, "pidfd_open")
+
+
+def fork(
+    command: Sequence[str], environment: Mapping[str, str], *outputs: IO[bytes]
+) -> ForkedProcess:
+    """Fork a process from one of this process's origins; see `Origin.fork`.
+
+    They are made with the environment that is given first, and end with this process.
+    """
+    while len(_origins) < _NUM_ORIGINS:
+        _origins.append(Origin(environment))
+        atexit.register(_origins[-1].end)
+    _origins.rotate()
+    return _origins[0].fork(command, environment, *outputs)
+
+
+_origins: deque[Origin] = deque()
