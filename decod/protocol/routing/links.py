@@ -59,11 +59,7 @@ class DraftLinks:
 
     @property
     def agreed(self) -> bool:
-        for side in (self.outward, self.inward):
-            for link in side.values():
-                if link.peer_units != link.units:
-                    return False
-        return True
+        return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
 
     def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
         """Take in the other end's number. Returns whether it should be told this end's at once.
