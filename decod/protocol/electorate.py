@@ -87,6 +87,13 @@ class Electorate:
         fields = (("num_gone", len(gone)), ("num_total", len(view.members)))
         return [Note("quorum.lost", fields)]
 
+    def returned(self, node: NodeId) -> bool:
+        """A member lives. Returns whether it was one of those that are gone."""
+        if node not in self.lacking:
+            return False
+        self.lacking = tuple(other for other in self.lacking if other != node)
+        return True
+
     def dismiss(self, node: NodeId) -> None:
         """A member leaves: it gives no vote any more, so nobody needs one of it."""
         self._left.add(node)

@@ -181,8 +181,8 @@ class Leader:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
         effects = self.admission.prepared(self.view, sender, message)
         gathering = self.state is LeaderState.GATHERING
-        if (lacking := self.electorate.lacking) and self.admission.any_prepared:
-            effects += self._remove(now_s, dict.fromkeys(lacking, "gone"), admit=True)
+        if self.electorate.lacking and self.admission.any_prepared:
+            effects += self.retry(now_s)
         elif self.rebuild.pending:
             effects += self._begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
@@ -228,8 +228,7 @@ class Leader:
         if member is None:
             return []
         if self.state is LeaderState.PAUSED:
-            answer = CapacityAnswer(message.request_id, "all iterations are done")
-            return [Send(sender, answer)]
+            return [Send(sender, CapacityAnswer(message.request_id, "all iterations are done"))]
         effects = self.capacities.ask(self.view.members, member, message, self.leaving)
         if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
             reason = f"{member.name or sender[:8]} changes its capacity"
@@ -245,8 +244,7 @@ class Leader:
 
     def _last_word(self, node: NodeId) -> list[Effect]:
         """Repeat what opened the round, and who was lost since."""
-        words = [word for word in (self._last, self._mend) if word is not None]
-        return [Send(node, word) for word in words]
+        return [Send(node, word) for word in (self._last, self._mend) if word is not None]
 
     def _remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
@@ -261,10 +259,10 @@ class Leader:
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:
                 effects.append(noted("member.lost", peer=node, reason=reason))
-        gone = [node for node in nodes if node in self.view]
+        missing = dict.fromkeys((*nodes, *self.electorate.lacking))
+        gone = [node for node in missing if node in self.view]
         if not gone:
             return effects
-        gone += [n for n in self.electorate.lacking if n in self.view and n not in gone]
         # What others want can wait until a round ends in order: now they are needed as they are.
         view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
@@ -278,12 +276,14 @@ class Leader:
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
             return effects + self.finish(reason=lost, failed=True)
         if not admit and self.state in UNDER_WAY and _survives(self.view, view, gone):
-            return effects + self._go_on(now_s, view, reason=reason, gone=gone)
+            return effects + self._go_on(now_s, view, reason, gone)
         return effects + self._open(now_s, view, reason=reason, goodbye=gone)
 
-    def _go_on(
-        self, now_s: float, view: View, *, reason: str, gone: Sequence[NodeId]
-    ) -> list[Effect]:
+    def retry(self, now_s: float) -> list[Effect]:
+        """Go on without the members that are waited for, if a quorum is there by now."""
+        return self._remove(now_s, {}, admit=True)
+
+    def _go_on(self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]) -> list[Effect]:
         """Go on with the round without some relays."""
         # What opened the round may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
@@ -462,9 +462,11 @@ class Leader:
         """Ask all members how busy they are and, if a stage is lost, what they keep."""
         with_kept = bool(self.rebuild.pending)
         effects = self.polling.ask(now_s, self.round, self.view, self.leaving, with_kept=with_kept)
-        if self.electorate.lacking:
+        if lacking := self.electorate.lacking:
             # Those who are gone can't answer; whoever comes back is needed.
             effects += self.polling.told((), self.view, self.leaving)
+            gone = {*lacking} - self.admission.candidates.keys()
+            effects += self.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
         return effects
 
     def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:

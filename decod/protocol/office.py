@@ -280,7 +280,7 @@ class Office:
                 return election.catch_up(sender, round_, view_term=term)
         if self.leader is None:
             return []
-        return _for_leader(now_s, self.leader, sender, message)
+        return for_leader(now_s, self.leader, sender, message)
 
     def found(self, event: LeaderFound) -> list[Effect]:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
@@ -326,7 +326,8 @@ class Office:
         return self.leader.voted(now_s, vote)
 
 
-def _for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
+def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
+    """Hand a message to the leader."""
     match message:
         case messages.Join():
             return leader.join(now_s, sender, message)
@@ -340,8 +341,7 @@ def _for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) 
                 leader.severed.doubted(now_s, (sender, node), leader.view, place, allows)
             return leader.suspect(now_s, node, reason)
         case messages.Pong(nonce):
-            leader.probes.answered(sender, nonce)
-            return []
+            return _answered(now_s, leader, sender, nonce)
         case messages.Leave():
             return leader.leave(now_s, sender, message)
         case messages.Capacity():
@@ -351,3 +351,12 @@ def _for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) 
         case messages.Report():
             return leader.report(now_s, sender, message)
     return []
+
+
+def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:
+    """Who was asked whether it lives does. If it was given up, others may not be needed now."""
+    leader.probes.answered(sender, nonce)
+    later_life = sender in leader.admission.candidates  # It has to prepare first.
+    if later_life or not leader.electorate.returned(sender):
+        return []
+    return leader.retry(now_s)

@@ -55,6 +55,10 @@ class Probes:
         self._open[node] = _Probe(nonce, now_s + self.timeout_s, again_s, reason)
         return [Send(node, Ping(nonce))]
 
+    def ask_all(self, now_s: float, nodes: Iterable[NodeId], reason: str) -> list[Effect]:
+        """Ask several."""
+        return [effect for node in sorted(nodes) for effect in self.ask(now_s, node, reason)]
+
     def answered(self, node: NodeId, nonce: int) -> None:
         probe = self._open.get(node)
         if probe is not None and probe.nonce == nonce:

@@ -156,6 +156,20 @@ def test_a_newcomer_whose_wish_to_follow_is_lost_as_it_enters_fetches_the_state(
     assert main(_words(words, faults, "")) == 0
 
 
+def test_who_was_cut_off_and_is_back_makes_a_quorum_with_who_has_started_again() -> None:
+    """Each had been given up by a leader that could go on with none of them."""
+    faults = (
+        "drain:data0@4.825+6.169 disk:data0@10.322+9.951 freeze:relay1@10.351+3.087"
+        " restart:relay0@12.29+2.9 freeze:data1@13.101+1.409"
+    )
+    cuts = (
+        "relay0>relay1,data1@7.215+2.183 relay1,relay0|data1,data0@6.941+2.912"
+        " relay1|relay0,data1,data0@7.164+10.479"
+    )
+    words = "--seed 3688 --data-nodes 2 --relays 2 --stages 1 --microbatches 1 --calm-s 26.338"
+    assert main(_words(words, faults, cuts)) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

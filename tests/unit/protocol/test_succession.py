@@ -11,6 +11,7 @@ from decod.protocol.effects import Effect
 from decod.protocol.election import Succession
 from decod.protocol.leader import Leader
 from decod.protocol.messages import Abort, Assign, Commit, Prepared
+from decod.protocol.office import for_leader
 from decod.protocol.view import Opening, View
 from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent
 from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
@@ -107,6 +108,24 @@ def test_rounds_that_fail_while_a_quorum_lacks_take_nobody_for_back_who_is_not()
     assert opening_view(stands_prepared(run, now_s)) == {D0, R1B}
     assert leader.electorate.lacking == ()
     assert R1B not in leader.admission.candidates
+
+
+def test_who_was_given_up_and_answers_is_waited_for_no_more() -> None:
+    """It was cut off and is back as it was: with it a quorum is there, and the others may wait."""
+    run = Run(R1A, R1B)
+    leader, now_s = run.leader, 1.0 + CONFIG.probe_timeout_s
+    for node in (D1, R1A, R1B):
+        leader.suspect(1.0, node, "cut")
+    leader.overdue(now_s)
+    assert {*leader.electorate.lacking} == {D1, R1A, R1B}
+    leader.join(now_s, R1A, run.offer(R1A))
+    assert for_leader(now_s, leader, R1A, m.Pong(0)) == [], "a later life has to prepare first"
+    now_s += CONFIG.utilisation_interval_s
+    asked = {to: said for to, said in sent(leader.overdue(now_s)) if isinstance(said, m.Ping)}
+    assert asked.keys() == {D1, R1B}, "from time to time"
+    effects = for_leader(now_s, leader, R1B, m.Pong(asked[R1B].nonce))
+    assert opening_view(effects) == {D0, R1B}
+    assert leader.electorate.lacking == ()
 
 
 def test_who_is_lost_again_before_it_has_prepared_is_taken_in_by_the_same_offer() -> None:
