@@ -115,6 +115,8 @@ def test_a_restarted_relay_has_its_state_from_its_own_disk(
     with training(tmp_path, corpus, every=1, stages=stages) as (cluster, nodes):
         leader, victim = nodes["leader"], nodes["victim"]
         cluster.wait_for_iteration(6)
+        # It may have come when training had begun, and have to be let in.
+        cluster.wait_for(lambda: kept(victim, 1), "a first state", timeout_s=TIMEOUT_S)
         with standing_still(cluster, nodes) as iteration:
             cluster.wait_for(lambda: kept(victim, 1) == iteration, "the state on the disk")
             victim.send(signal.SIGKILL)
@@ -122,13 +124,16 @@ def test_a_restarted_relay_has_its_state_from_its_own_disk(
             num_missing = 0
             if damaged:
                 (folder,) = victim.state_dir.glob("runs/*/states")
-                newest = StateStore(folder).find()[0]
+                # It may mirror another stage's state of the same iteration.
+                newest = next(s for s in StateStore(folder).find() if s.stage_index == 1)
                 assert newest.iteration == iteration
                 num_missing = flip_a_byte(newest)
-            num_before = len(victim.commits())
+            num_before, num_fetched = len(victim.commits()), len(victim.events("state.fetched"))
             victim = cluster.start_relay("victim", "--stage", "1")
             fetches = cluster.wait_for(
-                lambda: victim.events("state.fetched"), "its state", timeout_s=TIMEOUT_S
+                lambda: victim.events("state.fetched")[num_fetched:],
+                "its state",
+                timeout_s=TIMEOUT_S,
             )
             # Until the next state is written.
             problem = status_of(victim)["states"]["problem"]
