@@ -140,7 +140,7 @@ class Daemon:
             timeout_s=timeout_s,
             describe=self.tail,
         )
-        return self.process.returncode
+        return self.process.wait(0.0)
 
     def tail(self) -> str:
         """Returns the last lines of everything it wrote."""
