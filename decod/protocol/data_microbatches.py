@@ -17,7 +17,7 @@ from decod.protocol.deadline import earliest
 from decod.protocol.digest import digest_of
 from decod.protocol.effects import Effect, Note, Send
 from decod.protocol.era import MARKS_MAX
-from decod.protocol.events import Tensor
+from decod.protocol.events import SendFailed, Tensor
 from decod.protocol.flow import DataFlows, Granted
 from decod.protocol.jobs import Drop, Embed, EmbedBackward, Head, Loss
 from decod.protocol.mending import Path, Substitutes
@@ -285,15 +285,16 @@ class DataMicrobatches:
         self._done[microbatch] = held
         return self.inject()
 
-    def denied(
-        self,
-        now_s: float,  # noqa: ARG002 - as a relay is called.
-        sender: NodeId,
-        message: Deny,
-    ) -> list[Effect]:
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """An activation or gradient could not be sent."""
+        return self._keeper.undelivered(event, self.held, self._done)
+
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:  # noqa: ARG002 - as a relay is called.
         """A flow is broken: try the microbatch on another, or put it off."""
         known = self._done.get(message.microbatch)
         held = self.held.get(message.microbatch, known)
+        if again := self._keeper.stuck(held, sender):
+            return again
         if held is None:
             return []
         if held.path_version and sender in held.path:
@@ -304,12 +305,7 @@ class DataMicrobatches:
             return self._put_back(held, message.reason)
         return self._fail_round(held, message.reason)
 
-    def failed(
-        self,
-        now_s: float,  # noqa: ARG002 - as a relay is called.
-        microbatch: MicrobatchId,
-        reason: str,
-    ) -> list[Effect]:
+    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:  # noqa: ARG002 - as above.
         """This node's device refused the microbatch."""
         held = self.held.get(microbatch)
         if held is None:

@@ -71,6 +71,8 @@ class Detours:
     """What neighbours have told of their links with data nodes: seconds for an activation."""
     _told: dict[NodeId, Byways] = field(default_factory=dict)
     """What they have been told of this node's."""
+    _avoided: set[tuple[NodeId, NodeId]] = field(default_factory=set)
+    """Data nodes, and neighbours that they can't reach."""
 
     # --- what is known of second links --------------------------------------------------------
 
@@ -111,6 +113,10 @@ class Detours:
         onward_s = max(0.0, took_s - detour.first_s)
         self._onward_s.setdefault((detour.by, to), Recent()).add(now_s, onward_s)
 
+    def avoid(self, by: NodeId, to: NodeId) -> None:
+        """A data node can't pass on what is for a neighbour."""
+        self._avoided.add((by, to))
+
     # --- the choice ---------------------------------------------------------------------------
 
     def choose(self, to: NodeId, byways: Collection[NodeId], tensor: TensorId) -> Detour | None:
@@ -120,7 +126,8 @@ class Detours:
         """
         direct_s, best = self._arrives_s(to), None
         if direct_s >= DIRECT_MIN_S and self.links.bandwidth_measured(to):
-            ways = [(self._arrives_s(by), self._second_s(by, to), by) for by in byways]
+            open_ = [by for by in byways if (by, to) not in self._avoided]
+            ways = [(self._arrives_s(by), self._second_s(by, to), by) for by in open_]
             least = min(((a + b, by, a) for a, b, by in ways), default=None)
             if least is not None and least[0] <= WORTH_RATIO * direct_s:
                 best = Detour(least[1], least[2])
@@ -144,6 +151,7 @@ class Detours:
         known = self._onward_s.items()
         self._onward_s = {k: v for k, v in known if k[0] in members and k[1] in members}
         self._reported = {k: v for k, v in self._reported.items() if k in members}
+        self._avoided = {k for k in self._avoided if k[0] in members and k[1] in members}
         self._told.clear()
 
     def _arrives_s(self, to: NodeId) -> float:

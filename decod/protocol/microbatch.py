@@ -23,8 +23,9 @@ from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.detours import Detour
 from decod.protocol.effects import Effect, Send, SendTensor
-from decod.protocol.messages import SLOW, BackwardGradient, ForwardActivation, Suspect
-from decod.protocol.passing import Travelling, goal_of
+from decod.protocol.events import SendFailed
+from decod.protocol.messages import SLOW, BackwardGradient, Deny, ForwardActivation, Suspect
+from decod.protocol.passing import Travelling, goal_of, origin_of
 
 _LATE_FACTOR = 4.0
 """A COMPLETE is late after this many times the usual wait: slow is not dead."""
@@ -65,6 +66,8 @@ class Held:
     """The activation that came, if it is kept until the backward pass."""
     detour: Detour | None = None
     """The one that the activation takes that went, if any."""
+    detour_back: Detour | None = None
+    """Likewise the gradient's."""
     shed: bool = False
     """What the backward pass needs was let go of: the forward pass is computed again before it."""
 
@@ -153,6 +156,37 @@ class Keeper:
         self._context.tensors.retain(held.backward)
         return [self._back(held, held.backward)]
 
+    def undelivered(self, event: SendFailed, *known: Mapping[MicrobatchId, Held]) -> list[Effect]:
+        """A tensor could not be sent: if this was a part of a detour, there may be another way.
+
+        Args:
+            event: The failure.
+            known: Microbatches of this node.
+        """
+        message, here = event.message, self._context.node_id
+        if not isinstance(message, Travelling):
+            return []
+        origin = origin_of(message, here, event.to, self._context.view)
+        if origin == here:
+            held = next((h[message.microbatch] for h in known if message.microbatch in h), None)
+            return self.stuck(held, event.to)
+        reason = f"it can't be passed on: {event.reason}"[:200]
+        return [Send(origin, Deny(message.round, message.microbatch, message.flow_id, reason))]
+
+    def stuck(self, held: Held | None, by: NodeId) -> list[Effect]:
+        """What went by way of a data node does not get on from there, or not even there: send it
+        again, another way. Nothing if nothing did, or if it has arrived all the same."""
+        detours, effects = self._context.detours, list[Effect]()
+        if held is None:
+            return effects
+        if held.phase is Phase.SENT and held.detour is not None and held.detour.by == by:
+            detours.avoid(by, held.downstream)
+            effects += self.forward_again(held) or []
+        if held.detour_back is not None and held.detour_back.by == by:
+            detours.avoid(by, held.upstream)
+            effects += self.backward_again(held) or []
+        return effects
+
     def pass_on(
         self, held: Held | None, sender: NodeId, message: Travelling, tensor: TensorId
     ) -> list[Effect]:
@@ -181,7 +215,7 @@ class Keeper:
         return SendTensor(to, self._activation(held), tensor)
 
     def _back(self, held: Held, tensor: TensorId) -> Effect:
-        to, _ = self._choose(held.upstream, held, tensor)
+        to, held.detour_back = self._choose(held.upstream, held, tensor)
         return SendTensor(to, self._gradient(held), tensor)
 
     def _choose(self, to: NodeId, held: Held, tensor: TensorId) -> tuple[NodeId, Detour | None]:

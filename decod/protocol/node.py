@@ -286,7 +286,7 @@ class NodeMachine:
         if isinstance(event.message, FollowMessage):
             effects = self._joining.missed(now_s, event, self.work.followers)
             return effects + self.work.followed(now_s)
-        effects = self._outbox.undelivered(now_s, event)
+        effects = self._outbox.undelivered(now_s, event) + self.work.microbatches.undelivered(event)
         self._survey.undelivered(event)
         handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:

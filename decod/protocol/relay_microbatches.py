@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Send
-from decod.protocol.events import Tensor
+from decod.protocol.events import SendFailed, Tensor
 from decod.protocol.flow import RelayFlows
 from decod.protocol.jobs import Backward, Drop, Forward
 from decod.protocol.messages import (
@@ -308,9 +308,15 @@ class RelayMicrobatches:
 
     # --- refusals -----------------------------------------------------------------------------
 
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """An activation or gradient could not be sent."""
+        return self._keeper.undelivered(event, self.held, self._done)
+
     def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
         """Pass a DENY upstream and forget the microbatch and its flow."""
         held = self.held.get(message.microbatch)
+        if again := self._keeper.stuck(held or self._done.get(message.microbatch), sender):
+            return again
         if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
             return []
         if held.path_version:
