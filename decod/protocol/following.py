@@ -217,12 +217,14 @@ class Following:
         if self._base is not None:
             return []
         self._base = base = message.committed
+        early = [i for i, step in self._log.items() if not _is_behind(base, step.round)]
+        effects = [effect for iteration in early for effect in self._drop(iteration)]
         ids = [member.node_id for member in self._donors]
         first = ids.index(sender) if sender in ids else 0
         donors = tuple(ids[first:] + ids[:first])
         fields = (("num_donors", len(donors)), ("iteration", base.iteration))
         wanted = FetchState(donors, self._stage, base.iteration)
-        return [Note("state.requested", fields), wanted]
+        return [*effects, Note("state.requested", fields), wanted]
 
     def unreachable(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
         """A `Follow` could not be delivered."""
@@ -245,10 +247,11 @@ class Following:
     def _keep(self, sender: NodeId, message: Average, tensor: Tensor) -> tuple[bool, list[Effect]]:
         """Return whether a part is kept, and what that makes superfluous."""
         base, round_, effects = self._held or self._base, message.round, list[Effect]()
-        if base is None or sender != self._followed or round_.era != base.era:
+        # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
+        if sender != self._followed or (base is not None and not _is_behind(base, round_)):
             return False, []
         place, iteration = (round_, message.view_version), round_.iteration
-        if iteration <= base.iteration or (self._step is not None and place <= self._step.place):
+        if self._step is not None and place <= self._step.place:
             return False, []
         step = self._log.get(iteration)
         if step is not None and step.place < place:
@@ -431,3 +434,8 @@ class Following:
         """Whether this node, in the view by now, holds what was committed when it entered."""
         held, target = self._held, self._target
         return held is not None and target is not None and held.iteration == target[0].iteration
+
+
+def _is_behind(base: Round, round_: Round) -> bool:
+    """Whether a round's step is one of those that are taken from a state."""
+    return round_.era == base.era and round_.iteration > base.iteration

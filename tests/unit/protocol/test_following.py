@@ -151,6 +151,22 @@ def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
     assert candidate.given == [], "nobody has said yet that 6 is final"
 
 
+def test_averages_that_overtake_the_answer_are_kept_as_far_as_they_are_needed() -> None:
+    """They come on another channel; nobody would send them again."""
+    candidate = Candidate()
+    candidate.machine.aim(1, DONORS)
+    candidate.machine.knock(0.0)
+    candidate.both(Round(4, 1), "h3")
+    candidate.both(Round(5, 1), "h4")
+    effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
+    assert freed(effects) == [1, 2], "that of the state which is fetched"
+    assert candidate.machine.num_behind == 1
+    candidate.take(candidate.machine.fetched(StateFetched(1, 4, "{}", tensor(900))))
+    candidate.work(Built("h4"))
+    candidate.step(5)
+    assert candidate.machine.level == Round(5, 1)
+
+
 def test_a_step_that_was_not_committed_is_undone() -> None:
     candidate = Candidate()
     candidate.load()
