@@ -124,15 +124,13 @@ class Detours:
 
         It counts as under way from now on.
         """
-        direct_s, best = self._arrives_s(to), None
-        if direct_s >= DIRECT_MIN_S and self.links.bandwidth_measured(to):
-            open_ = [by for by in byways if (by, to) not in self._avoided]
-            ways = [(self._arrives_s(by), self._second_s(by, to), by) for by in open_]
-            least = min(((a + b, by, a) for a, b, by in ways), default=None)
-            if least is not None and least[0] <= WORTH_RATIO * direct_s:
-                best = Detour(least[1], least[2])
-        self.sends(to if best is None else best.by, tensor)
-        return best
+        direct_s = self._arrives_s(to)
+        slow = direct_s >= DIRECT_MIN_S and self.links.bandwidth_measured(to)
+        detour = self._shortest(to, byways) if slow else None
+        if detour is not None and self._lasts_s(detour, to) > WORTH_RATIO * direct_s:
+            detour = None
+        self.sends(to if detour is None else detour.by, tensor)
+        return detour
 
     def sends(self, to: NodeId, tensor: TensorId) -> None:
         """A tensor is on its way to a node."""
@@ -158,6 +156,13 @@ class Detours:
         """Return how long one more tensor takes to a node, after those under way to it."""
         before = sum(receiver == to for receiver, _ in self._under_way)
         return (before + 1) * self.links.transfer_s(to)
+
+    def _shortest(self, to: NodeId, byways: Collection[NodeId]) -> Detour | None:
+        ways = [Detour(by, self._arrives_s(by)) for by in byways if (by, to) not in self._avoided]
+        return min(ways, key=lambda way: (self._lasts_s(way, to), way.by), default=None)
+
+    def _lasts_s(self, detour: Detour, to: NodeId) -> float:
+        return detour.first_s + self._second_s(detour.by, to)
 
     def _second_s(self, by: NodeId, to: NodeId) -> float:
         """Return how long a tensor takes from a data node to its receiver."""
