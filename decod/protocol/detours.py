@@ -13,8 +13,10 @@ The sender chooses for each tensor, by what it knows of its own links and has un
 what the receiver has told of its links with data nodes (`LinkReport`): those whose direct link is
 slow measure them, and tell each other. What nobody has told is taken to be like the first link.
 Each COMPLETE for an activation that went this way tells what the second link takes if it is none
-that the receiver knows. A detour has to be much quicker, because it uses two links instead of one,
-and one host's for many. Flows are still chosen by direct links alone.
+that the receiver knows. One that leads nowhere, since the data node can't reach the receiver or
+can't be reached, is not taken again while both are members. A detour has to be much quicker,
+because it uses two links instead of one, and one host's for many. Flows are still chosen by direct
+links alone.
 
 Deviation: in GWTF every transfer is direct.
 """
