@@ -9,7 +9,7 @@ from decod.protocol.context import Context
 from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.detours import DIRECT_MIN_S, Detour, Detours
 from decod.protocol.effects import Effect, Send, SendTensor
-from decod.protocol.events import TensorSent
+from decod.protocol.events import SendFailed, TensorSent
 from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.jobs import Backward, EmbedBackward, Forward, Head, Loss
 from decod.protocol.links import LinkTable
@@ -256,11 +256,39 @@ def test_what_comes_home_by_way_of_another_data_node_has_come_home() -> None:
     assert jobs_of(machine.gradient(D1, GRADIENT, tensor(4))) == [EmbedBackward(M)]
 
 
-def test_the_first_hop_may_be_a_detour_too() -> None:
+def slow_first_hop() -> DataMicrobatches:
+    """Return d0's, with the first microbatch at its begin; d1 is nearer than r1a."""
     context = context_of(D0, view_of("d0", "d1", "r1a", "r2a", "r3a"))
     links = context.links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
     context.detours = Detours(links)
     for peer, rate in ((R1A, 1.0), (D1, 10.0)):
         links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
-    (effect,) = begun(context).embedded(0.0, M, tensor(1).id)
+    return begun(context)
+
+
+def test_the_first_hop_may_be_a_detour_too() -> None:
+    (effect,) = slow_first_hop().embedded(0.0, M, tensor(1).id)
     assert effect == SendTensor(D1, FORWARD, tensor(1).id)
+
+
+def test_who_can_not_pass_a_tensor_on_tells_who_has_computed_it() -> None:
+    machine = home()
+    theirs = replace(FORWARD, microbatch=THEIRS, flow_id=FlowId(D1, 0))
+    (told,) = machine.undelivered(SendFailed(R2A, theirs, "cut", tensor(2).id))
+    assert isinstance(told, Send)
+    assert told.to == R1A
+    assert isinstance(told.message, Deny)
+    assert told.message.microbatch == THEIRS
+    assert machine.undelivered(SendFailed(R1A, FORWARD, "cut", tensor(3).id)) == [], "its own"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_is_stuck_goes_another_way_once(*, told: bool) -> None:
+    """The data node on the way says so, or can't be reached itself."""
+    machine = slow_first_hop()
+    machine.embedded(0.0, M, tensor(1).id)
+    failed = SendFailed(D1, FORWARD, "cut", tensor(1).id)
+    deny = Deny(ROUND, M, flow(0), "it can't be passed on")
+    effects = machine.denied(1.0, D1, deny) if told else machine.undelivered(failed)
+    assert effects == [SendTensor(R1A, FORWARD, tensor(1).id)]
+    assert (machine.denied(2.0, D1, deny) if told else machine.undelivered(failed)) == []
