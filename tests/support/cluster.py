@@ -25,7 +25,7 @@ from decod.config.template import render_run_file
 from decod.daemon.control import ask
 from decod.errors import DecodError
 from tests.support import forked
-from tests.support.network import Network
+from tests.support.network import Network, inside
 from tests.support.polling import wait_for
 
 START_TIMEOUT_S = 60.0
@@ -173,8 +173,8 @@ class Cluster:
         corpus: Folder of prepared data.
         network: Where each daemon runs on the host that is called as it; the loopback if absent.
         fork: Whether daemons are forked, where they can be, from a process that has loaded all that
-            they import: that saves most of what a start costs. Otherwise, and in a network, each
-            is started by itself, as an operator starts it.
+            they import: that saves most of what a start costs. Otherwise each is started by
+            itself, as an operator starts it.
     """
 
     def __init__(
@@ -219,16 +219,16 @@ class Cluster:
         folder = self.folder / name
         # A test may have put a state folder there.
         folder.mkdir(exist_ok=True)
-        host, command = "127.0.0.1", []
-        if self.network is not None:
-            host, command = self.network.address(name), [*self.network.command(name)]
-        command += [*program, *map(str, arguments), "--name", name, "--threads", "1"]
+        command = [*program, *map(str, arguments), "--name", name, "--threads", "1"]
         command += ["--state-dir", str(folder / "state")]
+        host, namespace = "127.0.0.1", None
+        if self.network is not None:
+            host, namespace = self.network.address(name), self.network.namespace(name)
         if "--listen" not in command:
             command += ["--listen", f"{host}:0"]
         start_s = time.monotonic()
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-            process = _started(command, stdout, stderr, fork=self.fork)
+            process = _started(command, stdout, stderr, fork=self.fork, namespace=namespace)
         daemon = Daemon(name, process, folder, start_s)
         self.daemons.append(daemon)
         return daemon
@@ -369,11 +369,18 @@ def assert_refused(
 
 
 def _started(
-    command: list[str], stdout: IO[bytes], stderr: IO[bytes], *, fork: bool
+    command: list[str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    *,
+    fork: bool,
+    namespace: Path | None = None,
 ) -> "subprocess.Popen[bytes] | forked.ForkedProcess":
     environment = child_environment()
     if fork and forked.can_fork(command):
-        return forked.fork(command, environment, stdout, stderr)
+        return forked.fork(command, environment, stdout, stderr, namespace=namespace)
+    if namespace is not None:
+        command = [*inside(namespace), *command]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

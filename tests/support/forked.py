@@ -76,7 +76,11 @@ class Origin:
             )
 
     def fork(
-        self, command: Sequence[str], environment: Mapping[str, str], *outputs: IO[bytes]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *outputs: IO[bytes],
+        namespace: Path | None = None,
     ) -> ForkedProcess:
         """Return a process that runs `PYTHON [-u] -m MODULE ARGUMENTS`.
 
@@ -84,9 +88,15 @@ class Origin:
             command: The whole of it.
             environment: Its own. What a library has read from the origin's stays as it was.
             outputs: Its standard output and error.
+            namespace: File of the network namespace that it runs in; that of the origin if absent.
         """
         line = json.dumps(
-            {"command": [*command], "environment": {**environment}, "folder": str(Path.cwd())}
+            {
+                "command": [*command],
+                "environment": {**environment},
+                "folder": str(Path.cwd()),
+                "namespace": None if namespace is None else str(namespace),
+            }
         )
         assert len(line) < REQUEST_SIZE_MAX_BYTES, line
         end_fd, there_fd = os.pipe()
@@ -111,7 +121,10 @@ def can_fork(command: Sequence[str]) -> bool:
 
 
 def fork(
-    command: Sequence[str], environment: Mapping[str, str], *outputs: IO[bytes]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *outputs: IO[bytes],
+    namespace: Path | None = None,
 ) -> ForkedProcess:
     """Fork a process from one of this process's origins; see `Origin.fork`.
 
@@ -121,7 +134,7 @@ def fork(
         _origins.append(Origin(environment))
         atexit.register(_origins[-1].end)
     _origins.rotate()
-    return _origins[0].fork(command, environment, *outputs)
+    return _origins[0].fork(command, environment, *outputs, namespace=namespace)
 
 
 _origins: deque[Origin] = deque()

@@ -89,7 +89,11 @@ class Network:
 
     def command(self, host: str) -> tuple[str, ...]:
         """Return what to put before a command, so that it runs on a host, as the same process."""
-        return ("ip", "netns", "exec", self._namespace(host))
+        return inside(self.namespace(host))
+
+    def namespace(self, host: str) -> Path:
+        """Return the file of the network namespace that a host is."""
+        return _NAMESPACES / self._namespace(host)
 
     def set_rate(self, begin: str, end: str, mbit_per_s: float) -> None:
         """Change the rate of one direction of a link, at once and for what is queued too."""
@@ -183,6 +187,11 @@ def missing() -> str | None:
             return None
     except NetworkError as error:
         return f"this machine lays out no network: {error}"
+
+
+def inside(namespace: Path) -> tuple[str, ...]:
+    """Return what to put before a command, so that it runs in a network namespace."""
+    return ("ip", "netns", "exec", namespace.name)
 
 
 def remove_leftovers() -> None:

@@ -53,6 +53,9 @@ _MODULES = (
 _FREE_FD = 100
 """Above all that a fresh process has open."""
 
+_CLONE_NEWNET = 0x40000000
+"""Of Linux's `sched.h`; Python has `os.setns` from 3.12 on."""
+
 
 def _serve(connection: socket.socket) -> Mapping[str, Any] | None:
     """Fork whatever is asked for. Returns twice: None at the end, and in each child its request."""
@@ -105,9 +108,19 @@ def _become(request: Mapping[str, Any], fds: list[int]) -> None:
         os.dup2(source, target)
     os.closerange(3, _FREE_FD)
     os.setsid()
+    if request["namespace"] is not None:
+        _enter(request["namespace"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+
+
+def _enter(namespace: str) -> None:
+    """Have only the interfaces of a network namespace, as `ip netns exec` does."""
+    fd = os.open(namespace, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)
+    os.close(fd)
 
 
 def _title(command: list[str]) -> None:
