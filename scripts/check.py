@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
+_STEPS_MAX = 4
+"""Static checks at a time."""
+
 _WORKERS_MAX = 4
 """Processes that run tests at a time; `-n 0` in the arguments turns that off."""
 
@@ -43,14 +46,16 @@ def _run_step(name: str, command: tuple[str, ...]) -> bool:
 
 
 def main(pytest_arguments: list[str]) -> int:
-    with ThreadPoolExecutor(min(_WORKERS_MAX, os.cpu_count() or 1)) as pool:
+    num_processors = os.cpu_count() or 1
+    with ThreadPoolExecutor(min(_STEPS_MAX, num_processors)) as pool:
         passed = list(pool.map(lambda step: _run_step(*step), STEPS))
     failed = [name for (name, _), ok in zip(STEPS, passed, strict=True) if not ok]
     if failed:
         print(f"{len(failed)} of {len(STEPS)} steps failed: {', '.join(failed)}", flush=True)
-    # What a file's tests share is made once; more in tests/support/dealing.py. Many processes would
-    # stretch the time that a host is given to answer.
-    spread = ("-n", str(min(_WORKERS_MAX, os.cpu_count() or 1)), "--dist", "loadfile")
+    # What a file's tests share is made once; more in tests/support/dealing.py. The first process
+    # mostly waits for daemons, so it has no processor of its own. Many processes would stretch the
+    # time that a host is given to answer.
+    spread = ("-n", str(min(_WORKERS_MAX, num_processors + 1)), "--dist", "loadfile")
     tests = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", *spread, *pytest_arguments), cwd=ROOT, check=False
     )

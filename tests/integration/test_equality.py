@@ -51,7 +51,7 @@ def test_five_daemons_learn_what_one_process_learns(
 def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
     """Both inject their own microbatches; the reference takes them all as one batch."""
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2)
-    with Cluster(tmp_path, run, corpus, fork=False) as cluster:
+    with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         cluster.start_data_node("data-1")
         cluster.start_relays(2)

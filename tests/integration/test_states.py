@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import unhurried
 from tests.support.cluster import Cluster
 from tests.support.runs import loss_error, make_run, reference
 
@@ -56,7 +57,7 @@ def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> No
     """
     run = make_run(min_nodes_per_stage=1)
     with Cluster(tmp_path, run, corpus) as cluster:
-        leader = cluster.start_leader()
+        leader = cluster.start_leader(program=unhurried.PROGRAM)
         join_string = cluster.join_string(leader) or ""
         slow = (sys.executable, "-u", "-m", "tests.support.slow_donor", str(DONOR_BYTES_PER_S))
         donor = cluster.start("donor", "join", join_string, "--stage", "1", program=slow)
