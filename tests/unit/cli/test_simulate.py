@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
-from decod.sim import paper
+from decod.sim import paper, paper_churn
 from decod.sim.paper import Progress, Row
 
 SCENARIO = """
@@ -59,6 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return ROWS
 
     monkeypatch.setattr(paper, "joining_tests", quick)
+    monkeypatch.setattr(paper_churn, "churn_tests", lambda table, *asked: quick(*asked))
     return numbers
 
 
@@ -67,6 +68,14 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     answer = json.loads(capsys.readouterr().out)
     assert isinstance(answer, dict)
     return answer
+
+
+@pytest.mark.parametrize(("name", "num_seeds"), [("gwtf-table3", 25), ("gwtf-figure5", 10)])
+def test_an_experiment_is_repeated_as_often_as_the_paper_s(
+    asked: list[int], capsys: pytest.CaptureFixture[str], name: str, num_seeds: int
+) -> None:
+    run_json(capsys, "--paper", name)
+    assert asked == [num_seeds]
 
 
 @pytest.mark.parametrize("routing", ["flow", "greedy", "fixed", "optimal"])
