@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
@@ -24,6 +24,7 @@ from decod.model.stage import FirstStage, Stage
 from decod.planner.partition import part_sizes
 from decod.train.adamw import adamw_step
 from decod.train.holder import Held, StageHolder
+from decod.train.output import Output
 from decod.train.reduction import check_weights_total, cut, reduce_part, require_finite
 from decod.train.token_source import read_tokens
 
@@ -69,7 +70,7 @@ class StageExecutor(StageHolder):
         entry_BTD = self._take(input_BTD, "activation received").requires_grad_()
         loss = stage.loss(entry_BTD, targets_BT)
         require_finite(loss.detach(), f"loss of microbatch {mb}")
-        gradient_BTD = self._run_backward(("head", mb), loss, entry_BTD, None)
+        gradient_BTD = self._run_backward(("head", mb), loss, entry_BTD)
         assert gradient_BTD is not None
         return gradient_BTD, float(loss.detach())
 
@@ -86,9 +87,9 @@ class StageExecutor(StageHolder):
         """
         held = self._release(mb)
         assert held.entry is not None
-        arrived_BTD = self._take(gradient_BTD, "gradient received", copy=True)
+        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
         del self._held[mb]
-        result_BTD = self._run_backward(("blocks", mb), held.edge, held.entry, arrived_BTD)
+        result_BTD = self._run_backward(("blocks", mb), start, held.entry)
         assert result_BTD is not None
         return result_BTD
 
@@ -96,10 +97,10 @@ class StageExecutor(StageHolder):
         """Run stage 0's part before the relays backward; frees the microbatch. As `backward`."""
         self._ready_first()
         held = self._release(mb)
-        arrived_BTD = self._take(gradient_BTD, "gradient received", copy=True)
+        start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
         del self._held[mb]
         self._tokens.pop(mb, None)
-        self._run_backward(("blocks", mb), held.edge, None, arrived_BTD)
+        self._run_backward(("blocks", mb), start, None)
 
     def _ready(self) -> Stage:
         stage = self._built()
@@ -149,7 +150,7 @@ class StageExecutor(StageHolder):
 
     def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
         require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
-        self._held[mb] = Held(get_gradient_edge(output_BTD), entry_BTD)
+        self._held[mb] = Held(Output(output_BTD), entry_BTD)
 
     def _release(self, mb: MicrobatchId) -> Held:
         self._ready()
@@ -167,20 +168,18 @@ class StageExecutor(StageHolder):
         part: tuple[str, MicrobatchId],
         start: Tensor | GradientEdge,
         entry_BTD: Tensor | None,
-        gradient_BTD: Tensor | None,
     ) -> Tensor | None:
         """Return the gradient of `entry_BTD`, and add those of parameters if `part` is new."""
         self.finish_backward()
         starts: Any = [start]
-        gradients = None if gradient_BTD is None else [gradient_BTD]
         if part in self._contributed:
             if entry_BTD is None:
                 return None
-            result: Tensor = torch.autograd.grad(starts, [entry_BTD], gradients)[0]
+            result: Tensor = torch.autograd.grad(starts, [entry_BTD])[0]
             self._later.clear()
             return result
         with self._adding(part[1]):
-            torch.autograd.backward(starts, gradients)
+            torch.autograd.backward(starts)
             result_BTD = None if entry_BTD is None else entry_BTD.grad
             if result_BTD is not None:
                 require_finite(result_BTD, f"gradient of microbatch {part[1]}")

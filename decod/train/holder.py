@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from decod.data.params import BatchConfig
 from decod.errors import TrainingError
@@ -26,6 +25,7 @@ from decod.train.adamw import StageState
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
+from decod.train.output import Output
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.snapshot import Snapshot, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
@@ -63,8 +63,7 @@ class StageReport:
 class Held:
     """What is kept of a microbatch between its forward and its backward."""
 
-    edge: GradientEdge
-    """Where backward starts. Unlike the output itself it does not keep the output's memory."""
+    output: Output
     entry: Tensor | None
     """The input whose gradient the previous stage waits for; None on stage 0."""
 

@@ -7,6 +7,7 @@ and dtype, on random input, and leave no trace in the state.
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from decod.errors import TrainingError
 from decod.model.stage import FirstStage, Stage
 from decod.train.executor import StageExecutor
+from decod.train.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def _forward(stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
 def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: Tensor) -> None:
     if isinstance(stage, FirstStage):
         torch.autograd.backward([stage.loss(hidden_BTD.clone().requires_grad_(), tokens_BT)])
-    torch.autograd.backward([output_BTD], [hidden_BTD])
+    starts: Any = [Output(output_BTD).given(hidden_BTD)]
+    torch.autograd.backward(starts)
 
 
 def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:

@@ -47,7 +47,6 @@ _MODULES = (
     "decod.daemon.leader",
     "decod.daemon.volunteer",
     "decod.worker.jobs",
-    "torch.fx.experimental.symbolic_shapes",  # Loaded by torch's first backward.
 )
 
 _FREE_FD = 100
