@@ -82,6 +82,9 @@ class Checkpoints:
         self.on_written: Callable[[int], None] = lambda _: None
         """Called with the iteration of each new one."""
         self._last_s: int | None = None
+        """When this node wrote it, leading; None if it did not."""
+        self._num_returns = 0
+        """How often the run has gone back."""
         self._problem: str | None = None
         self._due = self._next_due(node.progress.iteration)
         node.describe_checkpoint = self.describe
@@ -127,9 +130,10 @@ class Checkpoints:
     def _returned(self) -> None:
         """The run has gone back: what was written of the future that was given up is no more."""
         iteration = self._node.progress.iteration
+        self._num_returns += 1
         self._due = self._next_due(iteration)
         if self.last is not None and self.last > iteration:
-            self.last = None
+            self.last = self._last_s = None
 
     async def finish(self) -> None:
         """Write the last iteration, if it is not written yet: the run ends."""
@@ -137,7 +141,9 @@ class Checkpoints:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         begun = iteration > self._node.part.manifest.start_iteration
-        if self._config.every_iterations and begun and self.last != iteration:
+        # One of this iteration that was there before may be of a future that was given up.
+        written = self.last == iteration and self._last_s is not None
+        if self._config.every_iterations and begun and not written:
             await self._try()
 
     async def close(self) -> None:
@@ -151,7 +157,7 @@ class Checkpoints:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _try(self) -> None:
-        node, start_s = self._node, time.monotonic()
+        node, start_s, num_returns = self._node, time.monotonic(), self._num_returns
         # The run's state is that of this iteration or, if another export came between, a later one.
         iteration = node.progress.iteration
         try:
@@ -169,8 +175,12 @@ class Checkpoints:
             self._problem = str(error)
             node.note("checkpoint.failed", iteration=iteration, reason=self._problem)
             return
-        self.last, self._last_s, self._problem = iteration, manifest.created_s, None
-        self.on_written(iteration)
+        self._problem = None
+        # If the run has gone back meanwhile, it is of the future that was given up.
+        valid = num_returns == self._num_returns
+        if valid:
+            self.last, self._last_s = iteration, manifest.created_s
+            self.on_written(iteration)
         node.note(
             "checkpoint.written",
             iteration=iteration,
@@ -178,6 +188,17 @@ class Checkpoints:
             gathered_s=round(gathered_s, 3),
             duration_s=round(time.monotonic() - start_s, 3),
         )
+        if valid:
+            # Not before: until the core knows of it, a lost stage is rebuilt from the last one.
+            await self._prune(iteration)
+
+    async def _prune(self, newest: int) -> None:
+        self._writing = True
+        try:
+            with suppress(OSError):  # There is just one too many.
+                await in_thread(lambda: self._store.prune(self._config.keep, newest))
+        finally:
+            self._writing = False
 
     def _require_memory(self) -> None:
         """Refuse what this host can't hold: without memory not a file but the leader is lost.
@@ -219,8 +240,6 @@ class Checkpoints:
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
             self._store.write(stamped, blobs, abandoned=abandoned.is_set)
-            with suppress(OSError):  # The checkpoint is there; there is just one too many.
-                self._store.prune(self._config.keep)
 
         self._writing = True
         written = in_thread(work)

@@ -6,6 +6,7 @@ One that is too many is renamed away before it is removed, for the same reason.
 """
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -141,14 +142,20 @@ class Folders:
                 f"{which} was given up", why="the node ends", fix="nothing", code="E-CKP-012"
             )
 
-    def prune(self, keep: int) -> list[int]:
+    def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Remove the oldest beyond `keep`, and what was left unfinished; return what went.
+
+        Args:
+            keep: How many stay.
+            newest: Iteration of the one that was written last. Those of later iterations are of a
+                future that was given up: they go first. None: that of the last iteration.
 
         Raises:
             OSError: Something can't be removed.
         """
-        iterations = sorted(int(path.name) for path in numbered(self.folder))
-        gone = iterations[: max(0, len(iterations) - keep)]
+        last = math.inf if newest is None else newest
+        found = (int(path.name) for path in numbered(self.folder))
+        gone = sorted(found, key=lambda number: (number > last, -number))[keep:]
         for iteration in gone:
             self._files.rename(self.folder / str(iteration), self._doomed(iteration))
         self.remove_unfinished()

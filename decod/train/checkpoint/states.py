@@ -120,6 +120,8 @@ class StateStore:
     def __init__(self, folder: Path, files: Files | None = None) -> None:
         self._folder = folder
         self._files = files or Files()
+        self._newest: dict[int, int] = {}
+        """For each stage the iteration of the state that was written last."""
 
     def write(
         self,
@@ -166,6 +168,7 @@ class StateStore:
             folder = folders.write(iteration, fill, abandoned)
         except OSError as error:
             raise _unwritable(folders.folder, iteration, error.strerror or str(error)) from error
+        self._newest[stage_index] = iteration
         path = folder / stage_file(stage_index)
         return KeptState.of(path, stage_index, iteration, parameter_hash, description)
 
@@ -191,10 +194,13 @@ class StateStore:
     def prune(self, stage_index: int, keep: int = KEPT_PER_STAGE) -> list[int]:
         """Remove the oldest states of a stage beyond `keep`; return their iterations.
 
+        Those of later iterations than the one that was written last, from before the run went back,
+        go first.
+
         Raises:
             OSError: Something can't be removed.
         """
-        return self._folders(stage_index).prune(keep)
+        return self._folders(stage_index).prune(keep, self._newest.get(stage_index))
 
     def examine(self) -> Iterator[tuple[tuple[int, int], KeptState | None]]:
         """Yield every state, the newest first, after reading every byte of it. Never raises.

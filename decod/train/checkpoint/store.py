@@ -112,13 +112,18 @@ class CheckpointStore:
             code="E-CKP-012",
         )
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, newest: int | None = None) -> None:
         """Remove the oldest checkpoints of the run beyond `keep`, and what was left unfinished.
+
+        Args:
+            keep: How many stay.
+            newest: Iteration of the one that was written last. Those of later iterations, from
+                before the run went back, go first.
 
         Raises:
             OSError: Something can't be removed.
         """
-        self._folders.prune(keep)
+        self._folders.prune(keep, newest)
 
 
 def run_folder(state_dir: Path, run_id: str) -> Path:

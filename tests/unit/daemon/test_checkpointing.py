@@ -274,6 +274,46 @@ def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_after_the_run_went_back_new_ones_stay_and_count_as_the_newest(tmp_path: Path) -> None:
+    """Another node had led since this one wrote 60 and 70, and the run went back to 40."""
+    for iteration in (60, 70):
+        write_checkpoint(tmp_path, iteration)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=45)
+        checkpoints, known = make_checkpoints(run, tmp_path), list[int]()
+        checkpoints.on_written = known.append
+        assert checkpoints.last is None
+        for iteration in range(46, 61):
+            run.commit(iteration)
+            if iteration % 10 == 0:
+                await written(checkpoints)
+                assert iterations(tmp_path)[0] == checkpoints.last == known[-1] == iteration
+        assert iterations(tmp_path) == [60, 50]
+        run.commit(63)
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [63, 60]
+        assert (checkpoints.last, known) == (63, [50, 60, 63])
+
+    asyncio.run(test())
+
+
+def test_the_last_iteration_is_kept_though_an_earlier_one_has_its_number(tmp_path: Path) -> None:
+    """It is of a future that was given up."""
+    write_checkpoint(tmp_path, 50)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=50)
+        checkpoints = make_checkpoints(run, tmp_path)
+        assert checkpoints.last == 50
+        await checkpoints.finish()
+
+    asyncio.run(test())
+    (found,) = find_checkpoints(tmp_path)
+    assert found.manifest is not None
+    assert found.manifest.created_s > 1_700_000_050
+
+
 @pytest.mark.parametrize("values", [{"every_iterations": -1}, {"keep": 0}, {"keep": 1001}])
 def test_impossible_wishes_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="checkpoint"):
@@ -403,6 +443,48 @@ def test_a_node_that_ends_ends_the_checkpoint_that_it_writes(tmp_path: Path) -> 
         disk.go_on.set()
         await closing
         assert iterations(tmp_path) == [10]
+
+    asyncio.run(test())
+
+
+def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_path: Path) -> None:
+    """The run may be going back to the one before: that stays."""
+
+    async def test() -> None:
+        run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
+        checkpoints, known = make_checkpoints(run, tmp_path, keep=1, files=disk), list[int]()
+        checkpoints.on_written = known.append
+        disk.go_on.set()
+        run.commit(10)
+        await written(checkpoints)
+        disk.go_on.clear()
+        disk.reached.clear()
+        run.commit(20)
+        await wait_until(disk.reached.is_set)
+        run.progress.take("run.returned", {"iteration": 10, "stage": 1}, now_s=0.0)
+        disk.go_on.set()
+        await written(checkpoints)
+        assert set(iterations(tmp_path)) == {10, 20}
+        assert (checkpoints.last, known) == (10, [10])
+        for iteration in range(11, 21):
+            run.commit(iteration)
+        await written(checkpoints)
+        assert iterations(tmp_path) == [20]
+        assert (checkpoints.last, known) == (20, [10, 20])
+
+    asyncio.run(test())
+
+
+def test_until_a_new_one_can_be_gone_back_to_the_one_before_stays(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints, there = make_checkpoints(run, tmp_path, keep=1), list[list[int]]()
+        checkpoints.on_written = lambda _: there.append(iterations(tmp_path))
+        for iteration in (10, 20):
+            run.commit(iteration)
+            await written(checkpoints)
+        assert there == [[10], [20, 10]]
+        assert iterations(tmp_path) == [20]
 
     asyncio.run(test())
 

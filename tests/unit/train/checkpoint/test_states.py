@@ -70,6 +70,22 @@ def test_the_newest_two_of_each_stage_stay(tmp_path: Path) -> None:
     assert [(s.stage_index, s.iteration) for s in store.find()] == [(1, 100), (1, 10), (0, 9)]
 
 
+def test_states_of_a_future_that_was_given_up_go_first_and_never_the_newest(tmp_path: Path) -> None:
+    """This host was away while the run went back to 40."""
+    before = StateStore(tmp_path / "states")
+    for iteration in (80, 100):
+        keep(before, 1, iteration)
+    store = StateStore(tmp_path / "states")
+    assert store.prune(1) == [], "nobody knows yet that they were given up"
+    keep(store, 1, 60)
+    keep(store, 0, 60)
+    assert store.prune(1) == [80]
+    assert [(s.stage_index, s.iteration) for s in store.find()] == [(1, 100), (1, 60), (0, 60)]
+    keep(store, 1, 80)
+    assert store.prune(1) == [100]
+    assert [s.iteration for s in store.find() if s.stage_index == 1] == [80, 60]
+
+
 def _flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1

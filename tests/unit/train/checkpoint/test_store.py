@@ -140,16 +140,20 @@ class CrashingFiles(Files):
 
 
 def keep_two(state_dir: Path, files: Files) -> None:
-    """Writes checkpoint 30 where 10 and 20 are, and keeps two."""
+    """Writes checkpoint 30 where two others are, and keeps two."""
     store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
-    store.write(make_manifest(30), random_blobs(seed=30))
-    store.prune(2)
+    store.write(make_manifest(30, created_s=1_800_000_000), random_blobs(seed=30))
+    store.prune(2, 30)
 
 
-def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    for iteration in (10, 20):
+@pytest.mark.parametrize("before", [10, 60], ids=["older ones", "ones of a future given up"])
+def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new(
+    tmp_path: Path, before: int
+) -> None:
+    whole, second = tmp_path / "whole", before + 10
+    for iteration in (before, second):
         write_checkpoint(whole, iteration)
+    expected = {(second, before), (30, second, before), (30, second)}
     seen, stop_at, crashed = set(), 0, True
     while crashed:
         state_dir = tmp_path / str(stop_at)
@@ -161,18 +165,18 @@ def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new(tmp_path: 
             pass
         assert all(not find_problems(found) for found in find_checkpoints(state_dir)), stop_at
         left = tuple(good(state_dir))
-        assert left in {(20, 10), (30, 20, 10), (30, 20)}, (stop_at, left)
+        assert left in expected, (stop_at, left)
         seen.add(left)
         # Whatever was left behind, the next one is written, and nothing else stays.
         CheckpointStore(run_folder(state_dir, RUN_ID)).prune(5)
         store = CheckpointStore(run_folder(state_dir, RUN_ID))
         store.write(make_manifest(40), random_blobs(seed=40))
-        store.prune(1)
+        store.prune(1, 40)
         assert folders(state_dir) == {"40"}
         shutil.rmtree(state_dir)
         stop_at += 1
     assert stop_at > 70, "every write of every tensor is a place to stop at"
-    assert seen == {(20, 10), (30, 20, 10), (30, 20)}
+    assert seen == expected
 
 
 def test_only_so_many_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
@@ -180,6 +184,21 @@ def test_only_so_many_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, iteration)
     CheckpointStore(run_folder(tmp_path, RUN_ID)).prune(2)
     assert good(tmp_path) == [11, 10]
+
+
+def test_those_of_a_future_that_was_given_up_go_first_and_never_the_newest(tmp_path: Path) -> None:
+    """The run went back to 40 from beyond 69, which this host had written."""
+    for iteration in (36, 66, 69):
+        write_checkpoint(tmp_path, iteration)
+    store, left = CheckpointStore(run_folder(tmp_path, RUN_ID)), []
+    for iteration in (54, 57, 60):
+        write_checkpoint(tmp_path, iteration, created_s=1_800_000_000 + iteration)
+        store.prune(3, iteration)
+        left.append(good(tmp_path))
+    assert left == [[54, 69, 36], [57, 54, 36], [60, 57, 54]]
+    write_checkpoint(tmp_path, 45, created_s=1_900_000_000)
+    store.prune(1, 45)
+    assert good(tmp_path) == [45]
 
 
 class FullDisk(Files):
