@@ -219,7 +219,13 @@ class Checkpoints:
             )
 
     def _manifest(self, states: GatheredStates) -> CheckpointManifest:
-        assert states.loss is not None, "nothing is kept before the first commit"
+        if states.loss is None:
+            raise CheckpointError(
+                f"the loss of iteration {states.iteration} is not known here",
+                why="others committed it before this node came, and a checkpoint tells the loss",
+                fix="nothing: it is tried again when the next one is due",
+                code="E-CKP-017",
+            )
         return CheckpointManifest(
             iteration=states.iteration,
             run_id=self._node.part.run_id,

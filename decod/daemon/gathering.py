@@ -51,7 +51,7 @@ class GatheredStates:
 
     iteration: int
     loss: float | None
-    """Of that iteration; None before the run's first."""
+    """Of that iteration; None if this node was not there when it was committed."""
     num_deferred: int
     """Microbatches that it put off to the next."""
     stages: tuple[GatheredStage, ...]
@@ -97,9 +97,10 @@ class _Gathering:
         self._node = node
         self._driver: NodeDriver = driver
         self._view: View = leader.view
-        # A leader that was elected knows the loss of what others committed as a member.
-        loss = leader.loss if leader.loss is not None else node.progress.loss
-        self._iteration, self._loss = leader.committed.iteration, loss
+        self._iteration, self._loss = leader.committed.iteration, leader.loss
+        if self._loss is None:
+            # What others committed, or came before what the run gave up, it knows as a member.
+            self._loss = node.progress.loss_of(self._iteration)
         self._num_deferred = node.progress.num_deferred
         self._with_optimizer = with_optimizer
         self._uncopied = set(range(leader.view.num_stages))

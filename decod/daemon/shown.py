@@ -37,5 +37,7 @@ class ShownProgress:
     def _say(self) -> None:
         progress = self._node.progress
         self._iteration = progress.iteration
+        # Who enters a run that has gone back knows the iteration, and has seen none committed.
+        loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
         rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
-        self._node.say(f"iteration {progress.iteration}  loss {progress.loss:.4f}  {rate}")
+        self._node.say(f"iteration {progress.iteration}  loss {loss}  {rate}")

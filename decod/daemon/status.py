@@ -27,6 +27,9 @@ _REASONED = frozenset(
 )
 """Events whose reason is shown until the next commit."""
 
+_LOSSES_MAX = 1000
+"""Iterations whose loss is remembered: the run may go back to one of them."""
+
 
 @dataclasses.dataclass(slots=True)
 class Progress:
@@ -35,6 +38,7 @@ class Progress:
     iteration: int = 0
     """Last committed."""
     loss: float | None = None
+    """Of that iteration; None also where others committed it before this node came."""
     tokens_per_s: float | None = None
     message: str = ""
     """The last thing since then that was not routine."""
@@ -47,6 +51,12 @@ class Progress:
     on_stage_ending: Callable[[], None] = lambda: None
     """Called at the leader when the last member of a stage wants to leave."""
     _committed_s: float | None = None
+    _losses: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Of the newest iterations that this node saw committed, oldest first."""
+
+    def loss_of(self, iteration: int) -> float | None:
+        """Return an iteration's loss, None if this node does not know it (any more)."""
+        return self._losses.get(iteration)
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
         """Take in one note."""
@@ -56,6 +66,9 @@ class Progress:
             self._committed_s = now_s
             self.loss = fields["loss"]
             self.iteration = iteration_of(str(fields["round"]))
+            self._losses[self.iteration] = fields["loss"]
+            if len(self._losses) > _LOSSES_MAX:
+                del self._losses[next(iter(self._losses))]
             self.message = ""
             _call_all(self.on_commit)
         elif event == "iteration.committed":
@@ -68,6 +81,8 @@ class Progress:
             self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
         elif event == "run.returned":
             self.iteration = int(fields["iteration"])
+            self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
+            self.loss = self.loss_of(self.iteration)
             self.message = f"stage {fields['stage']} was lost: back to iteration {self.iteration}"
             _call_all(self.on_return)
         elif event == "stage.ending":

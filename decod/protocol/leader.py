@@ -409,7 +409,7 @@ class Leader:
         if plan is None:
             return [*notes]
         era = self.round.era + 1
-        self.committed, self._num_failures = Round(plan.iteration, 0, era), 0
+        self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Round(plan.iteration + 1, 1, era), view)
         message = Abort(self.round, opening, plan.reason)

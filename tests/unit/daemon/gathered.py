@@ -83,13 +83,19 @@ class FakeRun:
         view: View = self.leader.view
         return view
 
-    def commit(self, iteration: int, *, num_deferred: int = 0) -> None:
+    def commit(self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5) -> None:
         """Commit an iteration, as the leader's core tells it."""
         self.leader.committed = Round(iteration, 1)
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
-        fields = {"round": f"{iteration}.1", "loss": 2.5, "num_tokens": 8}
+        fields = {"round": f"{iteration}.1", "loss": loss, "num_tokens": 8}
         self.progress.take("round.committed", fields, now_s=now_s)
+
+    def go_back(self, iteration: int) -> None:
+        """Go back to an iteration, as the leader's core does when a stage was lost."""
+        self.leader.committed, self.leader.loss = Round(iteration, 0, 1), None
+        fields = {"iteration": iteration, "source": "kept", "stage": "1", "num_repeated": 1}
+        self.progress.take("run.returned", fields, now_s=0.0)
 
     def failures(self) -> list[str]:
         return [fields["reason"] for event, fields in self.notes if event == "checkpoint.failed"]

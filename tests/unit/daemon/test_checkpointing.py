@@ -262,6 +262,30 @@ def test_the_last_iteration_is_kept_when_the_run_ends(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_after_the_run_went_back_its_loss_is_that_of_the_iteration_that_is_kept(
+    tmp_path: Path,
+) -> None:
+    """A leader that never heard of that iteration's loss says so, and writes none."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        run.leader.loss = None
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.go_back(7)
+        await checkpoints.finish()
+        assert iterations(tmp_path) == []
+        assert "E-CKP-017" in run.failures()[-1]
+        run.commit(8, loss=1.5)
+        run.commit(9, loss=1.25)
+        run.go_back(8)
+        await checkpoints.finish()
+        (found,) = find_checkpoints(tmp_path)
+        assert found.manifest is not None
+        assert (found.iteration, found.manifest.loss) == (8, 1.5)
+
+    asyncio.run(test())
+
+
 def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=0)

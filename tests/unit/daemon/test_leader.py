@@ -17,6 +17,7 @@ from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash
+from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
@@ -132,6 +133,22 @@ def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
             leading._shown.show_last()
             leading._shown.show_last()
             assert lines[1:] == ["iteration 5  loss 2.0000  8 tokens/s"]
+
+    asyncio.run(test())
+
+
+def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) -> None:
+    """It knows the iteration from which the run goes on, and has committed none."""
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            lines: list[str] = []
+            node.say = lines.append
+            shown = ShownProgress(node)
+            returned = {"iteration": 12, "source": "kept", "stage": "1", "num_repeated": 4}
+            node.progress.take("run.returned", returned, now_s=1.0)
+            shown.show_last()
+            assert lines == ["iteration 12  loss -  -"]
 
     asyncio.run(test())
 

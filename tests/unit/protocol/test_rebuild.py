@@ -7,6 +7,7 @@ import pytest
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
 from decod.protocol.era import Kept, Mark, Source, add_mark
+from decod.protocol.leader import Leader
 from decod.protocol.messages import Join, NodeLoad, Prepared
 from decod.protocol.rebuild import Plan, Rebuild
 from decod.protocol.view import Member, Opening, Role, View
@@ -231,6 +232,19 @@ def test_marks_of_a_future_that_was_given_up_are_forgotten() -> None:
     run.rebuild.checkpoint = None
     plan_of(run)
     assert [mark.iteration for mark in run.rebuild.marks] == [10]
+
+
+def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(on_disk={"r3b": [kept(1, 20)]})
+    plan = plan_of(run)
+    leader = Leader(D0, CONFIG, SHAPE, lambda: 0)
+    leader.view, leader.loss = run.view, 2.5
+    leader.round, leader.committed = Round(26, 1), Round(25, 1)
+    monkeypatch.setattr(leader.rebuild, "decide", lambda *_: (plan, []))
+    leader.utilisation(1.0, ())
+    assert (leader.committed.iteration, leader.loss) == (20, None)
 
 
 def test_two_marks_are_kept_and_a_new_one_replaces_later_ones() -> None:
