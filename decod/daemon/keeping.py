@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,15 +24,16 @@ from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
 from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.events import StateForgotten, StateKept
+from decod.protocol.events import CheckpointRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
+from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (
     KEPT_PER_STAGE,
     KeptState,
     StateStore,
     state_of_checkpoint,
 )
-from decod.train.checkpoint.store import read_checkpoint, run_folder
+from decod.train.checkpoint.store import find_problems, read_checkpoint, run_folder
 from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -189,7 +191,7 @@ class KeptStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not state}
         self._post(StateForgotten(stage, iteration))
 
-    def _post(self, event: StateKept | StateForgotten) -> None:
+    def _post(self, event: StateKept | StateForgotten | CheckpointRead) -> None:
         driver = self._node.driver
         if driver is not None and not driver.stopped.done():
             driver.post(event)
@@ -279,6 +281,27 @@ class KeptStates:
             return None
         return await in_thread(lambda: state_of_checkpoint(read_checkpoint(folder), stage_index))
 
+    def read_checkpoint(self, iteration: int) -> None:
+        """Look for the newest checkpoint up to an iteration that is whole; see `StateDisk`."""
+        self._own(self._read_checkpoint(iteration))
+
+    async def _read_checkpoint(self, wanted: int) -> None:
+        iterations = sorted((int(path.name) for path in numbered(self._checkpoints)), reverse=True)
+        newest: int | None = None
+        if wanted not in iterations:
+            self._bad_checkpoint(wanted, "it is not there any more")
+        for iteration in (each for each in iterations if each <= wanted):
+            problems = await in_thread(partial(_problems, self._checkpoints / str(iteration)))
+            if not problems:
+                newest = iteration
+                break
+            self._bad_checkpoint(iteration, "; ".join(problems)[:500])
+        self._post(CheckpointRead(wanted, newest))
+
+    def _bad_checkpoint(self, iteration: int, reason: str) -> None:
+        self._problem = f"the checkpoint of iteration {iteration} is bad: {reason}"
+        self._node.note("checkpoint.damaged", iteration=iteration, reason=reason)
+
     async def _read(self, state: KeptState, offset: int, num_bytes: int) -> bytes:  # noqa: ARG002
         try:
             return await in_thread(lambda: state.read(offset))
@@ -359,6 +382,10 @@ class _Memory:
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:
     return {chunk.sha256: (state, offset) for offset, (chunk, _) in state.places.items()}
+
+
+def _problems(checkpoint: Path) -> list[str]:
+    return find_problems(read_checkpoint(checkpoint))
 
 
 def _nothing() -> None:

@@ -219,6 +219,9 @@ class NodeDriver:
                 self._own(self._probe(to, term, size_bytes))
             case fx.PersistVote(term, candidate):
                 self._own(self._persist(Promise(term, candidate)))
+            case fx.ReadCheckpoint(iteration):
+                if self.disk is not None:
+                    self.disk.read_checkpoint(iteration)
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():

@@ -37,6 +37,9 @@ class StateDisk(Protocol):
     def mirror(self, effect: fx.MirrorState) -> None:
         """Fetch a state of others, and write it."""
 
+    def read_checkpoint(self, iteration: int) -> None:
+        """Have the machine told whether a checkpoint is whole, or which older one is."""
+
     async def searched(self) -> None:
         """Return when it is known what is here, or it takes too long to find out."""
 

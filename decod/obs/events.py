@@ -52,6 +52,9 @@ _SPECS = (
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
     EventSpec("checkpoint.written", "checkpoint of iteration {iteration} written to {path}"),
+    EventSpec(
+        "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W
+    ),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.

@@ -124,6 +124,14 @@ class PersistVote:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadCheckpoint:
+    """Leader: read every byte of this host's checkpoint of an iteration, and of older ones until
+    one is whole. Answered by `CheckpointRead`."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class UseMembers:
     """From now on these are the members: addresses to dial, peers to listen to."""
 
@@ -191,6 +199,7 @@ Effect = (
     | RefuseState
     | ProbeLink
     | PersistVote
+    | ReadCheckpoint
     | UseMembers
     | Note
     | CompleteRun

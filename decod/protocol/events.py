@@ -167,6 +167,16 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRead:
+    """Leader: what `ReadCheckpoint` has found."""
+
+    iteration: int
+    """That was asked for."""
+    newest: int | None
+    """Of the newest checkpoint up to there that is whole; None if none is."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """The operator wants this node to finish what it holds and leave. A leader hands over first, or
     ends the run if there is nobody to take it."""
@@ -213,6 +223,7 @@ Event = (
     | StateKept
     | StateForgotten
     | CheckpointWritten
+    | CheckpointRead
     | DrainRequested
     | PauseRequested
     | CommitsHeld

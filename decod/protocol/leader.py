@@ -184,7 +184,7 @@ class Leader:
         if self.electorate.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
         elif self.rebuild.pending:
-            effects += self._begin_era(now_s)
+            effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
             view = self._next_view()
             effects += self._open(now_s, view, reason="every stage has its members")
@@ -399,21 +399,21 @@ class Leader:
         how |= {"marks": rebuild.marks, "origin": rebuild.origin}
         return Opening(next_round, self.committed, view, electors=electors, **how)
 
-    def _begin_era(self, now_s: float) -> list[Effect]:
+    def begin_era(self, now_s: float) -> list[Effect]:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
-        plan, notes = self.rebuild.decide(self.view, self.committed.iteration, self)
+        plan, effects = self.rebuild.decide(self.view, self.committed.iteration, self)
         if self.rebuild.hopeless:
             lost = f"stage {self.rebuild.pending[0]} has lost its last member"
             reason = f"{lost}, and its weights are nowhere"
-            return [*notes, *self.finish(reason=reason, failed=True)]
+            return effects + self.finish(reason=reason, failed=True)
         if plan is None:
-            return [*notes]
+            return effects
         era = self.round.era + 1
         self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Round(plan.iteration + 1, 1, era), view)
         message = Abort(self.round, opening, plan.reason)
-        return [*notes, *self._announce(now_s, message, goodbye=())]
+        return effects + self._announce(now_s, message, goodbye=())
 
     def _announce(
         self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
@@ -473,7 +473,7 @@ class Leader:
         """The answers of all members have come up the tree."""
         effects = self.polling.told(loads, self.view, self.leaving)
         self.rebuild.told(loads)
-        return effects + self._begin_era(now_s)
+        return effects + self.begin_era(now_s)
 
 
 def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:

@@ -38,6 +38,7 @@ from decod.protocol.effects import (
 )
 from decod.protocol.era import Source
 from decod.protocol.events import (
+    CheckpointRead,
     CheckpointWritten,
     CommitsHeld,
     DeadlinePassed,
@@ -259,8 +260,8 @@ class NodeMachine:
                 return self.work.fetch_failed(now_s, event)
             case StateKept() | StateForgotten():
                 return self.work.keeping.told(event)
-            case CheckpointWritten(iteration):
-                return self.office.checkpointed(iteration)
+            case CheckpointWritten() | CheckpointRead():
+                return self.office.checkpointed(now_s, event)
             case DrainRequested(timeout_s):
                 effects = self.office.drain(now_s, event)
                 return self._standing.drain(now_s, timeout_s) if effects is None else effects

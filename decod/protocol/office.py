@@ -26,7 +26,14 @@ from decod.protocol.election_messages import (
     Vote,
 )
 from decod.protocol.era import Hashes
-from decod.protocol.events import DrainRequested, LeaderFound, Received, VotePersisted
+from decod.protocol.events import (
+    CheckpointRead,
+    CheckpointWritten,
+    DrainRequested,
+    LeaderFound,
+    Received,
+    VotePersisted,
+)
 from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
@@ -290,11 +297,15 @@ class Office:
         name = event.leader[:8]
         return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]
 
-    def checkpointed(self, iteration: int) -> list[Effect]:
+    def checkpointed(self, now_s: float, event: CheckpointWritten | CheckpointRead) -> list[Effect]:
         """This host has a checkpoint: a stage that is lost can be rebuilt from that too."""
-        if self.leader is not None:
-            self.leader.rebuild.checkpoint = iteration
-        return []
+        if self.leader is None:
+            return []
+        if isinstance(event, CheckpointWritten):
+            self.leader.rebuild.checkpoint = event.iteration
+            return []
+        self.leader.rebuild.read(event)
+        return self.leader.begin_era(now_s)
 
     def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
         """A vote is on disk."""

@@ -1,11 +1,13 @@
 """What the leader does when a stage has lost its last member: the run goes on, from where it can.
 
     (a stage is empty) -> ASKING -> (all members have said what is on their disks) -> the next era
-                             `--> WAITING for a host that can be spared --'
+                             |--> WAITING for a host that can be spared ---|
+                             `--> READING the leader's checkpoint ---------'
 
 The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
 hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
-run started from, if that is not long ago. All members go back there, and compute the same
+run started from, if that is not long ago. The checkpoint is read to its last byte first; where it
+was altered or removed, the next best serves. All members go back there, and compute the same
 iterations again from the same tokens. If there is nothing of that kind, the lost stage's weights
 are made from its neighbours', and nobody goes back.
 
@@ -22,7 +24,7 @@ from typing import Protocol
 
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, Candidate, RunShape
-from decod.protocol.effects import Note, noted
+from decod.protocol.effects import Effect, Note, ReadCheckpoint, noted
 from decod.protocol.era import (
     HOLDERS_MAX,
     Hashes,
@@ -33,6 +35,7 @@ from decod.protocol.era import (
     Source,
     add_mark,
 )
+from decod.protocol.events import CheckpointRead
 from decod.protocol.messages import NodeLoad
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Member, Opening, View
@@ -88,6 +91,10 @@ class Rebuild:
         """Of the current era, until its first commit."""
         self.checkpoint: int | None = None
         """The newest iteration of which this host has a checkpoint."""
+        self._reading: int | None = None
+        """The checkpoint that this host reads, to see whether it is whole."""
+        self._whole: int | None = None
+        """The one that was."""
         self.has_start = True
         """Whether members can be given what the run started from."""
         self.pending: tuple[int, ...] = ()
@@ -132,6 +139,12 @@ class Rebuild:
         """All members have said what is on their disks."""
         self._loads = loads
 
+    def read(self, event: CheckpointRead) -> None:
+        """This host has read its checkpoint: that is what it rests on, or an older one."""
+        if event.iteration == self._reading:
+            self._reading = None
+            self.checkpoint = self._whole = event.newest
+
     def committed(self, now_s: float, iteration: int, hashes: Hashes) -> list[Note]:
         """An iteration is final."""
         if self._every and iteration % self._every == 0:
@@ -152,6 +165,7 @@ class Rebuild:
         """The next era begins."""
         self.origin, self._base = plan.origin, plan.iteration
         self.marks = tuple(mark for mark in self.marks if mark.iteration <= plan.iteration)
+        self._reading = self._whole = None
         if self.checkpoint is not None and self.checkpoint > plan.iteration:
             # It is of a future that has been given up.
             self.checkpoint = None
@@ -160,8 +174,10 @@ class Rebuild:
 
     def decide(
         self, view: View, iteration: int, applicants: Applicants
-    ) -> tuple[Plan | None, list[Note]]:
+    ) -> tuple[Plan | None, list[Effect]]:
         """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
+
+        A checkpoint is read before all go back to it: who has gone back holds nothing else.
 
         Args:
             view: Members; some stages have none.
@@ -185,6 +201,8 @@ class Rebuild:
         if moves is None:
             first, self.waiting = not self.waiting, True
             return None, [noted("stage.waiting", reason=self.describe())] if first else []
+        if source is Source.CHECKPOINT and self._whole != base:
+            return None, self._read(base)
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
@@ -192,6 +210,12 @@ class Rebuild:
         plan = Plan(base, origin, tuple(members))
         self._begun(plan)
         return plan, []
+
+    def _read(self, iteration: int) -> list[Effect]:
+        if self._reading == iteration:
+            return []
+        self._reading, self.waiting = iteration, False
+        return [ReadCheckpoint(iteration)]
 
     def _holders(
         self, view: View, iteration: int, prepared: Mapping[NodeId, Candidate]
@@ -250,6 +274,8 @@ class Rebuild:
                 f"stage {stages} is lost, and no other stage can spare a node: training waits for"
                 " a host to take it over"
             )
+        if self._reading is not None:
+            return f"stage {stages} is lost: reading the checkpoint of iteration {self._reading}"
         return f"stage {stages} is lost: looking for its state on the other hosts"
 
 

@@ -1,6 +1,7 @@
 """What a host keeps of states: written behind the machine's back, given to peers and to itself."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest
 from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.events import StateForgotten, StateKept
+from decod.protocol.events import CheckpointRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
+from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.transfer import StateSink
+from tests.support.altered import alter
 from tests.support.checkpoints import RUN_ID, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
 from tests.waiting import wait_until
@@ -317,5 +320,41 @@ def test_the_leaders_checkpoints_are_given_too(tmp_path: Path) -> None:
         assert await bench.load(0, 20) is not None
         assert await bench.load(0, 20, "0" * 64) is None
         assert await bench.ask(1, 0) is None
+
+    run(tmp_path, test)
+
+
+def test_a_checkpoint_is_read_to_its_last_byte_and_an_older_one_serves_for_a_bad_one(
+    tmp_path: Path,
+) -> None:
+    async def test(bench: Bench) -> None:
+        folders = {iteration: write_checkpoint(tmp_path, iteration) for iteration in (10, 20, 30)}
+
+        async def found(wanted: int) -> int | None:
+            bench.events.clear()
+            bench.kept.read_checkpoint(wanted)
+            await wait_until(lambda: bool(bench.events))
+            (event,) = bench.events
+            assert isinstance(event, CheckpointRead)
+            assert event.iteration == wanted
+            return event.newest
+
+        assert await found(30) == 30
+        assert await found(20) == 20
+        assert bench.notes == []
+        alter(folders[30] / stage_file(1))
+        assert await found(30) == 20
+        shutil.rmtree(folders[30])
+        assert await found(30) == 20
+        alter(folders[20] / stage_file(0))
+        assert await found(20) == 10
+        shutil.rmtree(folders[10].parent)
+        assert await found(20) is None
+        assert {name for name, _ in bench.notes} == {"checkpoint.damaged"}
+        bad = [(fields["iteration"], fields["reason"]) for _, fields in bench.notes]
+        assert [iteration for iteration, _ in bad] == [30, 30, 20, 20]
+        assert "was altered" in bad[0][1]
+        assert bad[1][1] == bad[3][1] == "it is not there any more"
+        assert "checkpoint of iteration 20 is bad" in bench.kept.describe()["problem"]
 
     run(tmp_path, test)

@@ -6,7 +6,9 @@ import pytest
 
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
+from decod.protocol.effects import ReadCheckpoint
 from decod.protocol.era import Kept, Mark, Source, add_mark
+from decod.protocol.events import CheckpointRead
 from decod.protocol.leader import Leader
 from decod.protocol.messages import Join, NodeLoad, Prepared
 from decod.protocol.rebuild import Plan, Rebuild
@@ -75,6 +77,19 @@ class Run:
 def plan_of(run: Run) -> Plan:
     plan = run.decide()
     assert plan is not None
+    return plan
+
+
+def plan_after_reading(run: Run, *, newest: int | None) -> Plan:
+    """The leader's checkpoint is read before anybody goes back to it; `newest` is whole."""
+    asked = run.rebuild.checkpoint
+    assert asked is not None
+    assert run.decide() is None
+    assert f"reading the checkpoint of iteration {asked}" in run.rebuild.describe()
+    run.rebuild.read(CheckpointRead(asked, newest))
+    plan, effects = run.rebuild.decide(run.view, run.iteration, run)
+    assert plan is not None
+    assert effects == []
     return plan
 
 
@@ -161,11 +176,46 @@ def test_a_checkpoint_serves_if_it_is_newer(checkpoint: int, expected: int) -> N
     """One from beyond what is committed is of a future that was given up."""
     run = Run(on_disk={"r3b": [kept(1, 20)]})
     run.rebuild.checkpoint = checkpoint
-    plan = plan_of(run)
+    plan = plan_of(run) if expected != checkpoint else plan_after_reading(run, newest=checkpoint)
     assert plan.iteration == expected
     checkpointed = plan.origin.source is Source.CHECKPOINT
     assert checkpointed == (expected == checkpoint)
     assert not checkpointed or plan.origin.holders_of(1) == (D0,)
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected", "source"),
+    [(None, 20, Source.KEPT), (15, 20, Source.KEPT), (21, 21, Source.CHECKPOINT)],
+)
+def test_a_checkpoint_that_was_altered_is_not_gone_back_to(
+    newest: int | None, expected: int, source: Source
+) -> None:
+    run = Run(on_disk={"r3b": [kept(1, 20)]})
+    run.rebuild.checkpoint = 22
+    plan = plan_after_reading(run, newest=newest)
+    assert (plan.iteration, plan.origin.source) == (expected, source)
+
+
+def test_with_an_altered_checkpoint_and_nothing_kept_nobody_goes_back() -> None:
+    run = Run()
+    run.rebuild.checkpoint = 22
+    assert plan_after_reading(run, newest=None).origin.source is Source.NEIGHBOURS
+
+
+def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> None:
+    run = Run(("d0", "r2a", "r3a"))
+    run.rebuild.checkpoint = 22
+    assert run.decide() is None
+    assert run.rebuild.waiting
+    run.join("r1a", stage=1)
+    for expected in ([ReadCheckpoint(22)], []):
+        assert run.rebuild.decide(run.view, run.iteration, run) == (None, expected)
+    run.rebuild.read(CheckpointRead(9, None))
+    assert run.rebuild.checkpoint == 22, "an answer to another question"
+    run.rebuild.read(CheckpointRead(22, 22))
+    plan, _ = run.rebuild.decide(run.view, run.iteration, run)
+    assert plan is not None
+    assert plan.iteration == 22
 
 
 def test_what_the_run_started_from_serves_for_a_while() -> None:
