@@ -38,19 +38,19 @@ def list_(*, as_json: bool, state_dir: Path) -> None:
 
     Only their manifests are read: `decod checkpoint verify` reads every byte.
     """
-    from decod.train.checkpoint.store import find_checkpoints
+    from decod.train.checkpoint.store import find_checkpoints, require_readable
 
     _say_links(state_dir)
     rows = [_row(found) for found in find_checkpoints(state_dir)]
     if as_json:
         click.echo(json.dumps(rows))
-        return
-    if not rows:
+    elif rows:
+        click.echo(f"{'ITERATION':>9}  {'WRITTEN (UTC)':<19}  {'SIZE':>10}  {'LOSS':>8}  RUN")
+        for row in rows:
+            click.echo(_line(row))
+    require_readable(state_dir)
+    if not rows and not as_json:
         click.echo(f"no checkpoints in {clean_text(state_dir / 'runs', limit=4096)}")
-        return
-    click.echo(f"{'ITERATION':>9}  {'WRITTEN (UTC)':<19}  {'SIZE':>10}  {'LOSS':>8}  RUN")
-    for row in rows:
-        click.echo(_line(row))
 
 
 @checkpoint.command()
@@ -68,7 +68,7 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
 
     Verifies those of ITERATION, or all. Exits with 9 if one is bad, or there is none.
     """
-    from decod.train.checkpoint.store import find_checkpoints, find_problems
+    from decod.train.checkpoint.store import find_checkpoints, find_problems, require_readable
 
     _say_links(state_dir)
     found = find_checkpoints(state_dir)
@@ -80,7 +80,7 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
     for each in found:
         problems = find_problems(each)
         # One that its leader removes meanwhile is too old, and not bad.
-        if each.folder.is_symlink() or each.folder.exists():
+        if not _is_gone(each.folder):
             rows.append(_row(each) | {"problems": problems})
             if not as_json:
                 click.echo(f"{_line(rows[-1])}  {'BAD' if problems else 'ok'}")
@@ -88,7 +88,18 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
                     click.echo(f"           {clean_text(problem, limit=500)}")
     if as_json:
         click.echo(json.dumps(rows))
+    require_readable(state_dir)
     _refuse_bad(rows, state_dir)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _say_links(state_dir: Path) -> None:
@@ -115,7 +126,8 @@ def _refuse_bad(rows: list[dict[str, Any]], state_dir: Path) -> None:
         raise CheckpointError(
             f"{len(bad)} of {len(rows)} checkpoints are bad, the newest in {bad[0]['folder']}",
             why=str(bad[0]["problems"][0]),
-            fix="remove what does not belong there, or else that folder; "
+            fix="remove what does not belong there, make readable what is not, or else remove that "
+            "folder; "
             "`decod leader --resume latest` passes bad ones over",
             code="E-CKP-010",
         )

@@ -29,7 +29,12 @@ from decod.train.checkpoint.entries import (
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.checkpoint.store import CheckpointStore, find_checkpoints, run_folder
+from decod.train.checkpoint.store import (
+    CheckpointStore,
+    find_checkpoints,
+    remove_unfinished,
+    run_folder,
+)
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node
@@ -243,6 +248,8 @@ class Checkpoints:
         def work() -> None:
             # `--resume latest` must find what was written last, though the clock went back.
             others = find_checkpoints(self._node.config.state_dir)
+            # A leader that was killed while it wrote: its run's folder is never written to again.
+            remove_unfinished(self._node.config.state_dir)
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
             self._store.write(stamped, blobs, abandoned=abandoned.is_set)

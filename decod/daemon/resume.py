@@ -5,6 +5,7 @@ next iteration are those that would have come next, and the tensors are this mod
 is cut, the optimizer and the timeouts may change; what did is said.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from decod.config.schema import Manifest
@@ -12,7 +13,12 @@ from decod.daemon.checkpointing import differences, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
-from decod.train.checkpoint.store import Checkpoint, find_checkpoints, find_problems
+from decod.train.checkpoint.store import (
+    Checkpoint,
+    find_checkpoints,
+    find_problems,
+    require_readable,
+)
 
 LATEST = 0
 """In place of an iteration: the newest checkpoint that is whole."""
@@ -33,11 +39,15 @@ def find_resumed(
 
     Raises:
         CheckpointError: There is none (E-CKP-011), the wanted one is bad (E-CKP-010), or the
-            newest is of another training job (E-CKP-013).
+            newest is of another training job (E-CKP-013), or a folder in which it may be can't be
+            looked into (E-CKP-017).
         ConfigError: The run has no iterations left.
     """
-    settings = settings_of(manifest)
-    found = [each for each in find_checkpoints(state_dir) if _is_of(each, settings)]
+    settings, bad = settings_of(manifest), list[str]()
+    everything = find_checkpoints(state_dir)
+    if wanted == LATEST:
+        require_readable(state_dir)
+    found = [each for each in everything if _is_of(each, settings)]
     if wanted != LATEST:
         found = [each for each in found if each.iteration == wanted]
     for checkpoint in found:
@@ -55,8 +65,10 @@ def find_resumed(
                 fix="give another iteration, see `decod checkpoint list`, or --resume latest",
                 code="E-CKP-010",
             )
+        bad.append(f"{checkpoint.folder} is bad: {problems[0]}")
         say(f"checkpoint {checkpoint.folder} is bad, the one before is used: {problems[0]}")
-    raise _none_found(state_dir, settings, wanted)
+    require_readable(state_dir)
+    raise _none_found(state_dir, settings, wanted, bad, _others(everything, settings))
 
 
 def _is_of(checkpoint: Checkpoint, settings: Settings) -> bool:
@@ -104,12 +116,29 @@ def _say_changes(checkpoint: CheckpointManifest, settings: Settings, say: Say) -
         )
 
 
-def _none_found(state_dir: Path, settings: Settings, wanted: int) -> CheckpointError:
+def _others(checkpoints: Sequence[Checkpoint], settings: Settings) -> list[str]:
+    """Return the names of the runs whose checkpoints are here, the newest first, if none is of
+    this name."""
+    manifests = [each.manifest for each in checkpoints if each.manifest is not None]
+    names = [str(manifest.settings.get("name")) for manifest in manifests]
+    return [] if settings["name"] in names else list(dict.fromkeys(names))
+
+
+def _none_found(
+    state_dir: Path, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
+) -> CheckpointError:
     which = "whole checkpoint" if wanted == LATEST else f"checkpoint of iteration {wanted}"
+    why = "there is nothing to go on from"
+    fix = "give the --state-dir of the leader that wrote it, or leave --resume out to begin anew"
+    if bad:
+        why, fix = bad[0], f"mend or replace it, {fix}"
+    elif others:
+        listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
+        why = f"the checkpoints there are of runs of another name: {listed}"
+        fix = f'set `name = "{others[0]}"` in the run file to go on from those, {fix}'
     return CheckpointError(
         f"no {which} of run {settings['name']} in {state_dir / 'runs'}",
-        why="there is nothing to go on from",
-        fix="see `decod checkpoint list`, give the --state-dir of the leader that wrote it, "
-        "or leave --resume out to begin anew",
+        why=why,
+        fix=f"see `decod checkpoint list`, {fix}",
         code="E-CKP-011",
     )

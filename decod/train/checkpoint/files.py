@@ -93,8 +93,12 @@ def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def is_plain_folder(path: Path) -> bool:
-    """Return whether a path is a folder itself, and no symlink to one."""
+    """Return whether a path is a folder itself, and no symlink to one.
+
+    Raises:
+        OSError: Something is there, or may be, and can't be looked at.
+    """
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

@@ -224,9 +224,9 @@ class StateStore:
     def _stages(self) -> list[Path]:
         try:
             paths = [path for path in self._folder.iterdir() if _STAGE.match(path.name)]
+            return [path for path in paths if is_plain_folder(path)]
         except OSError:
             return []
-        return [path for path in paths if is_plain_folder(path)]
 
 
 def _canonical(values: Mapping[str, Any]) -> bytes:

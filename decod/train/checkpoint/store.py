@@ -134,20 +134,71 @@ def run_folder(state_dir: Path, run_id: str) -> Path:
 def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
     """Return all checkpoints of all runs of a state folder, the newest first.
 
-    Their manifests are read and checked; their tensors are not.
+    Their manifests are read and checked; their tensors are not. Folders that can't be looked into
+    are passed over, see `require_readable`.
     """
-    runs = state_dir / "runs"
-    try:
-        folders = [path / "checkpoints" for path in runs.iterdir() if is_plain_folder(path)]
-    except OSError:
-        folders = []
-    found = [
-        read_checkpoint(path)
-        for folder in folders
-        if is_plain_folder(folder)
-        for path in numbered(folder)
-    ]
+    folders, _ = _checkpoint_folders(state_dir)
+    found = [read_checkpoint(path) for folder in folders for path in numbered(folder)]
     return sorted(found, key=lambda checkpoint: checkpoint.age_key, reverse=True)
+
+
+def require_readable(state_dir: Path) -> None:
+    """Check that no checkpoint of a state folder is hidden.
+
+    Raises:
+        CheckpointError: A folder in which there may be some can't be looked into.
+    """
+    _, unreadable = _checkpoint_folders(state_dir)
+    for folder, reason in unreadable.items():
+        raise CheckpointError(
+            f"can't look for checkpoints in {folder}: {reason}",
+            why="nobody knows which there are, and whether one is newer than those that are seen",
+            fix="let this user read and enter that folder and those above it (`chmod u+rwx`, "
+            "`chown`), or run decod as the user who wrote it",
+            code="E-CKP-017",
+        )
+
+
+def _checkpoint_folders(state_dir: Path) -> tuple[list[Path], dict[Path, str]]:
+    """Return the runs' folders of checkpoints, and what can't be looked into with the reason."""
+    unreadable: dict[Path, str] = {}
+
+    def inside(folder: Path) -> list[Path]:
+        try:
+            paths = sorted(folder.iterdir())
+            for path in paths[:1]:
+                # A folder that can be read and not entered shows names and nothing else.
+                is_plain_folder(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            unreadable[folder] = _text(error)
+            return []
+        return paths
+
+    def is_plain(folder: Path) -> bool:
+        try:
+            return is_plain_folder(folder)
+        except OSError as error:
+            unreadable[folder] = _text(error)
+            return False
+
+    runs = [path for path in inside(state_dir / "runs") if is_plain(path)]
+    folders = [path for path in (run / "checkpoints" for run in runs) if is_plain(path)]
+    for folder in folders:
+        inside(folder)
+    return [folder for folder in folders if folder not in unreadable], unreadable
+
+
+def remove_unfinished(state_dir: Path) -> None:
+    """Remove what writers that died have left of checkpoints, of whichever run.
+
+    Only for the daemon that has locked the state folder, while it writes none itself. What can't
+    be removed stays.
+    """
+    for folder in _checkpoint_folders(state_dir)[0]:
+        with suppress(OSError):
+            Folders(folder, Files(), "checkpoint").remove_unfinished()
 
 
 def find_links(state_dir: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import pytest
 
 from decod.cli.main import main
 from tests.support.checkpoints import RUN_ID, write_checkpoint
+from tests.support.modes import modes_matter
 
 Output = pytest.CaptureFixture[str]
 
@@ -112,6 +113,43 @@ def test_nothing_to_verify_is_an_error(tmp_path: Path, capsys: Output) -> None:
     code, _, error = run(capsys, tmp_path, "verify", "11")
     assert code == 9
     assert error.startswith("error: E-CKP-011 ")
+
+
+@pytest.mark.parametrize("mode", [0, 0o444], ids=["closed", "can't be entered"])
+@pytest.mark.parametrize("closed", ["runs", "run", "checkpoints"])
+def test_a_folder_that_can_not_be_looked_into_is_named(
+    tmp_path: Path, capsys: Output, closed: str, mode: int
+) -> None:
+    """Another run's, which can be read, is shown all the same."""
+    write_checkpoint(tmp_path, 20, run_id="s" * 26)
+    checkpoints = write_checkpoint(tmp_path, 10).parent
+    folder = {"runs": tmp_path / "runs", "run": checkpoints.parent}.get(closed, checkpoints)
+    folder.chmod(mode)
+    with modes_matter():
+        for command in (["list"], ["list", "--json"], ["verify"], ["verify", "latest"]):
+            code, text, error = run(capsys, tmp_path, *command)
+            assert code == 9
+            assert "no checkpoints" not in text
+            assert ("s" * 26 in text) == (closed != "runs")
+            assert error.startswith("error: E-CKP-017 ")
+            assert f"in {folder}" in error
+            assert "Permission denied" in error
+            assert len(error.splitlines()) == 1
+    folder.chmod(0o700)
+    assert run(capsys, tmp_path, "verify")[0] == 0
+
+
+def test_one_that_may_not_be_read_is_listed_and_bad(tmp_path: Path, capsys: Output) -> None:
+    write_checkpoint(tmp_path, 10)
+    folder = write_checkpoint(tmp_path, 20)
+    folder.chmod(0)
+    with modes_matter():
+        assert run(capsys, tmp_path, "list")[0] == 0
+        code, text, error = run(capsys, tmp_path, "verify")
+        assert code == 9
+        assert "BAD" in text
+        assert "manifest.json can't be read: Permission denied" in error
+    folder.chmod(0o700)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "newest", "1" * 16, "٣"])

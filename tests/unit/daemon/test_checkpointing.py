@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -440,6 +441,26 @@ def test_a_member_that_describes_another_stage_spoils_nothing(
         assert run.lent == 0
 
     asyncio.run(test())
+
+
+def test_what_a_leader_that_was_killed_left_of_another_run_makes_room(tmp_path: Path) -> None:
+    """Each resume is a run of its own: nobody writes to the folder of the one before again."""
+    other = write_checkpoint(tmp_path, 60, run_id="s" * 26)
+    for name in (".writing-70", ".removing-50"):
+        shutil.copytree(other, other.with_name(name))
+    elsewhere = write_checkpoint(tmp_path / "elsewhere", 1)
+    other.with_name(".writing-80").symlink_to(elsewhere)
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(10)
+        await written(checkpoints)
+
+    asyncio.run(test())
+    assert {path.name for path in other.parent.iterdir()} == {"60", ".writing-80"}
+    assert iterations(tmp_path) == [10, 60]
+    assert elsewhere.is_dir()
 
 
 class SlowDisk(Files):

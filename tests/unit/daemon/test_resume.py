@@ -13,6 +13,7 @@ from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.manifest import CheckpointManifest
 from decod.train.params import OptimizerConfig
 from tests.support.checkpoints import write_checkpoint
+from tests.support.modes import modes_matter
 from tests.unit.daemon.nodes import make_manifest
 
 
@@ -82,6 +83,42 @@ def test_where_there_is_none_it_is_said_where_was_looked(tmp_path: Path, wanted:
     spoil(write(tmp_path, 10))
     with pytest.raises(CheckpointError, match=rf"E-CKP-011 .* run tiny in {tmp_path}/runs"):
         Found(tmp_path, wanted)
+
+
+def test_if_all_are_bad_the_newest_is_named(tmp_path: Path) -> None:
+    spoil(write(tmp_path, 10))
+    spoil(write(tmp_path, 20))
+    with pytest.raises(CheckpointError, match=r"E-CKP-011 .*/20 is bad: stage-1.* was altered"):
+        Found(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [LATEST, 20])
+def test_where_all_are_of_another_name_the_names_are_said(tmp_path: Path, wanted: int) -> None:
+    for iteration, name in ((10, "a"), (20, "b"), (30, "a")):
+        write(tmp_path, iteration, settings=settings_of(make_manifest()) | {"name": name})
+    with pytest.raises(CheckpointError, match=r"E-CKP-011 .* of another name: a, b\. .*\"a\""):
+        Found(tmp_path, wanted)
+    write(tmp_path, 40)
+    with pytest.raises(CheckpointError, match=r"E-CKP-011 .* nothing to go on from"):
+        Found(tmp_path, 10)
+
+
+@pytest.mark.parametrize("closed", ["runs", "checkpoints"])
+def test_a_folder_that_can_not_be_looked_into_may_hold_the_latest(
+    tmp_path: Path, closed: str
+) -> None:
+    write(tmp_path, 10, run_id="s" * 26)
+    checkpoints = write(tmp_path, 20).parent
+    folder = checkpoints if closed == "checkpoints" else tmp_path / "runs"
+    folder.chmod(0)
+    with modes_matter():
+        for wanted in (LATEST, 20):
+            with pytest.raises(CheckpointError, match=f"E-CKP-017 .* {folder}: Permission denied"):
+                Found(tmp_path, wanted)
+        if closed == "checkpoints":
+            assert Found(tmp_path, 10).iteration == 10
+    folder.chmod(0o700)
+    assert Found(tmp_path).iteration == 20
 
 
 def test_other_runs_of_the_same_folder_are_left_alone(tmp_path: Path) -> None:
