@@ -38,6 +38,12 @@ _NOTICE_S = 2.0
 come then, or stands that long."""
 
 
+def refused(context: Context, to: NodeId, message: Follow, reason: str) -> Send:
+    """Return the word to a candidate that this node can't be followed."""
+    nothing = Round(0, 0, context.round.era)
+    return Send(to, Followed(message.request_id, message.stage_index, nothing, reason))
+
+
 @dataclass(slots=True)
 class _Follower:
     request_id: int
@@ -118,17 +124,18 @@ class Followers:
     # --- who follows --------------------------------------------------------------------------
 
     def follow(self, now_s: float, sender: NodeId, message: Follow) -> list[Effect]:
-        """A candidate asks to be sent averages, or says that it still wants them."""
-        known = self._known.get(sender)
+        """A candidate asks to be sent averages, or says that it still wants them.
+
+        It may be in the view still, as who it was before it started again.
+        """
+        known = self._follower(sender)
         if known is not None and known.request_id == message.request_id:
             known.heard_s = now_s
         else:
             self._known.pop(sender, None)
             forgotten = self._forget_silent(now_s)
             if refusal := self._refusal(message):
-                nothing = Round(0, 0, self._context.round.era)
-                answer = Followed(message.request_id, message.stage_index, nothing, refusal)
-                return [*forgotten, Send(sender, answer)]
+                return [*forgotten, refused(self._context, sender, message, refusal)]
             iteration = max(self._stage.iteration + self._lead(now_s), self._past)
             base = Round(iteration, 0, self._context.round.era)
             self._known[sender] = known = _Follower(message.request_id, base, now_s)

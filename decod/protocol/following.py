@@ -215,6 +215,8 @@ class Following:
             slow = self._held is not None or self._base is not None
             return self._restart(now_s, message.refusal, slow=slow)
         if self._base is not None:
+            if self._target is None and message.committed != self._base:
+                return self._restart(now_s, f"{sender[:8]} has started again")
             return []
         self._base = base = message.committed
         early = [i for i, step in self._log.items() if not _is_behind(base, step.round)]
@@ -424,7 +426,9 @@ class Following:
         effects += self._advance(now_s)
         if self.arrived:
             return Entry.READY, effects
-        if self._held is None or self._followed not in opening.view:
+        donor = None if self._followed is None else opening.view.by_id.get(self._followed)
+        # One that became a member later has started again: it knows of no follower.
+        if self._held is None or donor is None or donor.since_iteration > self._held.iteration:
             return Entry.LOST, effects + self.end()
         self.deadline_s = now_s + self._context.config.complete_timeout_s
         return Entry.WAITING, effects

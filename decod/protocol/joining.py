@@ -20,7 +20,7 @@ from decod.protocol.effects import Effect, FetchState, FreeTensor, Note, Send, S
 from decod.protocol.election_messages import Candidacy, Canvass
 from decod.protocol.events import LeaderFound, Received, SendFailed, StateFetched, StateFetchFailed
 from decod.protocol.follow_messages import Average, Follow, Followed
-from decod.protocol.followers import Followers
+from decod.protocol.followers import Followers, refused
 from decod.protocol.following import Following
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built, Job, JobResult, Load
@@ -135,8 +135,11 @@ class Joining:
         message, sender, tensor = received.message, received.sender, received.tensor
         view, effects = self._context.view, list[Effect]()
         match message:
-            case Follow() if self._context.node_id in view and sender not in view:
+            case Follow() if self._context.node_id in view:
                 return followers.follow(now_s, sender, message)
+            case Follow():
+                # Meant for the member that it was before it started again.
+                return [refused(self._context, sender, message, "it is no member")]
             case Followed():
                 effects = self.following.answered(now_s, sender, message)
             case Average() if tensor is not None:

@@ -170,6 +170,33 @@ def test_who_was_cut_off_and_is_back_makes_a_quorum_with_who_has_started_again()
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_newcomer_leaves_a_donor_that_has_started_again() -> None:
+    """It knew of nobody who followed it, and said nothing until both had entered."""
+    faults = (
+        "freeze:relay2@5.514+2.488 restart:relay1@7.459+0.746 slow:data0@7.879+5.115"
+        " freeze:relay3@9.644+1.19 freeze:relay0@11.401+9.231"
+    )
+    words = "--seed 16244 --min-data-nodes 1 --stages 1 --microbatches 2 --calm-s 23.672"
+    assert main(_words(words, faults, "")) == 0
+
+
+def test_who_is_in_the_view_as_who_it_was_before_can_follow_to_make_a_quorum() -> None:
+    """It left by itself, and without it the leader may open no view."""
+    faults = (
+        "rot:data2@4.173+4.327 restart:relay4@5.115+7.4 freeze:relay4@6.198+10.085"
+        " vanish:data0@9.058+9.437 pause:relay3@9.351+3.819 kill:relay3@9.644+10.874"
+        " freeze:relay4@9.994+11.938 restart:relay1@14.235+7.351 disk:data0@14.722+6.108"
+        " freeze:data0@14.749+11.618 freeze:data2@15.842+2.113 compute:data0@15.902+3.797"
+        " rot:data1@17.348+0.981 restart:relay0@17.979+4.426 slow:data1@18.574+11.785"
+    )
+    words = (
+        "--seed 25407 --data-nodes 3 --relays 5 --stages 1 --microbatches 2 --loss-ratio 0.01"
+        " --duplicate-ratio 0.05 --corrupt-ratio 0.01 --link-faults-until-s 19.017"
+        " --min-data-nodes 3 --routing greedy --calm-s 31.017"
+    )
+    assert main(_words(words, faults, "")) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

@@ -205,7 +205,9 @@ def test_what_waits_is_bounded() -> None:
     assert candidate.machine.knock(31.0) != []
 
 
-@pytest.mark.parametrize("trouble", ["silent", "refused", "unreachable", "unfetched"])
+@pytest.mark.parametrize(
+    "trouble", ["silent", "refused", "unreachable", "unfetched", "started again"]
+)
 def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None:
     candidate = Candidate()
     machine = candidate.machine
@@ -217,6 +219,9 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
             effects = machine.answered(2.0, R1A, Followed(1, 1, BASE, "it leaves"))
         case "unreachable":
             effects = machine.unreachable(2.0, R1A, "refused")
+        case "started again":
+            assert machine.answered(2.0, R1A, Followed(1, 1, BASE)) == []
+            effects = machine.answered(2.0, R1A, Followed(1, 1, Round(5, 0)))
         case _:
             effects = machine.fetch_failed(2.0, StateFetchFailed(1, 4, "gone"))
     assert "following.failed" in notes_of(effects)
@@ -273,7 +278,7 @@ def test_the_last_average_may_come_after_it_has_entered() -> None:
     assert candidate.work(Nothing())[0] == Commit(5)
 
 
-@pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "nothing"])
+@pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "host back", "nothing"])
 def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) -> None:
     candidate = Candidate()
     if trouble != "nothing":
@@ -282,6 +287,10 @@ def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) ->
     entered = opening(committed)
     if trouble == "host gone":
         entered = opening(Round(5, 1), "d0", "r1b", "r1c")
+    if trouble == "host back":
+        entered = opening(Round(5, 1))
+        back = [dataclasses.replace(m, since_iteration=5) for m in entered.view.members]
+        entered = dataclasses.replace(entered, view=entered.view.successor(back, leader=D0))
     wanted = "other" if trouble == "hash" else ""
     assert candidate.machine.enter(2.0, entered, 3, wanted)[0] is Entry.LOST
     assert candidate.machine.level is None
@@ -396,6 +405,15 @@ def test_a_member_says_why_it_is_not_to_be_followed() -> None:
     assert other.refusal == "it serves stage 1"
     followed.stage.loaded = False
     assert followed.follow(20.0, NodeId("y")).refusal == "it is loading its stage's state"
+
+
+def test_a_wish_that_comes_late_of_who_has_entered_is_answered_as_before() -> None:
+    followed = Host()
+    base = followed.follow(1.0).committed
+    followed.share(1, 100)
+    followed.enters(1)
+    assert followed.follow(2.0).committed == base
+    assert not followed.machine.wants(Round(99, 1))
 
 
 def test_who_has_entered_follows_no_more() -> None:

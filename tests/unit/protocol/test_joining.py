@@ -8,6 +8,8 @@ from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
 from decod.protocol.election_messages import LeaderIs
 from decod.protocol.era import Kept
 from decod.protocol.events import LeaderFound, Received, StateFetchFailed
+from decod.protocol.follow_messages import Follow, Followed
+from decod.protocol.followers import Followers
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built
 from decod.protocol.joining import Joining
@@ -22,6 +24,7 @@ from decod.protocol.messages import (
     Ping,
     Prepared,
 )
+from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role, View
 from tests.unit.protocol.cast import (
     CONFIG,
@@ -210,3 +213,12 @@ def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
     assert not lets_in(9, 1)
     assert lets_in(8, 2)
     assert lets_in(6, 3)
+
+
+def test_a_candidate_is_followed_by_nobody() -> None:
+    """Who asks means the member that it was before it started again."""
+    joining, context = machine()
+    followers = Followers(context, StageState(context))
+    wish = Received(R1B, Follow(3, 1, "r1b:7700"))
+    answer = Followed(3, 1, Round(0, 0), "it is no member")
+    assert joining.exchanged(1.0, wish, followers) == [Send(R1B, answer)]
