@@ -59,3 +59,5 @@ def drain(*, timeout_s: float | None, end_run: bool, no_wait: bool, state_dir: P
         answer = {"detail": "the daemon has ended"}
     detail = answer.get("detail")
     click.echo(f"left the run: {clean_text(detail)}" if detail else "leaving the run")
+    if unkept := answer.get("unkept"):
+        click.echo(clean_text(unkept), err=True)

@@ -98,10 +98,10 @@ class Checkpoints:
 
     def _newest(self) -> int | None:
         part, now = self._node.part, self._node.progress.iteration
-        if part.checkpoint_dir is not None:
-            return part.manifest.start_iteration
         whole = [c for c in find_checkpoints(self._node.config.state_dir) if c.manifest is not None]
         own = [c.iteration for c in whole if c.folder.parent == self._folder and c.iteration <= now]
+        if part.checkpoint_dir is not None:
+            own.append(part.manifest.start_iteration)
         return max(own, default=None)
 
     def describe(self) -> dict[str, Any]:
@@ -138,17 +138,22 @@ class Checkpoints:
         self._num_returns += 1
         self._due = self._next_due(iteration)
         if self.last is not None and self.last > iteration:
-            self.last = self._last_s = None
+            self.last, self._last_s = self._newest(), None
 
-    async def finish(self) -> None:
-        """Write the last iteration, if it is not written yet: the run ends."""
+    async def finish(self, *, writes: bool = True) -> None:
+        """End what is being written, and write the last iteration if it is not: the run ends.
+
+        Args:
+            writes: False where nobody has the last iteration any more.
+        """
         iteration = self._node.progress.iteration
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         begun = iteration > self._node.part.manifest.start_iteration
         # One of this iteration that was there before may be of a future that was given up.
         written = self.last == iteration and self._last_s is not None
-        if self._config.every_iterations and begun and not written:
+        wanted = writes and self._config.every_iterations > 0
+        if wanted and begun and not written:
             await self._try()
 
     async def close(self) -> None:

@@ -76,6 +76,23 @@ def no_member(stage: int) -> NetworkError:
     )
 
 
+def not_kept(told: str, why: NetworkError, last: int | None) -> DecodError:
+    """Return the error for a run that has ended, and whose last iteration nobody has any more.
+
+    Args:
+        told: What is not kept.
+        why: A stage is missing.
+        last: Iteration of the checkpoint to go on from, if there is one.
+    """
+    anew = "begin anew, with a checkpoint.every_iterations that leaves something to go on from"
+    return DecodError(
+        told,
+        why=why.why,
+        fix=anew if last is None else f"go on from the last checkpoint with --resume {last}",
+        code="E-RUN-009",
+    )
+
+
 def not_begun() -> NetworkError:
     """Return the error for an operation that needs a committed iteration."""
     return NetworkError(

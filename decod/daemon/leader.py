@@ -16,7 +16,7 @@ from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run
-from decod.daemon.errors import exit_code_of, not_begun
+from decod.daemon.errors import exit_code_of, not_begun, not_kept
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
@@ -29,7 +29,7 @@ from decod.daemon.volunteer import announce, full_status, same_identity, take_pa
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
-from decod.errors import ConfigError, DataError, DecodError, RejectedError
+from decod.errors import ConfigError, DataError, DecodError, NetworkError, RejectedError
 from decod.ids import RunId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_from_hf
@@ -262,6 +262,10 @@ class _Leading:
         self._checkpoints = Checkpoints(node, options.run_file.checkpoint, self._exporting)
         self._checkpoints.on_written = self._checkpoint_written
         self._keeping: asyncio.Task[None] | None = None
+        self._kept: int | None = None
+        """Iteration of the model that is kept."""
+        self._unkept: DecodError | None = None
+        """Why the last iteration's is not."""
         manifest = node.part.manifest
         if node.part.init_dir is not None or node.part.checkpoint_dir is not None:
             node.gateway.initial_state = self._initial_state
@@ -269,6 +273,7 @@ class _Leading:
         node.commands["export"] = self._export
         self._complete = node.completed
         node.progress.on_stage_ending = self._keep_early
+        node.progress.on_return.append(self._forget_kept)
 
     async def run(self) -> Stop:
         """Wait for the end of the run, whatever it is, and keep what there is to keep."""
@@ -283,16 +288,33 @@ class _Leading:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._checkpoints.close()
-        last = self._checkpoints.last
         if stop.reason is StopReason.DRAINED:
             self._node.say(f"left the run: {stop.detail}")
-        elif last is not None and not self._complete.is_set():
+        else:
+            self._tell_end(stop)
+        return stop
+
+    def _tell_end(self, stop: Stop) -> None:
+        """Say what is not kept, and how to go on.
+
+        Raises:
+            DecodError: What could be kept is not, or nothing is, or nobody asked for the end.
+        """
+        last, error, told = self._checkpoints.last, self._unkept, self._node.wishes.unkept
+        asked = not self._complete.is_set()
+        lost = error if isinstance(error, NetworkError) else None
+        if lost is not None and asked and last is not None:
+            # Whoever ends a run that waits for a stage knows that it is missing.
+            self._node.say(told)
+            error = None
+        if last is not None and (asked or error is not None):
             # Not "latest": that may be of another attempt, which this one was not resumed from.
             where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
             self._node.say(
                 f"go on from iteration {last} with: decod leader {where} --resume {last}"
             )
-        return stop
+        if error is not None and stop.reason is StopReason.FINISHED:
+            raise error if lost is None else not_kept(told, lost, last)
 
     async def _run(self) -> Stop:
         node = self._node
@@ -311,6 +333,10 @@ class _Leading:
         node.driver.post(CommitsHeld(held=True))
         try:
             await self._keep_result()
+        except DecodError as error:
+            self._unkept = error
+            iteration = node.progress.iteration
+            node.wishes.unkept = f"the model of iteration {iteration} is not kept: {error.what}"
         finally:
             # Members are let go even if the model could not be kept: they can't help with that.
             node.driver.post(DrainRequested(ends_run=True))
@@ -342,12 +368,22 @@ class _Leading:
         """Write model and state before the members go: nobody else keeps them."""
         if not self._has_committed:
             return
-        node = self._node
+        whole = True
         try:
-            iteration = await self._write(self._keep_dir)
-            node.say(f"model of iteration {iteration}: {self._keep_dir}")
+            async with self._exporting:
+                # It may have been kept before its stage left.
+                if self._kept != self._node.progress.iteration:
+                    self._kept = await export_model(self._node, self._keep_dir)
+                    self._node.say(f"model of iteration {self._kept}: {self._keep_dir}")
+        except NetworkError:
+            whole = False
+            raise
         finally:
-            await self._checkpoints.finish()
+            await self._checkpoints.finish(writes=whole)
+
+    def _forget_kept(self) -> None:
+        """The run has gone back: the model of an iteration may become another one."""
+        self._kept = None
 
     def _keep_early(self) -> None:
         """A stage is about to leave with its last member: keep the model while it can be had."""

@@ -32,6 +32,8 @@ class Wishes:
         """The core knows that this node is to leave."""
         self.ends_run = False
         """At the leader: the run is to end, though another could lead it."""
+        self.unkept = ""
+        """At the leader: what the end of the run has cost, and why."""
         self.stays = asyncio.Event()
         """At the leader: nobody can take over after all."""
         self._asking = asyncio.Lock()
@@ -81,7 +83,8 @@ class Wishes:
             return {"draining": True}
         # Shielded: a client that goes away must not take the future along.
         stop = await asyncio.shield(driver.stopped)
-        return {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
+        ended = {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
+        return ended | ({"unkept": self.unkept} if self.unkept else {})
 
     def _end_run(self) -> None:
         """Have the leader end the run for everybody."""

@@ -248,6 +248,9 @@ def test_draining_tells_how_the_node_left(asked: Seen, capsys: pytest.CaptureFix
     asked[0] = {"draining": True, "detail": "time was up\x1b[2J"}
     assert main(["drain"]) == 0
     assert capsys.readouterr().out == "left the run: time was up?[2J\n"
+    asked[0] = {"draining": True, "detail": "run finished", "unkept": "no model\x1b: a gap"}
+    assert main(["drain"]) == 0
+    assert capsys.readouterr().err == "no model?: a gap\n"
 
 
 def test_a_daemon_that_ends_before_it_can_answer_has_left(

@@ -287,6 +287,22 @@ def test_after_the_run_went_back_its_loss_is_that_of_the_iteration_that_is_kept(
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(("back_to", "newest"), [(25, 20), (20, 20), (9, None)])
+def test_after_the_run_went_back_an_older_checkpoint_is_the_newest(
+    tmp_path: Path, back_to: int, newest: int | None
+) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        for iteration in (10, 20, 30):
+            run.commit(iteration)
+            await written(checkpoints)
+        run.go_back(back_to)
+        assert checkpoints.last == newest
+
+    asyncio.run(test())
+
+
 def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=0)

@@ -1,0 +1,160 @@
+"""How a leader ends: what can't be kept is said, and how to go on from what is."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon import leader as module
+from decod.daemon.errors import no_member
+from decod.daemon.host import Node
+from decod.daemon.leader import _Leading
+from decod.driver.driver import NodeDriver
+from decod.errors import DecodError, HardwareError
+from decod.protocol.effects import Stop, StopReason
+from decod.protocol.events import DrainRequested
+from tests.unit.daemon.nodes import STRANGER, make_node
+from tests.unit.daemon.test_leader import options
+
+NO_ROOM = HardwareError("the disk is full", why="nothing fits", fix="make room")
+NOT_KEPT = "the model of iteration 9 is not kept: stage 1 has no member"
+
+
+class Ending:
+    """A leader after iteration 9, which the test's operator ends."""
+
+    def __init__(self, folder: Path, node: Node) -> None:
+        self.lines: list[str] = []
+        self.hint = (
+            f"go on from iteration 5 with: decod leader run.toml --state-dir {folder} --resume 5"
+        )
+        node.say = self.lines.append
+        self.node = node
+        self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        driver = SimpleNamespace(
+            stopped=self.stopped, machine=SimpleNamespace(leader=None), post=self._post
+        )
+        node.driver = cast("NodeDriver", driver)
+        self.leading = _Leading(node, options(folder))
+        fields = {"round": "9.1", "loss": 2.0, "num_tokens": 8}
+        node.progress.take("round.committed", fields, now_s=1.0)
+        self.lines.clear()
+
+    def _post(self, event: object) -> None:
+        if isinstance(event, DrainRequested):
+            self.stopped.set_result(Stop(StopReason.FINISHED, "the run has ended"))
+
+    async def end(self, *, complete: bool = False) -> Stop:
+        if complete:
+            self.node.completed.set()
+        else:
+            self.node.wishes.leave()
+        return await self.leading.run()
+
+    def events(self) -> list[str]:
+        return [each["event"] for each in self.node.happenings.describe(0.0)]
+
+
+def run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: DecodError | None,
+    test: Callable[[Ending], Any],
+) -> None:
+    async def export(node: Node, _: Path) -> int:
+        if error is not None:
+            raise error
+        return node.progress.iteration
+
+    async def work() -> None:
+        with make_node(folder) as node:
+            node.progress.iteration = 1
+            await test(Ending(folder, node))
+
+    monkeypatch.setattr(module, "export_model", export)
+    asyncio.run(work())
+
+
+def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        assert (await ending.end()).reason is StopReason.FINISHED
+        assert ending.lines == [NOT_KEPT, ending.hint]
+        assert ending.node.wishes.unkept == NOT_KEPT
+        assert ending.events() == [], "no checkpoint is tried that must fail"
+
+    run(tmp_path, monkeypatch, no_member(1), test)
+
+
+def test_a_run_of_which_nothing_is_kept_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        with pytest.raises(DecodError, match=r"E-RUN-009 .*checkpoint\.every_iterations") as caught:
+            await ending.end()
+        assert caught.value.exit_code == 1
+        assert str(caught.value).startswith(f"E-RUN-009 {NOT_KEPT}")
+        assert ending.stopped.done(), "the others are let go"
+        assert ending.lines == []
+
+    run(tmp_path, monkeypatch, no_member(1), test)
+
+
+def test_a_run_that_is_done_and_can_not_be_kept_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked for its end, so nobody may look at what it says."""
+
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        with pytest.raises(DecodError, match=r"E-RUN-009 .*--resume 5"):
+            await ending.end(complete=True)
+        assert ending.lines == [ending.hint]
+
+    run(tmp_path, monkeypatch, no_member(1), test)
+
+
+def test_a_model_that_was_kept_before_its_stage_left_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.node.progress.take("stage.ending", {"stage": 1, "peer": STRANGER}, now_s=2.0)
+        assert ending.leading._keeping is not None
+        await ending.leading._keeping
+        monkeypatch.setattr(module, "export_model", None)
+        assert (await ending.end()).reason is StopReason.FINISHED
+        (line,) = ending.lines
+        assert line.startswith("model of iteration 9: ")
+        assert ending.node.wishes.unkept == ""
+
+    run(tmp_path, monkeypatch, None, test)
+
+
+def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        await ending.leading._keep_result()
+        returned = {"iteration": 9, "source": "neighbours", "stage": "1", "num_repeated": 0}
+        ending.node.progress.take("run.returned", returned, now_s=2.0)
+        await ending.end()
+        assert len(ending.lines) == 2
+
+    run(tmp_path, monkeypatch, None, test)
+
+
+def test_a_disk_that_is_full_is_an_error_and_the_last_checkpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        with pytest.raises(HardwareError, match="the disk is full"):
+            await ending.end()
+        assert ending.lines == [ending.hint]
+
+    run(tmp_path, monkeypatch, NO_ROOM, test)
