@@ -5,6 +5,7 @@ book, and checks a tensor's size against what the run expects before it takes me
 """
 
 import asyncio
+import math
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
-from decod.protocol.effects import FetchState
+from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
 from decod.protocol.events import LinkMeasured, Received
 from decod.protocol.follow_messages import Follow
@@ -45,6 +46,10 @@ _NAMES_MAX = 20_000
 
 _PROBES_MAX = 16
 """Probes of peers that are taken in at a time: at most so many MiB. Others are refused."""
+
+
+_TELL_AGAIN_S = 60.0
+"""After so long it is told again that the state which the run starts from can't be given."""
 
 
 def candidates_max() -> int:
@@ -90,6 +95,8 @@ class Gateway:
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)
         self.initial_state: Callable[[int], Awaitable[ServedState | str]] | None = None
         """At the leader of a run with a given state: that state, of any stage."""
+        self._told_s = -math.inf
+        """When it was last told that it can't be given."""
         self.kept: Callable[[StateRequest], Awaitable[StateBlob | None]] | None = None
         """Finds a state on this host's disk."""
         self.start_iteration = 0
@@ -244,6 +251,8 @@ class Gateway:
             return kept
         if request.iteration == self.start_iteration and self.initial_state is not None:
             served = await self.initial_state(request.stage_index)
+            if isinstance(served, str):
+                self._tell_failed(request.stage_index, served)
         else:
             served = await self._driver.request_state(
                 request.stage_index, request.iteration, with_optimizer=request.with_optimizer
@@ -251,6 +260,14 @@ class Gateway:
         if isinstance(served, str):
             return served
         return _blob_of(served)
+
+    def _tell_failed(self, stage_index: int, reason: str) -> None:
+        """Tell why nobody can begin, now and then: those who want to ask every other second."""
+        assert self._driver is not None
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s >= _TELL_AGAIN_S:
+            self._told_s = now_s
+            self._driver.note(Note("start.failed", (("stage", stage_index), ("reason", reason))))
 
     # --- from the client ----------------------------------------------------------------------
 

@@ -101,6 +101,11 @@ _SPECS = (
         " {reason}",
         _W,
     ),
+    EventSpec(
+        "start.failed",
+        "the state that the run starts from can't be given to stage {stage}: {reason}",
+        _W,
+    ),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
     # Elections.

@@ -218,7 +218,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     iteration = int(folder.name)
     try:
         if not is_plain_folder(folder):
-            return Checkpoint(folder, iteration, None, "it is no folder, or a symlink to one")
+            missing = not os.path.lexists(folder)
+            problem = "it is not there" if missing else "it is no folder, or a symlink to one"
+            return Checkpoint(folder, iteration, None, problem)
         with open_plain(folder / _MANIFEST) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes > MANIFEST_SIZE_MAX_BYTES:

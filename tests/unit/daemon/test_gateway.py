@@ -15,7 +15,7 @@ from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.donor import StateBlob, StateRequest
-from decod.protocol.effects import FetchState
+from decod.protocol.effects import FetchState, Note
 from decod.protocol.events import Received
 from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
@@ -41,10 +41,14 @@ class FakeDriver:
         self.part_bytes_max = 100
         self.events: list[Any] = []
         self.freed: list[memoryview] = []
+        self.notes: list[Note] = []
         self.state: ServedState | str = "no state"
 
     def post(self, event: Any) -> None:
         self.events.append(event)
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
 
     def allocate(self, size_bytes: int) -> memoryview:
         return memoryview(bytearray(size_bytes))
@@ -292,6 +296,41 @@ def test_who_asks_for_the_runs_first_state_gets_its_own_stages(start_iteration: 
                 with_optimizer=True,
             )
             assert await gateway.state(request) == answer
+
+    run(test)
+
+
+def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody can begin, and volunteers ask every other second: it is told once a minute."""
+
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: now_s)
+        answer: str | ServedState = "it is gone"
+
+        async def initial(stage_index: int) -> str | ServedState:
+            return answer
+
+        async def told(stage_index: int) -> list[object]:
+            """Asks for the state; returns what this node said about it."""
+            driver.notes.clear()
+            request = StateRequest(
+                run_id=RUN, sender=PEER, stage_index=stage_index, iteration=40, with_optimizer=True
+            )
+            assert isinstance(await gateway.state(request), str) == (answer == "it is gone")
+            return [(note.event, *dict(note.fields).values()) for note in driver.notes]
+
+        gateway.initial_state, gateway.start_iteration = initial, 40
+        assert await told(1) == [("start.failed", 1, "it is gone")]
+        assert await told(2) == await told(1) == []
+        now_s += 61
+        assert await told(2) == [("start.failed", 2, "it is gone")]
+        now_s += 61
+        answer = ServedState(40, "{}", memoryview(b"x"), lambda: None)
+        assert await told(1) == []
 
     run(test)
 

@@ -413,6 +413,13 @@ def test_what_systems_and_editors_leave_does_no_harm(tmp_path: Path) -> None:
     ]
 
 
+def test_one_that_is_not_there_is_told_from_a_link(tmp_path: Path) -> None:
+    """A run may have started from it, and somebody has moved it away."""
+    assert read_checkpoint(tmp_path / "40").problem == "it is not there"
+    (tmp_path / "40").symlink_to(tmp_path / "absent")
+    assert read_checkpoint(tmp_path / "40").problem == "it is no folder, or a symlink to one"
+
+
 def test_a_link_to_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "other", 5)
     (tmp_path / "state" / "runs").mkdir(parents=True)
