@@ -234,7 +234,7 @@ class Checkpoints:
                 f"the loss of iteration {states.iteration} is not known here",
                 why="others committed it before this node came, and a checkpoint tells the loss",
                 fix="nothing: it is tried again when the next one is due",
-                code="E-CKP-017",
+                code="E-CKP-018",
             )
         return CheckpointManifest(
             iteration=states.iteration,

@@ -275,7 +275,7 @@ def test_after_the_run_went_back_its_loss_is_that_of_the_iteration_that_is_kept(
         run.go_back(7)
         await checkpoints.finish()
         assert iterations(tmp_path) == []
-        assert "E-CKP-017" in run.failures()[-1]
+        assert "E-CKP-018" in run.failures()[-1]
         run.commit(8, loss=1.5)
         run.commit(9, loss=1.25)
         run.go_back(8)
