@@ -1,7 +1,22 @@
-"""`python -m decod` is `decod`."""
+"""`decod`, and `python -m decod`: what can be done before anything is imported that takes time."""
 
 import sys
 
-from decod.cli.main import main
+_INTERRUPTED = 130
+"""As `decod.cli.errors.EXIT_INTERRUPTED`, which may not be there yet."""
 
-sys.exit(main())
+
+def run() -> int:
+    """Run the command line and return its exit code; Ctrl-C counts from here on."""
+    try:
+        from decod.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        # Most likely while the command line was being imported: it reports its own.
+        sys.stderr.write("interrupted\n")
+        return _INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -101,9 +101,9 @@ class ControlServer:
     async def start(self) -> None:
         """Listen. The caller holds the folder's lock, so an old socket is a dead one."""
         path = self._state_dir / SOCKET_NAME
-        path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         try:
+            path.unlink(missing_ok=True)
             _at_socket(self._state_dir, listener.bind)
             path.chmod(0o600)
             listener.listen(16)
@@ -112,7 +112,8 @@ class ControlServer:
             raise ConfigError(
                 f"can't listen on {path}",
                 why=str(error),
-                fix="give a --state-dir on a local disk that you may write to",
+                fix="remove it if it is a folder, or give a --state-dir on a local disk that you "
+                "may write to",
                 code="E-CFG-040",
             ) from error
         listener.setblocking(False)  # noqa: FBT003 - the standard library's signature.

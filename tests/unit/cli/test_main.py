@@ -116,6 +116,23 @@ def test_ctrl_c_ends_with_130(
     assert capsys.readouterr().err.strip() == "interrupted"
 
 
+def test_ctrl_c_ends_with_130_while_the_command_line_is_imported() -> None:
+    """Nothing that takes time is imported before that is seen to."""
+    code = """if True:
+        import sys
+        from decod.__main__ import run
+        assert not {"click", "asyncio", "decod.cli"} & set(sys.modules), sorted(sys.modules)
+        class Interrupted:
+            def find_spec(self, name, path, target=None):
+                if name == "click":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted())
+        sys.exit(run())
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (130, b"interrupted\n")
+
+
 def test_a_command_can_choose_its_exit_code(failing: list[BaseException | int]) -> None:
     failing.append(errors.EXIT_DEGRADED)
     assert main(["demo"]) == 8

@@ -151,6 +151,12 @@ def test_a_folder_without_a_daemon_says_how_to_start_one(tmp_path: Path) -> None
         ask(tmp_path / "no", {}, timeout_s=5)
 
 
+def test_a_folder_in_the_sockets_place_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / SOCKET_NAME).mkdir()
+    with pytest.raises(ConfigError, match=r"E-CFG-040 .*decod\.sock: .*remove it"):
+        asyncio.run(ControlServer(tmp_path, echo).start())
+
+
 def test_a_folder_that_cannot_hold_a_socket_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises((ConfigError, OSError)):
