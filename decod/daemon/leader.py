@@ -16,6 +16,7 @@ from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run
+from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import exit_code_of, not_begun, not_kept
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
@@ -91,6 +92,9 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> tuple[Stop,
         checkpoint_dir = None
         if options.resume is not None:
             checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
+            run_id = RunId(checkpoint_dir.parent.parent.name)
+            members = KnownPeers(options.node.state_dir).find(run_id)
+            await tell_elsewhere(run_id, members, host.identity.node_id, say)
         part, contacts = await _part(options, host.identity, manifest, data_dir)
         part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
         async with Node(options.node, part, host, say) as node:

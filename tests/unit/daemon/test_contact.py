@@ -37,10 +37,14 @@ class Peer:
     """A node that answers Hello with `info`, and takes part in the DHT."""
 
     def __init__(self, info: HelloInfo | None, node_id: NodeId = OTHER) -> None:
-        handler = SimpleNamespace(hello=lambda _: info, state=None)
-        self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", handler))
+        self._handler = SimpleNamespace(state=None)
+        self.tell(info)
+        self.server = PeerServer(node_id, RUN_ID, cast("PeerHandler", self._handler))
         self.dht = Dht(node_id, RUN_ID, wall_clock=time.time)  # noqa: TID251 - as the daemon does.
         self.address = ""
+
+    def tell(self, info: HelloInfo | None) -> None:
+        self._handler.hello = lambda _: info
 
     async def __aenter__(self) -> "Peer":
         port = await self.server.start("127.0.0.1", 0)
