@@ -19,6 +19,7 @@ from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.ids import NodeId
 from decod.protocol.effects import FetchState
 from decod.protocol.events import CommitsHeld
+from decod.protocol.rebuild import Rebuild
 from decod.protocol.view import View
 from decod.train.checkpoint.description import Chunk
 from decod.train.checkpoint.transfer import Transfer
@@ -103,6 +104,7 @@ class _Gathering:
             self._loss = node.progress.loss_of(self._iteration)
         self._num_deferred = node.progress.num_deferred
         self._with_optimizer = with_optimizer
+        self._hashes = _hashes(leader.rebuild, self._iteration) if with_optimizer else {}
         self._uncopied = set(range(leader.view.num_stages))
         self._buffers: list[memoryview] = []
         self._own: ServedState | None = None
@@ -162,7 +164,8 @@ class _Gathering:
         reason = "no member"
         for member in self._view.roster(stage):
             # One only: each that is asked copies its state, which takes time and memory.
-            wanted = FetchState((member.node_id,), stage, self._iteration)
+            hash_ = self._hashes.get(stage, "")
+            wanted = FetchState((member.node_id,), stage, self._iteration, hash_)
             sink = _Sink(self._driver, lambda: self._copied(stage))
             try:
                 manifest = await self._node.gateway.fetch_state(
@@ -179,6 +182,15 @@ class _Gathering:
             self._buffers += sink.buffers
             return GatheredStage(tensors, sink.buffers[-1])
         raise _not_there(stage, reason)
+
+
+def _hashes(rebuild: Rebuild, iteration: int) -> dict[int, str]:
+    """Return the hashes of stages' parameters, if it is an iteration of which members may have
+    another state on their disks too, from before the run went back."""
+    if rebuild.origin is not None:
+        return {}  # Nothing was committed since: a stage may have been made from its neighbours.
+    found = (dict(mark.hashes) for mark in rebuild.marks if mark.iteration == iteration)
+    return next(found, {})
 
 
 class _Sink:

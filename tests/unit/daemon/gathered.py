@@ -31,6 +31,8 @@ class Member:
         self.may_send.set()
         self.dies_sending = False
         self.manifest: str | None = None
+        self.parameter_hash = ""
+        """Of what it gives."""
         self.num_asked = 0
 
 
@@ -47,6 +49,7 @@ class FakeRun:
             view=view_of("d0", *members, num_stages=2),
             committed=Round(iteration, 1),
             loss=2.5,
+            rebuild=SimpleNamespace(marks=(), origin=None),
         )
         run = RunConfig(
             name="test", model=MODEL, stages=STAGES, batch=BatchConfig(sequence_length=8)
@@ -136,6 +139,8 @@ class FakeRun:
         buffer = sink.allocate(len(blob.data))
         assert buffer is not None
         await member.may_send.wait()
+        if wanted.parameter_hash not in ("", member.parameter_hash):
+            raise NetworkError("another hash", why="it was given up", fix="ask another")
         if member.dies_sending:
             raise NetworkError("reset by peer", why="it has gone", fix="ask another")
         buffer[:] = blob.data

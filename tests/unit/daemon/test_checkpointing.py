@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from decod.daemon import gathering
 from decod.daemon.checkpointing import Checkpoints
-from decod.daemon.gathering import gathered_states
-from decod.errors import ConfigError, NetworkError
+from decod.errors import ConfigError
 from decod.train.checkpoint.files import Files
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.store import (
@@ -45,119 +43,6 @@ def iterations(state_dir: Path) -> list[int]:
     found = find_checkpoints(state_dir)
     assert not any(find_problems(each) for each in found)
     return [each.iteration for each in found]
-
-
-# --- gathering ------------------------------------------------------------------------------------
-
-
-def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: Path) -> None:
-    """How long a copy takes over a slow link must not stop the run."""
-
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a")
-        relay = run.members[run.view.roster(1)[0].node_id]
-        relay.may_copy.clear()
-        relay.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
-        entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: relay.num_asked)
-        assert run.is_held
-        relay.may_copy.set()
-        await wait_until(lambda: not run.is_held)
-        assert not entering.done(), "it still travels"
-        relay.may_send.set()
-        states = await entering
-        assert (states.iteration, states.loss, len(states.stages)) == (5, 2.5, 2)
-        assert run.lent == 2
-        await gathered.__aexit__(None, None, None)
-        assert run.lent == 0
-
-    asyncio.run(test())
-
-
-def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gathering, "HOLD_MAX_S", 0.0)
-
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a")
-        relay = run.members[run.view.roster(1)[0].node_id]
-        relay.may_copy.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
-        entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: relay.num_asked and not run.is_held)
-        run.commit(6)
-        relay.may_copy.set()
-        with pytest.raises(NetworkError, match=r"E-NET-022 stage 1 .* moved on"):
-            await entering
-        assert relay.num_asked == 1, "it would only hold up the run again"
-        assert run.lent == 0
-
-    asyncio.run(test())
-
-
-def test_another_member_is_asked_while_commits_are_held(tmp_path: Path) -> None:
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a", "r1b")
-        first, second = (run.members[m.node_id] for m in run.view.roster(1))
-        first.manifest = '{"tensors": 5}'
-        async with gathered_states(run.node, with_optimizer=True) as states:
-            assert states.iteration == 5
-        assert (first.num_asked, second.num_asked) == (1, 1)
-        assert run.lent == 0
-
-    asyncio.run(test())
-
-
-def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Path) -> None:
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a", "r1b")
-        first, second = (run.members[m.node_id] for m in run.view.roster(1))
-        first.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
-        entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: first.num_asked and not run.is_held)
-        run.commit(6)
-        first.dies_sending = True
-        first.may_send.set()
-        states = await entering
-        assert states.iteration == 6
-        assert second.num_asked == 2, "it was asked for the lost one, and had left that behind"
-        await gathered.__aexit__(None, None, None)
-        assert run.lent == 0
-        assert not run.is_held
-
-    asyncio.run(test())
-
-
-def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> None:
-    """Model and checkpoint are of one iteration, and it is the run's last."""
-
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a")
-        run.node.ending = True
-        async with gathered_states(run.node, with_optimizer=True):
-            assert run.is_held
-        assert run.is_held
-
-    asyncio.run(test())
-
-
-def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
-    async def test() -> None:
-        run = FakeRun(tmp_path, "r1a")
-        relay = run.members[run.view.roster(1)[0].node_id]
-        relay.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
-        entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: run.lent == 2)
-        entering.cancel()
-        await asyncio.gather(entering, return_exceptions=True)
-        assert run.lent == 0
-        assert not run.is_held
-
-    asyncio.run(test())
 
 
 # --- when -----------------------------------------------------------------------------------------
