@@ -1,6 +1,7 @@
 """What hosts keep of stages' states on their own disks is used when they come back, and only if it
 is right; a disk that takes no more of it stops nobody."""
 
+import errno
 import json
 import os
 import signal
@@ -189,6 +190,18 @@ def status_of(node: Daemon) -> dict[str, Any]:
     return status
 
 
+def filled(path: Path, *, leaving_bytes: int) -> bool:
+    """Take the disk's room but for a rest; False if somebody else was writing meanwhile."""
+    with path.open("wb") as file:
+        free = os.statvfs(path)
+        try:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leaving_bytes)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            return False
+    return True
+
+
 def test_a_full_disk_keeps_the_last_states_says_so_and_stops_nobody(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -201,9 +214,7 @@ def test_a_full_disk_keeps_the_last_states_says_so_and_stops_nobody(
             full = cluster.start_relay("full", "--stage", "1")
             cluster.wait_for(lambda: kept(full, 1), "a state on the disk", timeout_s=TIMEOUT_S)
             ballast = states / "ballast"
-            with ballast.open("wb") as file:
-                free = os.statvfs(states)
-                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (64 << 10))
+            cluster.wait_for(lambda: filled(ballast, leaving_bytes=64 << 10), "a full disk")
             before = {e["iteration"] for e in full.events("state.kept")}
             refused = cluster.wait_for(
                 lambda: [e for e in full.events("state.unkept") if e["stage"] == 1],
