@@ -212,7 +212,8 @@ class Following:
             return []
         self._heard_s = now_s
         if message.refusal:
-            slow = self._held is not None or self._base is not None
+            # Who names the base has sent averages, and left this node behind.
+            slow = self._base is not None and message.committed == self._base
             return self._restart(now_s, message.refusal, slow=slow)
         if self._base is not None:
             if self._target is None and message.committed != self._base:

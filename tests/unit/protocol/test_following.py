@@ -229,6 +229,18 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
     assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
 
 
+@pytest.mark.parametrize(("base", "pause_s"), [(BASE, 30), (Round(0, 0), 1)])
+def test_who_was_left_behind_waits_longer_than_who_has_lost_its_member(
+    base: Round, pause_s: int
+) -> None:
+    candidate = Candidate()
+    candidate.begin()
+    candidate.machine.answered(1.0, R1A, Followed(1, 1, BASE))
+    effects = candidate.machine.answered(2.0, R1A, Followed(1, 1, base, "it is no member"))
+    (note,) = (e for e in effects if isinstance(e, Note))
+    assert dict(note.fields)["pause_s"] == pause_s
+
+
 def test_parts_that_nobody_wants_are_freed() -> None:
     candidate = Candidate()
     candidate.load()
