@@ -14,7 +14,7 @@ from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.train.checkpoint.params import CheckpointConfig
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import flip_a_byte, write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.disk import small_disk
 from tests.support.oracle import assert_agreement
@@ -60,12 +60,6 @@ def checkpoints(state_dir: Path) -> list[dict[str, Any]]:
     assert result.returncode == 0, result
     rows: list[dict[str, Any]] = json.loads(result.stdout)
     return rows
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def assert_equals_reference(

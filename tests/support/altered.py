@@ -12,15 +12,7 @@ from typing import Any
 from decod.cli.main import main
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.store import CheckpointStore
-
-
-def alter(path: Path) -> None:
-    """Change a byte in the middle of a file."""
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        (byte,) = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
+from tests.support.checkpoints import flip_a_byte
 
 
 def _alter_from(iteration: int) -> None:
@@ -29,7 +21,7 @@ def _alter_from(iteration: int) -> None:
     def altering(store: CheckpointStore, manifest: Any, *blobs: Any, **how: Any) -> Path:
         folder = write(store, manifest, *blobs, **how)
         if manifest.iteration >= iteration:
-            alter(folder / stage_file(0))
+            flip_a_byte(folder / stage_file(0))
         return folder
 
     CheckpointStore.write = altering  # type: ignore[method-assign]

@@ -48,6 +48,13 @@ def make_manifest(iteration: int, **changes: Any) -> CheckpointManifest:
     return CheckpointManifest(**values | changes)
 
 
+def flip_a_byte(path: Path) -> None:
+    """Alters one in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def write_checkpoint(state_dir: Path, iteration: int, **changes: Any) -> Path:
     """Writes a checkpoint of random tensors; returns its folder."""
     manifest = make_manifest(iteration, **changes)

@@ -20,8 +20,7 @@ from decod.protocol.events import CheckpointRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.transfer import StateSink
-from tests.support.altered import alter
-from tests.support.checkpoints import RUN_ID, write_checkpoint
+from tests.support.checkpoints import RUN_ID, flip_a_byte, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
 from tests.waiting import wait_until
 
@@ -342,11 +341,11 @@ def test_a_checkpoint_is_read_to_its_last_byte_and_an_older_one_serves_for_a_bad
         assert await found(30) == 30
         assert await found(20) == 20
         assert bench.notes == []
-        alter(folders[30] / stage_file(1))
+        flip_a_byte(folders[30] / stage_file(1))
         assert await found(30) == 20
         shutil.rmtree(folders[30])
         assert await found(30) == 20
-        alter(folders[20] / stage_file(0))
+        flip_a_byte(folders[20] / stage_file(0))
         assert await found(20) == 10
         shutil.rmtree(folders[10].parent)
         assert await found(20) is None
