@@ -166,10 +166,17 @@ def slowed(rates: Mapping[Pair, float], hop: Hop, factor: float) -> dict[Pair, f
     return {**rates, **{pair: rates[pair] / factor for pair in (hop, hop[::-1])}}
 
 
+def mean_transfer_s(rates: Mapping[Pair, float], used: Mapping[Hop, int]) -> float:
+    """Returns what a flow costs on average, where so many use each link."""
+    num_flows = sum(num for (begin, _), num in used.items() if begin == LEADER)
+    return sum(num * transfer_s(rates, hop) for hop, num in used.items()) / num_flows
+
+
 def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
     """Returns the fastest link in use that flows should leave when its rate is divided.
 
-    Should: the optimum then does without it, and staying would cost at least a quarter more.
+    Should: the optimum then does without it, and staying would cost at least a quarter more, for
+    the mean of the flows: there may be fewer than microbatches (`planner.shortening`).
     Fastest: iterations go on at a pace at which five of them are soon over.
     """
     found: list[tuple[float, Hop]] = []
@@ -177,11 +184,10 @@ def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: f
         cut = slowed(rates, hop, factor)
         graph = flow_graph(cut)
         routes = optimal_routes(graph)
-        total_s = len(routes) * mean_cost_s(graph, routes)
-        staying_s = sum(num * transfer_s(cut, other) for other, num in used.items())
+        staying_s = mean_transfer_s(cut, used)
         kept = {link for route in routes for link in itertools.pairwise(route.path)}
         left = (NodeId(hop[0]), NodeId(hop[1])) not in kept
-        if left and staying_s >= STAYING_RATIO_MIN * total_s:
+        if left and staying_s >= STAYING_RATIO_MIN * mean_cost_s(graph, routes):
             found.append((rates[hop], hop))
     assert found, f"every link of {used} is worth keeping at a part of its rate"
     return max(found)[1]
@@ -268,10 +274,7 @@ class Trial:
 
     def mean_cost_s(self) -> float:
         """Returns what a flow in use costs on average, by the links as they are now."""
-        used = self.hops_in_use()
-        num_flows = sum(num for (begin, _), num in used.items() if begin == LEADER)
-        total_s = sum(num * transfer_s(self.network.rates, hop) for hop, num in used.items())
-        return total_s / num_flows
+        return mean_transfer_s(self.network.rates, self.hops_in_use())
 
     def settled(self) -> list[int]:
         """Returns the epochs of the settlements that were taken up."""
