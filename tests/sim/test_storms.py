@@ -197,6 +197,14 @@ def test_who_is_in_the_view_as_who_it_was_before_can_follow_to_make_a_quorum() -
     assert main(_words(words, faults, "")) == 0
 
 
+def test_a_settlement_that_leaves_a_data_node_without_a_flow_is_not_used() -> None:
+    """The draft had nothing when its only relay could not be reached; two flows did have."""
+    faults = "restart:relay1@5.305+11.774 pause:relay0@6.08+7.962 freeze:data1@7.269+9.254"
+    cuts = "data0>data1,relay1@9.808+8.26 data1,data0|relay1,relay0@7.391+11.758"
+    words = "--seed 71008 --data-nodes 2 --relays 2 --stages 1 --microbatches 1 --calm-s 24.551"
+    assert main(_words(words, faults, cuts)) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

@@ -2,7 +2,7 @@
 
 In each version of the view the search begins with what the one before has left. The leader's node
 has it settled from time to time, and opens each round with the last settlement that stands with all
-data nodes: in that round every node uses it.
+data nodes and leaves none without a flow: in that round every node uses it.
 """
 
 import math
@@ -61,6 +61,8 @@ class LiveRouting:
         self._wait = 0
         """Ticks until the leader's node has the draft settled."""
         self._agreed_epoch = 0
+        self._seen_epoch = 0
+        """At the leader: the last settlement that stood, whether or not it is to be used."""
         self._costs: dict[NodeId, float] = {}
         self._compute_s = 0.0
         self.epoch = 0
@@ -79,7 +81,7 @@ class LiveRouting:
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
-        self.epoch, self._agreed_epoch, self._known = 0, 0, ()
+        self.epoch, self._agreed_epoch, self._seen_epoch, self._known = 0, 0, 0, ()
         idle = not context.member.capacity or view.idle_stages
         if context.config.routing is not Routing.FLOW or idle:
             self._negotiation, self.deadline_s = None, None
@@ -156,9 +158,13 @@ class LiveRouting:
     def _settle(self, negotiation: Negotiation) -> list[Effect]:
         """Have the draft settled, if it is time: some search after the last settlement stood."""
         settling = negotiation.settling
-        if settling.agreed and settling.epoch > self._agreed_epoch:
-            self._agreed_epoch = settling.epoch
+        if settling.agreed and settling.epoch > self._seen_epoch:
+            self._seen_epoch = settling.epoch
             self._wait = _PAUSE_TICKS
+            # There is room for a flow of each (`flow_room`): one that has none is cut off from the
+            # draft for the moment, and has better ones now, or will have when the round opens.
+            if settling.serves_all:
+                self._agreed_epoch = settling.epoch
         self._wait -= 1
         if self._wait > 0:
             return []

@@ -139,6 +139,14 @@ class Settling:
         """At the settling node: whether all flows of all data nodes stand."""
         return self.complete and self._standing.issuperset(self.position.data_peers)
 
+    @property
+    def serves_all(self) -> bool:
+        """At the settling node, once decided: whether every data node with room has a flow."""
+        return all(
+            self._settled[data_node].routes or not claims.capacity
+            for data_node, claims in self._gathered.items()
+        )
+
     def knows(self, epoch: int) -> bool:
         """Whether every node that has come as far as this one still knows a settlement."""
         return self.epoch - epoch <= _PARTS_KEPT
