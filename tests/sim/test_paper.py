@@ -94,7 +94,9 @@ def test_under_churn_no_reading_of_swarm_is_faster(index: int) -> None:
     for policy in ("restart", "closest", "stateless"):
         ratio = rows["flow", f"time_ratio_to_{policy}"]
         assert ratio.mean <= 1
-        assert ratio.paper == {1: 0.8, 2: 0.66}[index]
+        of_means = rows["flow", f"ratio_of_mean_times_to_{policy}"]
+        assert of_means.mean == ratio.mean  # There is one instance.
+        assert of_means.paper == {1: 0.802, 2: 0.665}[index]
         done = rows[policy, "microbatches_per_iteration"].mean
         assert rows["flow", "microbatches_per_iteration"].mean >= done
         assert rows[policy, "wasted_ratio"].mean > 0
