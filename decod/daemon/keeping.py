@@ -3,7 +3,8 @@
 Written in a thread, one after another, whatever the machine asks for; what goes wrong is told, in
 the log and in `decod status`, and never stops training. What is there is given to peers, to this
 node itself when it goes back or has been restarted, and to downloads as a source of single chunks.
-What was altered on the disk is told, and never used.
+What was altered on the disk is told, and never used: before a host says that it has what a lost
+stage needs, it reads that to the last byte.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
 from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.events import CheckpointRead, StateForgotten, StateKept
+from decod.protocol.era import Kept
+from decod.protocol.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (
@@ -54,6 +56,9 @@ _MEMORY_SHARE = 0.5
 _SEARCH_MAX_S = 60.0
 """How long a fetch waits until this host's disk has been looked through: reading is faster than any
 link, but a disk may hang."""
+
+_CHUNK_MAX_S = 30.0
+"""A disk that takes longer for a chunk has no state that anybody should wait for."""
 
 
 class KeptStates:
@@ -191,7 +196,7 @@ class KeptStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not state}
         self._post(StateForgotten(stage, iteration))
 
-    def _post(self, event: StateKept | StateForgotten | CheckpointRead) -> None:
+    def _post(self, event: StateKept | StateForgotten | KeptRead | CheckpointRead) -> None:
         driver = self._node.driver
         if driver is not None and not driver.stopped.done():
             driver.post(event)
@@ -277,9 +282,26 @@ class KeptStates:
         if kept is not None:
             return kept
         folder = self._checkpoints / str(iteration)
-        if iteration < 1 or not folder.is_dir():
+        try:
+            is_there = iteration >= 1 and folder.is_dir()
+        except OSError as error:
+            self._bad_checkpoint(iteration, error.strerror or str(error))
+            return None
+        if not is_there:
             return None
         return await in_thread(lambda: state_of_checkpoint(read_checkpoint(folder), stage_index))
+
+    def read_kept(self, wanted: tuple[Kept, ...]) -> None:
+        """Read states to their last byte, before anybody rests on them; see `StateDisk`."""
+        self._own(self._read_kept(wanted))
+
+    async def _read_kept(self, wanted: tuple[Kept, ...]) -> None:
+        for kept in wanted:
+            state = self._kept.get((kept.stage_index, kept.iteration))
+            # If there is another by now, the machine has been told of that.
+            if state is not None and (defect := await _defect(state)):
+                self._spoiled(state, defect)
+        self._post(KeptRead(wanted))
 
     def read_checkpoint(self, iteration: int) -> None:
         """Look for the newest checkpoint up to an iteration that is whole; see `StateDisk`."""
@@ -382,6 +404,18 @@ class _Memory:
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:
     return {chunk.sha256: (state, offset) for offset, (chunk, _) in state.places.items()}
+
+
+async def _defect(state: KeptState) -> str:
+    """Return what is wrong with a state, all of which is read; empty if it is whole."""
+    for offset in state.places:
+        try:
+            await asyncio.wait_for(in_thread(partial(state.read, offset)), _CHUNK_MAX_S)
+        except CheckpointError as error:
+            return error.why
+        except TimeoutError:
+            return f"the disk has not given a part of it in {_CHUNK_MAX_S:.0f} s"
+    return ""
 
 
 def _problems(checkpoint: Path) -> list[str]:

@@ -82,8 +82,8 @@ class Progress:
         elif event == "run.returned":
             self.iteration = int(fields["iteration"])
             self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
-            self.loss = self.loss_of(self.iteration)
-            self.message = f"stage {fields['stage']} was lost: back to iteration {self.iteration}"
+            self.loss, self.num_deferred = self.loss_of(self.iteration), 0
+            self.message = f"{fields['reason']}: back to iteration {self.iteration}"
             _call_all(self.on_return)
         elif event == "stage.ending":
             stage = fields.get("stage")
@@ -169,7 +169,7 @@ def _message(machine: NodeMachine | None, progress: Progress) -> str:
     if leader is not None and leader.electorate.lacking:
         num_gone = len(leader.electorate.lacking)
         return f"NO QUORUM: {num_gone} members are gone, and training waits for some"
-    if leader is not None and leader.rebuild.pending:
+    if leader is not None and leader.rebuild.needed:
         return leader.rebuild.describe()
     view: View | None = leader.view if leader is not None else None
     if view is not None and view.empty_stages:

@@ -210,18 +210,14 @@ class NodeDriver:
                 self._serve(effect)
             case fx.KeepState():
                 self._keep_state(effect)
-            case fx.MirrorState():
-                if self.disk is not None:
-                    self.disk.mirror(effect)
+            case fx.MirrorState() | fx.ReadCheckpoint() | fx.ReadKept():
+                _use_disk(self.disk, effect)
             case fx.RefuseState(request_id, reason):
                 self._requests.answer(request_id, reason)
             case fx.ProbeLink(to, size_bytes):
                 self._own(self._probe(to, term, size_bytes))
             case fx.PersistVote(term, candidate):
                 self._own(self._persist(Promise(term, candidate)))
-            case fx.ReadCheckpoint(iteration):
-                if self.disk is not None:
-                    self.disk.read_checkpoint(iteration)
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():
@@ -467,3 +463,17 @@ class NodeDriver:
 
 async def _abstain(_: Promise) -> bool:
     return False
+
+
+def _use_disk(
+    disk: StateDisk | None, effect: fx.MirrorState | fx.ReadCheckpoint | fx.ReadKept
+) -> None:
+    if disk is None:
+        return
+    match effect:
+        case fx.MirrorState():
+            disk.mirror(effect)
+        case fx.ReadCheckpoint(iteration):
+            disk.read_checkpoint(iteration)
+        case fx.ReadKept(states):
+            disk.read_kept(states)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from decod.ids import NodeId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
+from decod.protocol.era import Kept
 from decod.train.checkpoint.description import Chunk, parse_description
 from decod.train.checkpoint.transfer import StateSink, Transfer
 
@@ -39,6 +40,9 @@ class StateDisk(Protocol):
 
     def read_checkpoint(self, iteration: int) -> None:
         """Have the machine told whether a checkpoint is whole, or which older one is."""
+
+    def read_kept(self, wanted: tuple[Kept, ...]) -> None:
+        """Have the machine told which of these states are not whole, and when all were read."""
 
     async def searched(self) -> None:
         """Return when it is known what is here, or it takes too long to find out."""

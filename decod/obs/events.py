@@ -81,9 +81,10 @@ _SPECS = (
     EventSpec(
         "run.returned",
         "back to iteration {iteration} ({source}), {num_repeated} iterations are repeated:"
-        " stage {stage} was lost",
+        " {reason}",
         _W,
     ),
+    EventSpec("return.failed", "{peer} can't go back, and all are asked again: {reason}", _W),
     EventSpec(
         "state.differs",
         "this node's state of stage {stage} after iteration {iteration} is not that of most: "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.era import Kept
 from decod.protocol.jobs import Job
 from decod.protocol.messages import Message
 from decod.protocol.view import Member
@@ -132,6 +133,14 @@ class ReadCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadKept:
+    """Read every byte of these states on this host's disk: `StateForgotten` for each that is not
+    whole, and `KeptRead` when all have been read."""
+
+    states: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UseMembers:
     """From now on these are the members: addresses to dial, peers to listen to."""
 
@@ -200,6 +209,7 @@ Effect = (
     | ProbeLink
     | PersistVote
     | ReadCheckpoint
+    | ReadKept
     | UseMembers
     | Note
     | CompleteRun

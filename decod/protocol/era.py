@@ -92,6 +92,11 @@ class Origin:
     holders: tuple[Holders, ...] = ()
     """Of each stage, if states are fetched from hosts."""
 
+    @property
+    def reason(self) -> str:
+        """Why there is another era, for people."""
+        return f"stage {', '.join(map(str, self.lost))} was lost"
+
     def holders_of(self, stage_index: int) -> tuple[NodeId, ...]:
         """Return who has a stage's state."""
         found = (each.nodes for each in self.holders if each.stage_index == stage_index)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.protocol.era import Kept
 from decod.protocol.jobs import JobResult
 from decod.protocol.messages import Message
 
@@ -160,6 +161,13 @@ class StateForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRead:
+    """What `ReadKept` asked for has been read; those of it that are still kept are whole."""
+
+    states: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """Leader: a checkpoint of all stages is whole on this host's disk."""
 
@@ -222,6 +230,7 @@ Event = (
     | StateFetchFailed
     | StateKept
     | StateForgotten
+    | KeptRead
     | CheckpointWritten
     | CheckpointRead
     | DrainRequested

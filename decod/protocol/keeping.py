@@ -3,16 +3,18 @@
 When the commit of a marked iteration is final (`protocol.era`), each node copies its stage's state
 and has its host write it; and for every stage some hosts of *other* stages mirror that state to
 their disks. Which hosts follows from the view, so it needs no message. A host that lacks room or
-time keeps nothing and says nothing: what is there is asked for when a stage is lost.
+time keeps nothing and says nothing: what is there is asked for when a stage is lost. Before a host
+answers, it reads what could serve to the last byte, once in a round: whoever has gone back holds
+nothing else.
 """
 
 import hashlib
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.effects import Effect, KeepState, MirrorState, Note
+from decod.protocol.effects import Effect, KeepState, MirrorState, Note, ReadKept
 from decod.protocol.era import KEPT_MAX, Kept, Mark
-from decod.protocol.events import StateForgotten, StateKept, Tensor
+from decod.protocol.events import KeptRead, StateForgotten, StateKept, Tensor
 from decod.protocol.jobs import Job, Snapshot, SnapshotTaken
 from decod.protocol.view import Opening, View
 
@@ -23,14 +25,19 @@ NUM_MIRRORS = 2
 class Keeping:
     """What one node's host keeps, and when it keeps more.
 
-    Inputs: `opened`, `copied`, `copy_failed`, `told`. Effects: `KeepState`,
-    `MirrorState`, jobs.
+    Inputs: `opened`, `copied`, `copy_failed`, `examine`, `told`. Effects: `KeepState`,
+    `MirrorState`, `ReadKept`, jobs.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._copying: list[tuple[Snapshot, Kept]] = []
         """Copies of this node's own state in the making, and what they are to be of."""
+        self._marks: tuple[Mark, ...] = ()
+        """Of the round: only their states can serve."""
+        self._reading = set[Kept]()
+        self._read = set[Kept]()
+        """In this round."""
 
     def opened(self, opening: Opening, *, stepped: bool) -> list[Effect]:
         """A round begins. If the last commit is marked, copy states.
@@ -39,6 +46,8 @@ class Keeping:
             opening: Of the round; the context has its view.
             stepped: Whether this node took the step that was committed.
         """
+        self._marks = opening.marks
+        self._read.clear()
         mark = opening.mark_of(opening.committed.iteration)
         if mark is None or opening.origin is not None or opening.paused:
             return []
@@ -100,13 +109,34 @@ class Keeping:
 
     # --- what is on the disk ------------------------------------------------------------------
 
-    def told(self, event: StateKept | StateForgotten) -> list[Effect]:
+    def told(self, event: StateKept | StateForgotten | KeptRead) -> None:
+        if isinstance(event, KeptRead):
+            self._reading.difference_update(event.states)
+            self._read.update(event.states)
+            return
         place = (event.stage_index, event.iteration)
         if isinstance(event, StateKept):
             self._context.kept[place] = event.parameter_hash
         else:
             self._context.kept.pop(place, None)
-        return []
+
+    @property
+    def examined(self) -> bool:
+        """Whether nothing is being read just now."""
+        return not self._reading
+
+    def examine(self) -> list[Effect]:
+        """Have what all could go back to read to its last byte, unless that has been done."""
+        useful = {mark.iteration: mark for mark in self._marks}
+        wanted = [
+            kept
+            for kept in inventory(self._context)
+            if kept.iteration in useful
+            and kept.parameter_hash == useful[kept.iteration].hash_of(kept.stage_index)
+            and kept not in self._read | self._reading
+        ]
+        self._reading.update(wanted)
+        return [ReadKept(tuple(wanted))] if wanted else []
 
 
 def inventory(context: Context) -> tuple[Kept, ...]:

@@ -183,7 +183,7 @@ class Leader:
         gathering = self.state is LeaderState.GATHERING
         if self.electorate.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
-        elif self.rebuild.pending:
+        elif self.rebuild.needed:
             effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
             view = self._next_view()
@@ -403,8 +403,7 @@ class Leader:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
         plan, effects = self.rebuild.decide(self.view, self.committed.iteration, self)
         if self.rebuild.hopeless:
-            lost = f"stage {self.rebuild.pending[0]} has lost its last member"
-            reason = f"{lost}, and its weights are nowhere"
+            reason = f"{self.rebuild.lost}, and its weights are nowhere"
             return effects + self.finish(reason=reason, failed=True)
         if plan is None:
             return effects
@@ -434,7 +433,7 @@ class Leader:
         effects += [Send(node, message) for node in goodbye]
         effects += self.electorate.wait_for(self.admission.entered(self.view), self.view)
         effects += self.rebuild.opened(now_s, self.view, self.committed.iteration)
-        if self.rebuild.pending:
+        if self.rebuild.needed:
             effects += self._query(now_s)
         return effects + self.capacities.settle(self.view)
 
@@ -460,7 +459,7 @@ class Leader:
 
     def _query(self, now_s: float) -> list[Effect]:
         """Ask all members how busy they are and, if a stage is lost, what they keep."""
-        with_kept = bool(self.rebuild.pending)
+        with_kept = self.rebuild.needed
         effects = self.polling.ask(now_s, self.round, self.view, self.leaving, with_kept=with_kept)
         if lacking := self.electorate.lacking:
             # Those who are gone can't answer; whoever comes back is needed.

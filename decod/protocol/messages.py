@@ -90,7 +90,10 @@ SLOW = "no COMPLETE in time"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A watcher or a disappointed sender tells the leader that a node may be gone."""
+    """A watcher or a disappointed sender tells the leader that a node may be gone.
+
+    Of itself: it can't get the state that the era begins with (`protocol.returning`).
+    """
 
     node_id: NodeId
     reason: str

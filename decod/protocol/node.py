@@ -46,6 +46,7 @@ from decod.protocol.events import (
     Event,
     JobFailed,
     JobFinished,
+    KeptRead,
     LeaderFound,
     LinkMeasured,
     PauseRequested,
@@ -130,7 +131,7 @@ class NodeMachine:
         self.office = Office(self.context, facts, work, rng)
         self._membership = Membership(self.context, lambda: awaited_by(self.work))
         self._survey = Survey(self.context)
-        self._utilisation = Utilisation(self.context)
+        self._utilisation = Utilisation(self.context, work.keeping, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         self._outbox = Outbox(self.context)
         self._standing = Standing(self.context, identity.capacity)
@@ -258,8 +259,8 @@ class NodeMachine:
                 return self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
                 return self.work.fetch_failed(now_s, event)
-            case StateKept() | StateForgotten():
-                return self.work.keeping.told(event)
+            case StateKept() | StateForgotten() | KeptRead():
+                return self._utilisation.told(event) + self.office.counted(now_s, self._utilisation)
             case CheckpointWritten() | CheckpointRead():
                 return self.office.checkpointed(now_s, event)
             case DrainRequested(timeout_s):
@@ -365,8 +366,7 @@ class NodeMachine:
             self.office.election.heard(now_s, received.sender, announced=True)
         match message:
             case messages.UtilisationQuery():
-                own = self.own_load(with_kept=message.with_kept)
-                asked = self._utilisation.queried(message, own)
+                asked = self._utilisation.queried(message)
                 return asked + self.office.counted(now_s, self._utilisation)
             case messages.UtilisationAnswer():
                 counted = self._utilisation.answered(received.sender, message)
@@ -442,7 +442,7 @@ class NodeMachine:
         self._joining.entered()
         if returns:
             effects += self._joining.following.end() if entering else []
-            effects += work.begin_era(opening, stage_before, pristine=self._joining.pristine)
+            effects += work.begin_era(decision, stage_before, pristine=self._joining.pristine)
         elif entering:
             effects += work.entering.enter(now_s, decision, self._joining.following)
         elif committed:

@@ -14,7 +14,7 @@ from decod.protocol import messages
 from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
-from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason
+from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason, noted
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.election_messages import (
     Candidacy,
@@ -282,6 +282,8 @@ class Office:
                 return election.check.answered(sender, nonce)
             case messages.Leave() if self.leader is None:
                 return self.handover.left(now_s, sender, received.term)
+            case messages.Suspect(node, reason) if self.leader is not None and node == sender:
+                return _refused(now_s, self.leader, sender, reason)
             case messages.CatchUp(round_) if self.leader is None:
                 term = received.term or self._context.view.term
                 return election.catch_up(sender, round_, view_term=term)
@@ -362,6 +364,14 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
         case messages.Report():
             return leader.report(now_s, sender, message)
     return []
+
+
+def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:
+    """A member can't get what the era begins with: ask all again what is there."""
+    if sender not in leader.view or not leader.rebuild.refuse(sender, leader.node_id):
+        return []
+    leader.polling.due_s = now_s
+    return [noted("return.failed", peer=sender, reason=reason)]
 
 
 def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:

@@ -6,10 +6,12 @@
 
 The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
 hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
-run started from, if that is not long ago. The checkpoint is read to its last byte first; where it
-was altered or removed, the next best serves. All members go back there, and compute the same
-iterations again from the same tokens. If there is nothing of that kind, the lost stage's weights
-are made from its neighbours', and nobody goes back.
+run started from, if that is not long ago. All of that is read to its last byte first, the hosts'
+states before they answer (`protocol.keeping`); where it was altered or removed, the next best
+serves. All members go back there, and compute the same iterations again from the same tokens. If
+there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
+goes back. If the leader itself can't get what was promised all the same, everybody is asked again,
+and another era begins; what has failed twice is not tried a third time.
 
 The stage is taken over by a candidate that has prepared it, or by a relay of a stage that has more
 than one worker: first one whose disk holds the state, then of the largest stage. If none can be
@@ -36,12 +38,19 @@ from decod.protocol.era import (
     add_mark,
 )
 from decod.protocol.events import CheckpointRead
+from decod.protocol.identity import NodeState
 from decod.protocol.messages import NodeLoad
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Member, Opening, View
 
 _START_INTERVALS_MAX = 2
 """So many intervals between marks the run goes back at most to what it started from."""
+
+_REASON_MAX = 200
+"""Characters of what members are told."""
+
+_TRIES_MAX = 2
+"""So often the leader tries to get what has been found whole, and can't be had."""
 
 
 class Applicants(Protocol):
@@ -59,11 +68,13 @@ class Plan:
     origin: Origin
     members: tuple[Member, ...]
     """In their new places; candidates that were prepared are among them."""
+    missing: str = ""
+    """Why all go back no less far; empty if nothing newer was there to go back to."""
 
     @property
     def reason(self) -> str:
         """What members are told."""
-        return f"stage {', '.join(map(str, self.origin.lost))} was lost"
+        return "; ".join(text for text in (self.origin.reason, self.missing) if text)[:_REASON_MAX]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,10 @@ class Rebuild:
         """Nobody can be spared for one of them."""
         self.hopeless = False
         """Nothing can bring one of them back."""
+        self._refused = Counter[tuple[Source, int]]()
+        """What the leader itself could not get, though it was promised, since the last commit."""
+        self._stuck = set[NodeId]()
+        """Members that have told that they can't get what the era begins with."""
         self.last: Rebuilt | None = None
         self._every = config.snapshot_every_iterations
         self._start_iteration = shape.start_iteration
@@ -111,6 +126,11 @@ class Rebuild:
         """Iteration that the era began with."""
         self._loads: tuple[NodeLoad, ...] | None = None
         """What the members have on their disks; None: not all have answered yet."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether another era is to begin."""
+        return bool(self.pending or self._stuck)
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -129,6 +149,7 @@ class Rebuild:
         """
         lost = view.empty_stages
         self._loads, self.waiting = None, False
+        self._stuck &= view.by_id.keys()
         new = [stage for stage in lost if stage not in self.pending]
         if new and not self.pending and self.origin is None:
             self._lost_s = now_s
@@ -138,6 +159,16 @@ class Rebuild:
     def told(self, loads: tuple[NodeLoad, ...]) -> None:
         """All members have said what is on their disks."""
         self._loads = loads
+
+    def refuse(self, node: NodeId, leader: NodeId) -> bool:
+        """A member can't get the state that the era begins with; whether another era may help."""
+        if self.origin is None or node in self._stuck:
+            return False
+        # A member that fails twice leaves; the leader can't.
+        self._refused[self.origin.source, self._base] += node == leader
+        self._stuck.add(node)
+        self._loads = None
+        return True
 
     def read(self, event: CheckpointRead) -> None:
         """This host has read its checkpoint: that is what it rests on, or an older one."""
@@ -149,6 +180,8 @@ class Rebuild:
         """An iteration is final."""
         if self._every and iteration % self._every == 0:
             self.marks = add_mark(self.marks, Mark(iteration, hashes))
+        self._refused.clear()
+        self._stuck.clear()
         origin, self.origin = self.origin, None
         if origin is None:
             return []
@@ -166,6 +199,7 @@ class Rebuild:
         self.origin, self._base = plan.origin, plan.iteration
         self.marks = tuple(mark for mark in self.marks if mark.iteration <= plan.iteration)
         self._reading = self._whole = None
+        self._stuck.clear()
         if self.checkpoint is not None and self.checkpoint > plan.iteration:
             # It is of a future that has been given up.
             self.checkpoint = None
@@ -184,18 +218,21 @@ class Rebuild:
             iteration: Last committed.
             applicants: Candidates that are prepared enter with the era; who leaves moves nowhere.
         """
-        if not self.pending or self._loads is None:
+        if not self.needed or self._loads is None:
             return None, []
         admission = applicants.admission
         prepared = {node: c for node, c in admission.candidates.items() if c.prepared}
-        found = self._best(view, iteration, self._holders(view, iteration, prepared))
+        holders = self._holders(view, iteration, prepared)
+        found = self._best(view, iteration, holders)
         if found is None:
-            self.hopeless = True
+            self.hopeless = not self._held(view)[1]
             return None, []
-        base, source, holders = found
+        base, source, named = found
         # If another stage was lost before this era has committed anything: what that cost too.
-        before = self.origin.num_repeated if self.origin is not None else 0
-        origin = Origin(source, self.pending, before + iteration - base, holders)
+        before, lost = self._before
+        mixed = source is Source.NEIGHBOURS
+        lost = (self._held(view)[0] if mixed else self.pending) or lost
+        origin = Origin(source, lost, before + iteration - base, named)
         served = {candidate.stage_index for candidate in prepared.values()}
         moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
         if moves is None:
@@ -207,9 +244,43 @@ class Rebuild:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
         members += admission.members(Round(base, 0))
-        plan = Plan(base, origin, tuple(members))
+        missing = self._missing(view, range(base + 1, iteration + 1), holders)
+        plan = Plan(base, origin, tuple(members), missing)
         self._begun(plan)
         return plan, []
+
+    @property
+    def _before(self) -> tuple[int, tuple[int, ...]]:
+        """What an era that has committed nothing had cost already, and the stages it was for."""
+        return (0, ()) if self.origin is None else (self.origin.num_repeated, self.origin.lost)
+
+    def _missing(self, view: View, newer: range, holders: Mapping[Kept, Sequence[NodeId]]) -> str:
+        """Say which marks in a range of iterations nobody can go back to."""
+        texts: list[str] = []
+        for mark in reversed(self.marks):
+            kept = (Kept(s, mark.iteration, mark.hash_of(s)) for s in range(view.num_stages))
+            stages = ", ".join(str(each.stage_index) for each in kept if not holders.get(each))
+            if mark.iteration in newer and stages:
+                texts.append(
+                    f"no whole state of stage {stages} after iteration {mark.iteration} is left"
+                )
+        return "; ".join(texts)
+
+    def _held(self, view: View) -> tuple[tuple[int, ...], bool]:
+        """Return stages of which nobody holds anything, and whether that may still change.
+
+        Whoever has gone back holds nothing else, until it has loaded what it has gone back to.
+        """
+        if self.origin is None:
+            return self.pending, False
+        loading = self._loading
+        lacking = [
+            stage
+            for stage, roster in enumerate(view.rosters)
+            if all(member.node_id in loading for member in roster)
+        ]
+        stuck = [all(m.node_id in self._stuck for m in view.roster(stage)) for stage in lacking]
+        return tuple(lacking), not (self._mixed or all(stuck))
 
     def _read(self, iteration: int) -> list[Effect]:
         if self._reading == iteration:
@@ -229,14 +300,27 @@ class Rebuild:
             for kept in candidate.join.kept:
                 found[kept].append(node)
         mark = next((mark for mark in self.marks if mark.iteration == iteration), None)
-        if mark is not None and self.origin is None:
-            # Nothing was committed since: members still hold it themselves.
-            for member in view.members:
-                stage = member.stage_index
-                nodes = found[Kept(stage, iteration, mark.hash_of(stage))]
-                if member.since_iteration < iteration and member.node_id not in nodes:
-                    nodes.append(member.node_id)
+        if mark is None:
+            return found
+        # Nothing was committed since: members still hold it themselves.
+        loading = self._loading
+        for member in view.members:
+            stage = member.stage_index
+            nodes = found[Kept(stage, iteration, mark.hash_of(stage))]
+            new = member.since_iteration >= iteration if self.origin is None else self._mixed
+            if not new and member.node_id not in loading and member.node_id not in nodes:
+                nodes.append(member.node_id)
         return found
+
+    @property
+    def _loading(self) -> set[NodeId]:
+        """Members that hold nothing yet."""
+        return {load.node_id for load in self._loads or () if load.state == NodeState.SYNCING}
+
+    @property
+    def _mixed(self) -> bool:
+        """Whether nobody has gone back with the era."""
+        return self.origin is not None and self.origin.source is Source.NEIGHBOURS
 
     def _best(
         self, view: View, iteration: int, holders: Mapping[Kept, Sequence[NodeId]]
@@ -254,21 +338,28 @@ class Rebuild:
             options.append((self.checkpoint, Source.CHECKPOINT, here))
         if self._near_start(iteration):
             options.append((self._start_iteration, Source.START, ()))
+        options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
             return max(options, key=lambda option: option[0])
-        if any(view.rosters[1:]):
-            return iteration, Source.NEIGHBOURS, ()
-        return None
+        lost, changes = self._held(view)
+        if changes or 0 in lost or len(lost) >= view.num_stages - 1:
+            return None
+        return iteration, Source.NEIGHBOURS, ()
 
     def _near_start(self, iteration: int) -> bool:
         num_since = iteration - self._start_iteration
         return self.has_start and num_since <= _START_INTERVALS_MAX * self._every
 
+    @property
+    def lost(self) -> str:
+        """Why the run has to end if it is hopeless."""
+        return f"stage {(self.pending or self._before[1])[0]} has lost its last member"
+
     def describe(self) -> str:
         """Return what `status` says while a stage is missing; empty if none is."""
-        if not self.pending:
+        if not self.needed:
             return ""
-        stages = ", ".join(map(str, self.pending))
+        stages = ", ".join(map(str, self.pending or self._before[1]))
         if self.waiting:
             return (
                 f"stage {stages} is lost, and no other stage can spare a node: training waits for"

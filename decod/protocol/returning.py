@@ -5,16 +5,19 @@
 
 A node that holds that state already has nothing to do. One that takes over a lost stage builds it
 first. States are fetched from this host's disk if it has them, else from the hosts that the
-opening names. Whoever can't get its state leaves: its stage is then rebuilt once more, or goes on
-with the others. A later era begins all of this anew; what an earlier one had asked for is dropped.
+opening names. Whoever can't get its state tells the leader, in each round anew: that has all disks
+read once more, and plans another era. Who fails again at the same iteration leaves, for it must be
+its own fault; but the leader stays, and plans without what it can't get. A later era begins all of
+this anew; what an earlier one had asked for is dropped.
 """
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.effects import Effect, FetchState, Note
+from decod.protocol.effects import Effect, FetchState, Note, Send
 from decod.protocol.era import Origin, Source
 from decod.protocol.events import StateFetched, StateFetchFailed
 from decod.protocol.jobs import Build, Built, Job, Load, Mix
+from decod.protocol.messages import Suspect
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening
 
@@ -40,11 +43,19 @@ class Returning:
         """Stages whose states are needed: the node's own, or its neighbours'."""
         self._arrived: dict[int, StateFetched] = {}
         self._num_loads = 0
+        self._stuck = ""
+        """Why this node could not get its state."""
+        self._stuck_at: int | None = None
+        """The iteration whose state it could not get last time."""
 
     @property
     def active(self) -> bool:
         """Whether this node is on its way to a state."""
         return self._opening is not None
+
+    @property
+    def _lacks(self) -> bool:
+        return self.active or bool(self._stuck)
 
     @property
     def _origin(self) -> Origin:
@@ -65,12 +76,17 @@ class Returning:
             entering: The node was no member before: its stage is built, in the run's first state.
             moved: It was a member of another stage, or what it has built is not there any more.
         """
-        effects, stage, iteration = self._abandon(), self._stage, opening.committed.iteration
+        lacks, stage, iteration = self._lacks, self._stage, opening.committed.iteration
+        effects = self._abandon()
+        self._stuck = ""
         origin, index = opening.origin, self._context.member.stage_index
         assert origin is not None
         if origin.source is Source.NEIGHBOURS and index not in origin.lost:
             # Nobody goes back.
-            return effects + (stage.enter(iteration) if entering else [])
+            if entering or not lacks:
+                return effects + (stage.enter(iteration) if entering else [])
+            # It had begun to in an era before: others of its stage are there.
+            return effects + stage.fetch_back(iteration)
         if stage.loaded and stage.iteration == iteration and not (entering or moved):
             return effects
         effects += stage.unload(iteration)
@@ -170,7 +186,24 @@ class Returning:
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         """No donor gave it."""
         reason = f"the state of iteration {event.iteration} could not be had: {event.reason}"
-        return [*self._abandon(), *self._stage.give_up(reason)]
+        return self._give_up(reason)
+
+    def _give_up(self, reason: str) -> list[Effect]:
+        again = self._stuck_at == self._iteration
+        leads = self._context.view.leader == self._context.node_id
+        self._stuck_at = self._iteration
+        effects = self._abandon()
+        if again and not leads:
+            return effects + self._stage.give_up(reason)
+        self._stuck = reason[:200]
+        return effects + self.tell()
+
+    def tell(self) -> list[Effect]:
+        """Tell who leads, if this node could not get its state: another may lead by now."""
+        context = self._context
+        if not self._stuck:
+            return []
+        return [Send(context.view.leader, Suspect(context.node_id, self._stuck))]
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -185,6 +218,7 @@ class Returning:
                 return False, self._fetch()
         elif isinstance(job, Load) and self._hash not in ("", result.parameter_hash):
             return False, self.load_failed("it is not what was committed")
+        self._stuck_at = None
         return True, self._abandon()
 
     def load_failed(self, reason: str) -> list[Effect]:
@@ -193,7 +227,7 @@ class Returning:
         self._num_loads += 1
         failed = Note("state.failed", (("peer", ""), ("reason", reason)))
         if self._num_loads >= _LOADS_MAX:
-            return [failed, *self._abandon(), *self._stage.give_up(reason)]
+            return [failed, *self._give_up(reason)]
         return [failed, *self._fetch()]
 
 

@@ -93,6 +93,16 @@ class StageState:
         """The node takes part from now on, and is about to step to the state of `iteration`."""
         self.iteration, self._hash, self.loaded = iteration, parameter_hash, False
 
+    def fetch_back(self, iteration: int) -> list[Effect]:
+        """This node has given up what it held, and could not go back: ask the others of its stage
+        for what they hold."""
+        context = self._context
+        self.lacks(iteration, "")
+        roster = context.view.roster(context.member.stage_index)
+        self._donors = deque(m.node_id for m in roster if m.node_id != context.node_id)
+        self._num_loads_left = len(self._donors)
+        return self._fetch()
+
     def _fetch(self) -> list[Effect]:
         if not self._num_loads_left:
             return self.give_up(_NOBODY)

@@ -16,7 +16,7 @@ from decod.protocol.data_microbatches import DataMicrobatches
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note
 from decod.protocol.entering import Entering
-from decod.protocol.era import Source
+from decod.protocol.era import Origin, Source
 from decod.protocol.events import JobFinished, Received, StateFetched, StateFetchFailed
 from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.followers import Followers
@@ -33,6 +33,8 @@ from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
+
+_Decision = messages.Commit | messages.Abort
 
 _EARLY_MAX = 4096
 """Messages that are kept; beyond that the oldest are dropped, as if lost on the way."""
@@ -121,7 +123,7 @@ class Work:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def note_commit(self, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def note_commit(self, decision: _Decision) -> list[Effect]:
         """Return the note that a round is committed, with what this node's vote rests on.
 
         Who has missed the word hears of it in what opens the next round, by another leader.
@@ -151,15 +153,16 @@ class Work:
         return effects + (self._loaded(now_s) if here else [])
 
     def begin_era(
-        self, opening: Opening, stage_before: int | None, *, pristine: bool = True
+        self, decision: _Decision, stage_before: int | None, *, pristine: bool = True
     ) -> list[Effect]:
         """An era of the run begins for this node, whose view the context has.
 
         Args:
-            opening: With an origin.
+            decision: Opens a round with an origin.
             stage_before: Of which the node was a member; None: of none.
             pristine: One that was none: whether its device holds what the run began with.
         """
+        opening = decision.opening
         origin, iteration = opening.origin, opening.committed.iteration
         assert origin is not None
         entering = stage_before is None
@@ -167,8 +170,8 @@ class Work:
         fields = (
             ("iteration", iteration),
             ("source", origin.source.value),
-            ("stage", ", ".join(map(str, origin.lost))),
             ("num_repeated", origin.num_repeated),
+            ("reason", _why_back(decision, origin)),
         )
         effects: list[Effect] = [Note("run.returned", fields)]
         if moved:
@@ -192,7 +195,7 @@ class Work:
         if opening.committed.iteration == context.start_iteration:
             self.positions.begin()
         self.readiness.reset()
-        amended = self.stage.opened() + self.entering.opened(opening)
+        amended = self.stage.opened() + self.entering.opened(opening) + self.returning.tell()
         self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
 
@@ -438,6 +441,12 @@ class Work:
         return self.flows
 
 
+def _why_back(decision: _Decision, origin: Origin) -> str:
+    """Return why there is another era; who hears of it later is told why the round was repeated."""
+    told = decision.reason if isinstance(decision, messages.Abort) else ""
+    return told if told.startswith(origin.reason) else origin.reason
+
+
 def awaited_by(work: Work) -> set[NodeId]:
     """Return those without whom a node's part in the round can't go on now."""
     awaited = {held.downstream for held in work.microbatches.held.values() if held.awaits}
@@ -449,7 +458,7 @@ def awaited_by(work: Work) -> set[NodeId]:
 
 
 def _commit_notes(
-    decision: messages.Commit | messages.Abort,
+    decision: _Decision,
     aggregation: Aggregation | None,
     context: Context,
     *,

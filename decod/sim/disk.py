@@ -32,6 +32,7 @@ class Disk:
         self.promise = NO_PROMISE
         self.states: dict[tuple[int, int], StateBlob] = {}
         self.full_until_s = 0.0
+        self._altered: set[tuple[int, int]] = set()
         self._kernel = kernel
 
     def keep(
@@ -72,10 +73,12 @@ class Disk:
                 failed()
                 return
             self.states[blob.stage_index, blob.iteration] = blob
+            self._altered.discard((blob.stage_index, blob.iteration))
             deliver(kept(blob))
             same = sorted(place for place in self.states if place[0] == blob.stage_index)
             for place in same[:-MARKS_MAX]:
                 del self.states[place]
+                self._altered.discard(place)
                 deliver(ev.StateForgotten(*place))
 
         self._kernel.after(_WRITE_S + size_bytes / _WRITE_BYTES_PER_S, written)
@@ -83,6 +86,20 @@ class Disk:
     def read(self, size_bytes: int, done: Callable[[], None]) -> None:
         """Read a state, which takes a while."""
         self._kernel.after(size_bytes / _WRITE_BYTES_PER_S, done)
+
+    def spoil(self) -> list[tuple[int, int]]:
+        """Alter the newest whole state of each stage; return their places."""
+        newest = {place[0]: place for place in sorted(self.states) if place not in self._altered}
+        self._altered.update(newest.values())
+        return list(newest.values())
+
+    def discard_altered(self, place: tuple[int, int]) -> bool:
+        """Whether a state was altered, as all see who read it; it is not kept any more then."""
+        if place not in self._altered:
+            return False
+        self._altered.discard(place)
+        del self.states[place]
+        return True
 
     def search(
         self,
@@ -100,7 +117,10 @@ class Disk:
         self, blob: StateBlob, alive: Callable[[], bool], deliver: Callable[[ev.Event], None]
     ) -> None:
         # It may have been replaced meanwhile.
-        if alive() and self.states.get((blob.stage_index, blob.iteration)) is blob:
+        place = (blob.stage_index, blob.iteration)
+        if not alive() or self.states.get(place) is not blob:
+            return
+        if not self.discard_altered(place):
             deliver(kept(blob))
 
 

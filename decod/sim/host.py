@@ -168,6 +168,7 @@ class Host:
             fx.RefuseState: self.states.refuse,
             fx.ProbeLink: self._probe,
             fx.PersistVote: self._persist,
+            fx.ReadKept: self.states.read_kept,
             fx.UseMembers: self._ignore,
             fx.Note: self._note,
             fx.CompleteRun: self._complete_run,

@@ -60,6 +60,7 @@ class Injection:
             FaultKind.FREE: self._free,
             FaultKind.SLOW: self._slow,
             FaultKind.DISK: self._disk,
+            FaultKind.SPOIL: self._spoil,
             FaultKind.ROT: self._rot,
             FaultKind.FLIP: self._flip,
         }
@@ -176,6 +177,10 @@ class Injection:
         self._note(host, "disk.filled", duration_s=duration_s)
         until_s = self._world.kernel.now_s + duration_s
         host.disk.full_until_s = max(host.disk.full_until_s, until_s)
+
+    def _spoil(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+        for stage, iteration in host.disk.spoil():
+            self._note(host, "disk.altered", stage=stage, iteration=iteration)
 
     def _rot(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - Once.
         self._note(host, "memory.rotted")

@@ -46,6 +46,8 @@ class FaultKind(StrEnum):
     """Its device does a tenth of its work for a while."""
     DISK = "disk"
     """Its disk is full for a while: no vote can be kept, and no state."""
+    SPOIL = "spoil"
+    """Of each stage the newest state that its disk keeps and that is whole is altered."""
     ROT = "rot"
     """A bit flips in an average that it has received: it proposes another step than its stage. (One
     that serves its stage alone would not be found out.)"""

@@ -118,6 +118,30 @@ class States:
     def _alive(self, life: int) -> bool:
         return life == self._host.life
 
+    def _on_disk(self, place: tuple[int, int]) -> StateBlob | None:
+        """Return a state of the disk; one that was altered there is told, and forgotten."""
+        host = self._host
+        if host.disk.discard_altered(place):
+            stage, iteration = place
+            reason = "it was altered"
+            host.trace("state.damaged", stage=stage, iteration=iteration, reason=reason)
+            # The machine may be in a step.
+            self._kernel.after(0.0, self._tell, host.life, ev.StateForgotten(*place))
+        return host.disk.states.get(place)
+
+    def _tell(self, life: int, event: ev.Event) -> None:
+        if life == self._host.life:
+            self._host.deliver(event)
+
+    def read_kept(self, effect: fx.ReadKept) -> None:
+        """Read what the machine asks for to the last byte, and tell it of what was altered."""
+        host, num_bytes = self._host, 0
+        for state in effect.states:
+            blob = self._on_disk((state.stage_index, state.iteration))
+            num_bytes += host.profile.num_bytes(blob) if blob is not None else 0
+        done = partial(self._tell, host.life, ev.KeptRead(effect.states))
+        host.disk.read(num_bytes, done)
+
     def _unkept(self, stage_index: int, iteration: int, reason: str) -> None:
         self._host.trace("state.unkept", stage=stage_index, iteration=iteration, reason=reason)
 
@@ -185,7 +209,7 @@ class States:
     def _read(self, fetch: _Fetch) -> None:
         """Take a state from this host's own disk, which no link can lose."""
         host, wanted = self._host, fetch.wanted
-        blob = host.disk.states.get((wanted.stage_index, wanted.iteration))
+        blob = self._on_disk((wanted.stage_index, wanted.iteration))
         if blob is None:
             self._kernel.after(0.0, fetch.fail, "it is not on the disk")
         else:
@@ -249,7 +273,7 @@ class States:
     def _give_kept(self, fetch: _Fetch, reason: str) -> None:
         """Send a state from the disk, or say that there is none."""
         wanted = fetch.wanted
-        blob = self._host.disk.states.get((wanted.stage_index, wanted.iteration))
+        blob = self._on_disk((wanted.stage_index, wanted.iteration))
         answer = partial(fetch.fail, reason) if blob is None else partial(fetch.succeed, blob)
         transfer = Transfer(
             sender=self._host,

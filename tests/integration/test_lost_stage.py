@@ -28,12 +28,18 @@ def start(folder: Path, corpus: Path, *, every: int) -> Cluster:
     return Cluster(folder, replace(run, protocol=protocol), corpus)
 
 
-def lose_stage(cluster: Cluster, moment: str, *, leads: Sequence[str] = DECOD) -> Daemon:
+ALTERING = (sys.executable, "-u", "-m", "tests.support.altered", str(2 * EVERY))
+"""A host whose disk alters what it keeps from an iteration on."""
+
+
+def lose_stage(
+    cluster: Cluster, moment: str, *, leads: Sequence[str] = DECOD, runs: Sequence[str] = DECOD
+) -> Daemon:
     """Start all nodes of a run, two of which die in the same iteration; wait for its end."""
     leader = cluster.start_leader("--export", cluster.folder / "model", program=leads)
-    for name in ("one", "two"):
-        cluster.start_relay(name, "--stage", "1")
     join_string = cluster.join_string(leader) or ""
+    for name in ("one", "two"):
+        cluster.start(name, "join", join_string, "--stage", "1", program=runs)
     program = (sys.executable, "-u", "-m", "tests.support.doomed", "kill", moment, str(KILLED_IN))
     for name in ("doomed-1", "doomed-2"):
         cluster.start(name, "join", join_string, "--stage", "2", program=program)
@@ -73,15 +79,29 @@ def test_a_lost_stage_is_rebuilt_from_what_other_hosts_keep(
         check(cluster, leader, corpus)
 
 
+@pytest.mark.slow
+def test_where_all_copies_of_the_newest_states_were_altered_those_before_serve(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Each host reads its own before anybody goes back to them: nobody leaves, and all are told."""
+    with start(tmp_path, corpus, every=EVERY) as cluster:
+        leader = lose_stage(cluster, "before_forward", leads=ALTERING, runs=ALTERING)
+        assert rebuilt(leader, "kept") == KILLED_IN - 1 - EVERY
+        for node in cluster.daemons[:3]:
+            assert 2 * EVERY in {event["iteration"] for event in node.events("state.damaged")}
+            (back,) = node.events("run.returned")
+            assert f"after iteration {2 * EVERY} is left" in back["reason"]
+        check(cluster, leader, corpus)
+
+
 def test_without_kept_states_the_leaders_checkpoint_serves(tmp_path: Path, corpus: Path) -> None:
     """The newest, 10, has been altered on the disk: nobody goes back to that."""
-    altering = (sys.executable, "-u", "-m", "tests.support.altered", str(2 * EVERY))
     with start(tmp_path, corpus, every=0) as cluster:
         text = cluster.run_file.read_text(encoding="utf-8")
         cluster.run_file.write_text(
             text.replace("every_iterations = 100", f"every_iterations = {EVERY}"), encoding="utf-8"
         )
-        leader = lose_stage(cluster, "before_forward", leads=altering)
+        leader = lose_stage(cluster, "before_forward", leads=ALTERING)
         assert rebuilt(leader, "checkpoint") == KILLED_IN - 1 - EVERY
         (lost,) = leader.events("stage.lost")
         written = [e for e in leader.events("checkpoint.written") if e["time"] < lost["time"]]

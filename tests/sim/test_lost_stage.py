@@ -108,6 +108,60 @@ def test_with_all_disks_full_the_states_of_the_mark_before_serve() -> None:
     assert result.losses == undisturbed.losses
 
 
+EVERYBODY = ("data0", *(f"relay{index}" for index in range(7)))
+
+
+def spoil(*hosts: str, at_s: float) -> tuple[HostFault, ...]:
+    """Alter the newest state of each stage on the disks of these hosts."""
+    return tuple(HostFault(FaultKind.SPOIL, host, at_s=at_s) for host in hosts)
+
+
+def killed(result: Result) -> set[str]:
+    return {line.split()[1] for line in lines(result, "killed")}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_both_copies_were_altered_the_states_of_the_mark_before_serve(seed: int) -> None:
+    """That is found before anybody goes back to them: nobody has to leave."""
+    scenario = replace(TOGETHER, seed=seed, num_iterations=12)
+    faults = (*spoil(*EVERYBODY, at_s=23.4), lose("relay1", 23.5))
+    result = run_scenario(replace(scenario, faults=faults))
+    assert lines(result, "is not used: it was altered")
+    (rebuilt,) = lines(result, "is rebuilt (kept)")
+    assert EVERY < int(rebuilt.split(": ")[1].split()[0]) <= 2 * EVERY
+    told = {line.split()[1] for line in lines(result, "no whole state of stage")}
+    assert told == {*EVERYBODY} - killed(result), "everybody who is left"
+    assert not lines(result, "removed")
+    assert result.losses == run_scenario(scenario).losses
+
+
+def test_copies_that_are_altered_once_they_were_read_cost_another_era() -> None:
+    """Who can't go back, the leader too, stays: all go back to the mark before."""
+    scenario = replace(TOGETHER, num_iterations=12)
+    lost = lose("relay1", 23.5)
+    (line, *_) = lines(run_scenario(replace(scenario, faults=(lost,))), "back to iteration 8")
+    # The last disk has been read, and its host's answer is on its way.
+    at_s = float(line.split()[0]) - 0.001
+    result = run_scenario(replace(scenario, faults=(lost, *spoil(*EVERYBODY, at_s=at_s))))
+    told = {line.split()[2] for line in lines(result, "can't go back, and all are asked again")}
+    assert told == {*EVERYBODY} - killed(result)
+    assert len(lines(result, "is rebuilt (kept)")) == 1
+    assert not lines(result, "removed")
+    assert result.losses == run_scenario(scenario).losses
+
+
+def test_where_all_copies_of_both_marks_were_altered_the_neighbours_stand_in() -> None:
+    """Nobody has gone back to anything yet, so there are neighbours to mix."""
+    faults = (
+        *spoil(*EVERYBODY, at_s=23.3),
+        *spoil(*EVERYBODY, at_s=23.5),
+        lose("relay1", 24.0),
+    )
+    result = run_scenario(replace(TOGETHER, faults=faults))
+    assert lines(result, "is rebuilt (neighbours)")
+    assert result.num_iterations == TOGETHER.num_iterations
+
+
 @pytest.mark.parametrize("num_sent", range(4))
 def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) -> None:
     """Whoever has heard of the era brings the next leader up to it; if nobody has, it begins it."""
@@ -147,6 +201,11 @@ def stormy(seed: int) -> Scenario:
         when_s = round(max(1.0, at_s + rng.uniform(-3, 8)), 3)
         faults.append(HostFault(kind, host, at_s=when_s, duration_s=rng.uniform(1, 12)))
     every = rng.choice((0, 2, 3, 4))
+    altered = seeded(seed, "altered states")
+    if altered.random() < 0.4:
+        names = ["data0", *(f"relay{index}" for index in range(num_relays))]
+        names = altered.sample(names, altered.randint(1, len(names)))
+        faults += spoil(*names, at_s=round(at_s + altered.uniform(-2, 3), 3))
     bad = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
     return replace(
         TOGETHER,

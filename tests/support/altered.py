@@ -1,8 +1,8 @@
-"""A `decod leader` whose disk alters a byte of each checkpoint from an iteration on.
+"""A `decod` whose disk alters a byte of each checkpoint and kept state from an iteration on.
 
     python -m tests.support.altered 10 leader RUN.TOML ...
 
-Everything else about it is real. The byte is one of the leader's own stage.
+Everything else about it is real. A checkpoint's byte is one of the leader's own stage.
 """
 
 import sys
@@ -11,12 +11,13 @@ from typing import Any
 
 from decod.cli.main import main
 from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.states import KeptState, StateStore
 from decod.train.checkpoint.store import CheckpointStore
 from tests.support.checkpoints import flip_a_byte
 
 
 def _alter_from(iteration: int) -> None:
-    write = CheckpointStore.write
+    write, keep = CheckpointStore.write, StateStore.write
 
     def altering(store: CheckpointStore, manifest: Any, *blobs: Any, **how: Any) -> Path:
         folder = write(store, manifest, *blobs, **how)
@@ -24,7 +25,14 @@ def _alter_from(iteration: int) -> None:
             flip_a_byte(folder / stage_file(0))
         return folder
 
+    def keeping(store: StateStore, stage_index: int, of: int, *what: Any, **how: Any) -> KeptState:
+        state = keep(store, stage_index, of, *what, **how)
+        if of >= iteration:
+            flip_a_byte(state.path)
+        return state
+
     CheckpointStore.write = altering  # type: ignore[method-assign]
+    StateStore.write = keeping  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

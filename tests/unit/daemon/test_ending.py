@@ -140,7 +140,7 @@ def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
 ) -> None:
     async def test(ending: Ending) -> None:
         await ending.leading._keep_result()
-        returned = {"iteration": 9, "source": "neighbours", "stage": "1", "num_repeated": 0}
+        returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
         ending.node.progress.take("run.returned", returned, now_s=2.0)
         await ending.end()
         assert len(ending.lines) == 2

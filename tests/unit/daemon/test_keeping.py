@@ -1,7 +1,9 @@
 """What a host keeps of states: written behind the machine's back, given to peers and to itself."""
 
 import asyncio
+import errno
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,11 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest
 from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.events import CheckpointRead, StateForgotten, StateKept
+from decod.protocol.era import Kept
+from decod.protocol.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
 from decod.train.checkpoint.folders import stage_file
+from decod.train.checkpoint.states import KeptState
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import RUN_ID, flip_a_byte, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
@@ -308,6 +312,51 @@ def test_mirrors_are_fetched_one_after_another_and_again_if_it_is_too_early(
         bench.kept.mirror(MirrorState((PEER,), 1, 40, "0" * 64))
         await wait_until(lambda: bench.notes[-1][0] == "state.unkept")
         assert bench.refusals == 6, "it is given up after a while"
+
+    run(tmp_path, test)
+
+
+def test_states_are_read_to_their_last_byte_before_they_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: Bench) -> None:
+        one, two = bench.keep(1, 20), bench.keep(0, 20)
+        await wait_until(lambda: len(bench.events) == 2)
+        asked = tuple(Kept(e.stage_index, e.iteration, e.parameter_hash) for e in (one, two))
+        asked += (Kept(2, 20, "pruned meanwhile"),)
+        bench.kept.read_kept(asked)
+        await wait_until(lambda: len(bench.events) == 3)
+        assert bench.events[-1] == KeptRead(asked)
+        _spoil(tmp_path)
+        bench.kept.read_kept(asked)
+        await wait_until(lambda: len(bench.events) == 5)
+        assert bench.events[3:] == [StateForgotten(1, 20), KeptRead(asked)]
+        assert "were altered" in bench.kept.describe()["problem"]
+        assert bench.notes[-1][0] == "state.damaged"
+        # A disk that hangs.
+        monkeypatch.setattr(module, "_CHUNK_MAX_S", 0.01)
+        hangs = threading.Event()
+        monkeypatch.setattr(KeptState, "read", lambda *_: hangs.wait())
+        bench.kept.read_kept(asked)
+        await wait_until(lambda: len(bench.events) == 7)
+        hangs.set()
+        assert bench.events[5:] == [StateForgotten(0, 20), KeptRead(asked)]
+        assert "has not given" in bench.kept.describe()["problem"]
+
+    run(tmp_path, test)
+
+
+def test_checkpoints_that_can_not_be_looked_at_are_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    async def test(bench: Bench) -> None:
+        write_checkpoint(tmp_path, 20)
+        monkeypatch.setattr(Path, "is_dir", refuse)
+        assert await bench.ask(1, 20) is None
+        assert "Permission denied" in bench.kept.describe()["problem"]
 
     run(tmp_path, test)
 

@@ -145,7 +145,7 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
             lines: list[str] = []
             node.say = lines.append
             shown = ShownProgress(node)
-            returned = {"iteration": 12, "source": "kept", "stage": "1", "num_repeated": 4}
+            returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
             node.progress.take("run.returned", returned, now_s=1.0)
             shown.show_last()
             assert lines == ["iteration 12  loss -  -"]

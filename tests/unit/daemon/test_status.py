@@ -130,14 +130,16 @@ def test_progress_follows_the_commits() -> None:
 def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() -> None:
     """Not that of the last of those that it gave up."""
     progress = Progress()
-    returned = {"iteration": 5, "source": "kept", "stage": "1", "num_repeated": 4}
+    returned = {"iteration": 5, "source": "kept", "num_repeated": 4, "reason": "lost"}
     progress.take("run.returned", returned, now_s=1.0)
     assert (progress.iteration, progress.loss) == (5, None), "a newcomer never heard of it"
     for iteration in range(6, 10):
         fields = {"round": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
         progress.take("round.committed", fields, now_s=float(iteration))
+    progress.take("iteration.committed", {"num_deferred": 3}, now_s=9.0)
     progress.take("run.returned", returned | {"iteration": 7}, now_s=10.0)
-    assert (progress.iteration, progress.loss) == (7, 1 / 7)
+    assert (progress.iteration, progress.loss, progress.num_deferred) == (7, 1 / 7, 0)
+    assert progress.message == "lost: back to iteration 7"
     assert progress.loss_of(9) is None, "that iteration is no more"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from decod.ids import NodeId, Round
 from decod.protocol.admission import Admission, RunShape
-from decod.protocol.effects import ReadCheckpoint
+from decod.protocol.effects import Effect, ReadCheckpoint
 from decod.protocol.era import Kept, Mark, Source, add_mark
 from decod.protocol.events import CheckpointRead
 from decod.protocol.leader import Leader
@@ -61,6 +61,10 @@ class Run:
         join = Join(f"{name}:1", Role.RELAY, 2, stage, MANIFEST, 1, name=name, kept=states)
         self.admission.join(self.view, node, join)
         self.admission.prepared(self.view, node, Prepared(stage, "h"))
+
+    def decide_without(self) -> tuple[Plan | None, list[Effect]]:
+        """What is decided on what is known by now."""
+        return self.rebuild.decide(self.view, self.iteration, self)
 
     def decide(self) -> Plan | None:
         self.rebuild.opened(100.0, self.view, self.iteration)
@@ -229,6 +233,115 @@ def test_without_any_state_the_neighbours_weights_are_mixed_and_nobody_goes_back
     plan = plan_of(Run())
     assert (plan.iteration, plan.origin.source) == (25, Source.NEIGHBOURS)
     assert plan.origin.num_repeated == 0
+
+
+def test_what_is_not_whole_is_told_to_everybody() -> None:
+    plan = plan_of(Run(on_disk={"r2a": [kept(1, 10)]}))
+    missing = "no whole state of stage 1 after iteration 20 is left"
+    assert plan.reason == f"stage 1 was lost; {missing}"
+    assert plan_of(Run(on_disk={"r3b": [kept(1, 20)]})).reason == "stage 1 was lost"
+
+
+# --- an era that somebody can't begin ---------------------------------------------------------
+
+
+@dataclass
+class Begun:
+    """A run that has gone back to 20, where relay r3a took stage 1 over."""
+
+    run: Run = field(
+        default_factory=lambda: Run(on_disk={"d0": [kept(1, 20), kept(1, 10)], "r2a": []})
+    )
+
+    def __post_init__(self) -> None:
+        self.run.rebuild.has_start = False
+        self.plan = plan_of(self.run)
+        self.run.iteration = 20
+        self.take_places()
+
+    def take_places(self) -> None:
+        self.run.names = self.plan.members
+        self.run.rebuild.opened(101.0, self.run.view, self.run.iteration)
+
+    def again(self, *stuck: NodeId, loading: tuple[NodeId, ...] = ()) -> Plan | None:
+        """Some tell that they can't get their state; return what is planned."""
+        rebuild = self.run.rebuild
+        for node in stuck:
+            assert rebuild.refuse(node, D0)
+            assert not rebuild.refuse(node, D0), "it has told that"
+        assert rebuild.needed
+        assert self.run.decide_without() == (None, [])
+        states = dict.fromkeys((*stuck, *loading), "syncing")
+        loads = [
+            NodeLoad(n, 0, 2, 0, states.get(n, "training"), tuple(self.run.on_disk.get(n, ())))
+            for n in self.run.view.by_id
+        ]
+        rebuild.told(tuple(loads))
+        plan = self.run.decide_without()[0]
+        if plan is not None:
+            self.plan, self.run.iteration = plan, plan.iteration
+            self.take_places()
+        return plan
+
+    def lose(self, iteration: int, *stages: int) -> None:
+        """The states of an iteration turn out to be bad on all disks."""
+        for states in self.run.on_disk.values():
+            gone = [k for k in states if k.iteration == iteration and k.stage_index in stages]
+            for state in gone:
+                states.remove(state)
+
+
+def test_where_the_copies_turn_out_to_be_bad_the_next_best_serves() -> None:
+    begun = Begun()
+    begun.lose(20, 1)
+    plan = begun.again(R3A)
+    assert plan is not None
+    assert (plan.iteration, plan.origin.source) == (10, Source.KEPT)
+    assert plan.origin.lost == (1,)
+    assert plan.origin.num_repeated == 15, "and what the first way back had cost"
+    assert plan.members == begun.run.names, "nobody moves"
+    assert "no whole state of stage 1 after iteration 20 is left" in plan.reason
+    assert not begun.run.rebuild.needed
+
+
+def test_whoever_is_there_already_gives_it_to_the_others() -> None:
+    """A disk was bad, but somebody of the stage had read it."""
+    begun = Begun()
+    begun.lose(20, 2)
+    plan = begun.again(R2B)
+    assert plan is not None
+    assert (plan.iteration, plan.origin.holders_of(2)) == (20, (R2A,))
+
+
+def test_the_leader_stays_and_tries_nothing_a_third_time() -> None:
+    begun = Begun()
+    for expected in (20, 10, 10):
+        plan = begun.again(D0)
+        assert plan is not None
+        assert plan.iteration == expected
+    assert begun.again(D0) is None
+    assert begun.run.rebuild.hopeless
+
+
+def test_neighbours_stand_in_once_it_is_clear_who_holds_something() -> None:
+    """Those who are on their way back have given up what they held."""
+    begun = Begun()
+    begun.lose(20, 1, 2)
+    begun.lose(10, 1, 2)
+    assert begun.again(R3A, loading=(R2A, R2B)) is None
+    assert not begun.run.rebuild.hopeless
+    plan = begun.again(loading=(R3A, R2A))
+    assert plan is not None
+    assert (plan.iteration, plan.origin.source, plan.origin.lost) == (20, Source.NEIGHBOURS, (1,))
+
+
+def test_with_a_stage_of_which_nobody_can_go_back_that_is_mixed_too() -> None:
+    begun = Begun()
+    begun.lose(20, 1, 2)
+    begun.lose(10, 1, 2)
+    plan = begun.again(R3A, R2A, R2B)
+    assert plan is not None
+    assert (plan.origin.source, plan.origin.lost) == (Source.NEIGHBOURS, (1, 2))
 
 
 def test_without_neighbours_there_is_no_way_on() -> None:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
-from decod.protocol.effects import Effect, FetchState, StartJob, Stop
+from decod.protocol.effects import Effect, FetchState, Send, StartJob, Stop
 from decod.protocol.era import Holders, Mark, Origin, Source
 from decod.protocol.events import JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.jobs import Build, Built, Load, Mix
+from decod.protocol.messages import Leave, Suspect
 from decod.protocol.returning import Returning
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening, View
@@ -173,15 +174,59 @@ def test_a_later_era_lets_go_of_what_an_earlier_one_fetched() -> None:
     assert not node.returning.takes(late)
 
 
-def test_who_can_not_get_its_state_leaves() -> None:
+def fail_to_fetch(node: Node, source: Source = Source.KEPT) -> list[Effect]:
+    node.returning.begin(opening(source, holders=HOLDERS), entering=False, moved=False)
+    return node.returning.fetch_failed(StateFetchFailed(1, 20, "refused"))
+
+
+REASON = "the state of iteration 20 could not be had: refused"
+
+
+def test_who_can_not_get_its_state_tells_the_leader_and_leaves_if_it_can_not_again() -> None:
     node = Node()
+    told = [Send(D0, Suspect(R1A, REASON))]
+    assert fail_to_fetch(node) == told
+    assert not node.returning.active
+    assert node.returning.tell() == told, "to whoever leads in the next round"
+    again = fail_to_fetch(node)
+    assert isinstance(again[-1], Stop)
+    assert again[-2] == Send(D0, Leave(REASON, at_once=True))
+
+
+def test_who_has_come_to_a_state_since_may_fail_again() -> None:
+    node = Node()
+    fail_to_fetch(node)
     node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
-    effects = node.returning.fetch_failed(StateFetchFailed(1, 20, "refused"))
-    assert isinstance(effects[-1], Stop)
+    assert node.returning.tell() == []
+    node.end(node.fetched(1), "h1")
+    node.stage.iteration = 25
+    assert not any(isinstance(effect, Stop) for effect in fail_to_fetch(node))
+
+
+def test_a_leader_never_leaves_for_that() -> None:
+    leader = Node(D0)
+    for _ in range(3):
+        begun = opening(Source.CHECKPOINT)
+        leader.returning.begin(begun, entering=False, moved=False)
+        effects = leader.returning.fetch_failed(StateFetchFailed(0, 20, "refused"))
+        assert effects == [Send(D0, Suspect(D0, REASON))]
+
+
+def test_who_could_not_go_back_is_helped_by_its_stage_if_the_neighbours_stand_in() -> None:
+    node = Node()
+    fail_to_fetch(node)
+    (fetch,) = fetches(
+        node.returning.begin(opening(Source.NEIGHBOURS, lost=2), entering=False, moved=False)
+    )
+    assert (fetch.donors, fetch.iteration) == ((R1B,), 20)
+    assert not node.returning.active
+
+
+def test_a_state_that_can_not_be_loaded_is_fetched_three_times() -> None:
     node = Node()
     node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     for _ in range(2):
         node.fetched(1)
         assert fetches(node.returning.load_failed("not a state"))
     node.fetched(1)
-    assert isinstance(node.returning.load_failed("not a state")[-1], Stop)
+    assert node.returning.load_failed("not a state")[-1] == Send(D0, Suspect(R1A, "not a state"))
