@@ -26,6 +26,7 @@ _STATE_STYLES = {
     "aggregating": "green",
     "finished": "green",
     "gathering": "yellow",
+    "waiting": "red",
     "paused": "yellow",
     "draining": "yellow",
     "isolated": "red",

@@ -15,6 +15,9 @@ _KEPT_S = 600.0
 _TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
 """Orderly events that people wonder about."""
 
+THIS_NODE = "this node"
+"""What texts call the node that they come from. Others are shown them, too."""
+
 _NEWEST_ONLY = ("state.unkept",)
 """Events that come again and again until somebody acts: they must not hide the others."""
 
@@ -44,10 +47,19 @@ class Happenings:
             self._kept.pop()
         self._kept.append(_Happening(now_s, event, text))
 
-    def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return them as `decod status --json` shows them."""
+    def describe(self, now_s: float, *, name: str) -> list[dict[str, Any]]:
+        """Return them as `decod status --json` shows them, at whatever node.
+
+        Args:
+            now_s: On the clock of `take`.
+            name: Of this node.
+        """
         return [
-            {"age_s": round(now_s - one.at_s, 1), "event": one.event, "text": one.text}
+            {
+                "age_s": round(now_s - one.at_s, 1),
+                "event": one.event,
+                "text": one.text.replace(THIS_NODE, name),
+            }
             for one in self._kept
             if now_s - one.at_s <= _KEPT_S
         ]

@@ -143,8 +143,10 @@ class Host:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        close_logs()
-        self._folder.unlock()
+        try:
+            close_logs()
+        finally:
+            self._folder.unlock()
 
 
 class Node:

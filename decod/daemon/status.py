@@ -3,13 +3,14 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decod import __version__
+from decod.daemon.happenings import THIS_NODE
 from decod.daemon.succession import join_string_of, leader_of
 from decod.driver.fetching import outlook
-from decod.ids import iteration_of
+from decod.ids import NodeId, iteration_of
 from decod.protocol.identity import NodeState
 from decod.protocol.leader import Leader
 from decod.protocol.node import NodeMachine
@@ -26,6 +27,9 @@ _REASONED = frozenset(
     ("round.aborted", "member.lost", "peer.suspected", "state.failed", "following.failed")
 )
 """Events whose reason is shown until the next commit."""
+
+WAITING = "waiting"
+"""State of a run that has no leader whom enough members follow, as far as this node can tell."""
 
 _LOSSES_MAX = 1000
 """Iterations whose loss is remembered: the run may go back to one of them."""
@@ -74,7 +78,7 @@ class Progress:
         elif event == "iteration.committed":
             self.num_deferred = int(fields["num_deferred"])
         elif event == "leader.elected":
-            self.message = f"this node leads the run in term {fields['term']}"
+            self.message = f"{THIS_NODE} leads the run in term {fields['term']}"
         elif event in _REASONED:
             self.message = str(fields.get("reason", ""))
         elif event == "member.leaving":
@@ -101,10 +105,10 @@ def status_of(node: "Node") -> dict[str, Any]:
     driver, part, progress = node.driver, node.part, node.progress
     machine = driver.machine if driver is not None else None
     view = machine.context.view if machine is not None else None
-    leader = leader_of(node)
+    leader, name = leader_of(node), node.config.name or node.identity.name
     me = {
         "id": node.identity.node_id,
-        "name": node.config.name or node.identity.name,
+        "name": name,
         "address": node.address,
         "role": part.role.value,
         "stage_index": None,
@@ -144,8 +148,8 @@ def status_of(node: "Node") -> dict[str, Any]:
         "join_string": node.join_string and join_string_of(node),
         "counters": node.server.counters.totals(),
         "timing": node.timing(),
-        "message": _message(machine, progress),
-        "recent": node.happenings.describe(time.monotonic()),
+        "message": _message(machine, progress).replace(THIS_NODE, name),
+        "recent": node.happenings.describe(time.monotonic(), name=name),
     }
 
 
@@ -159,16 +163,19 @@ def _data(machine: NodeMachine | None) -> dict[str, int] | None:
 def _run_state(machine: NodeMachine | None) -> str:
     if machine is None:
         return "starting"
-    return machine.leader.state.value if machine.leader is not None else machine.state.value
+    leader = machine.leader
+    if machine.office.election.electing or (leader is not None and leader.electorate.lacking):
+        return WAITING
+    return leader.state.value if leader is not None else machine.state.value
 
 
 def _message(machine: NodeMachine | None, progress: Progress) -> str:
     leader = machine.leader if machine is not None else None
     if machine is not None and machine.office.election.electing:
-        return "the leader is silent: another is being elected"
+        return _election(machine)
     if leader is not None and leader.electorate.lacking:
-        num_gone = len(leader.electorate.lacking)
-        return f"NO QUORUM: {num_gone} members are gone, and training waits for some"
+        gone = _names_of(leader.electorate.lacking, leader.view)
+        return f"NO QUORUM: training waits for some of {gone}, who are gone"
     if leader is not None and leader.rebuild.needed:
         return leader.rebuild.describe()
     view: View | None = leader.view if leader is not None else None
@@ -179,6 +186,37 @@ def _message(machine: NodeMachine | None, progress: Progress) -> str:
         paused = ", ".join(str(stage) for stage in view.idle_stages)
         return f"all members of stage {paused} are paused: the run waits for one to resume"
     return progress.message
+
+
+def _election(machine: NodeMachine) -> str:
+    """Return how far this node's search for another leader is."""
+    text = "the leader is silent: another is being elected"
+    view, unanswered = machine.context.view, machine.office.election.unanswered
+    if not unanswered:
+        return text
+    wanted = f"more than half of {len(view.members)} nodes must agree"
+    return f"{text}; {wanted}, and no word yet of {_names_of(unanswered, view)}"
+
+
+def _names_of(nodes: Sequence[NodeId], view: View) -> str:
+    return ", ".join(view.by_id[node].name if node in view else node[:8] for node in nodes)
+
+
+def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
+    """Return a node's own status, when the leader has just been asked for its own in vain."""
+    machine = node.driver.machine if node.driver is not None else None
+    if machine is None or not machine.in_view or machine.office.election.electing:
+        return own
+    config = machine.context.config
+    silent_s = time.monotonic() - machine.office.election.heard_s
+    if silent_s <= config.heartbeat_timeout_s:
+        return own
+    leader, name = own["leader"], own["node"]["name"]
+    message = (
+        f"nothing has come from the leader, {leader['name']} ({leader['address']}), for"
+        f" {silent_s:.0f} s: after {config.leader_timeout_s:g} s {name} leaves the run"
+    )
+    return {**own, "run_state": WAITING, "message": message}
 
 
 def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]]:

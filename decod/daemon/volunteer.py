@@ -15,8 +15,9 @@ from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
+from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
-from decod.errors import ConfigError, DecodError, RejectedError
+from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.net.ask import ask_status
 from decod.net.dht_record import peer_name
 from decod.protocol.effects import Stop, StopReason
@@ -194,6 +195,8 @@ async def full_status(node: Node) -> dict[str, Any]:
             timeout_s=_STATUS_TIMEOUT_S,
         )
         status = json.loads(text)
+    except NetworkError:
+        return without_leader(node, own)
     except (DecodError, ValueError, RecursionError):
         return own
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:

@@ -10,6 +10,7 @@ import logging
 import logging.handlers
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,20 +103,26 @@ class TextFormatter(logging.Formatter):
         return " ".join(part for part in (time, level, text) if part)
 
 
-class _CountingHandlerMixin:
+class _CountingHandler(logging.Handler):
     """Counts the records that could not be written instead of printing a traceback."""
 
     num_lost = 0
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's.
+    @override
+    def close(self) -> None:
+        with suppress(OSError):  # What was still to be written finds no room either.
+            super().close()
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
         self.num_lost += 1
 
 
-class _FileHandler(_CountingHandlerMixin, logging.handlers.RotatingFileHandler):
+class _FileHandler(_CountingHandler, logging.handlers.RotatingFileHandler):
     pass
 
 
-class _TerminalHandler(_CountingHandlerMixin, logging.StreamHandler[TextIO]):
+class _TerminalHandler(_CountingHandler, logging.StreamHandler[TextIO]):
     pass
 
 

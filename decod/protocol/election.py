@@ -137,7 +137,7 @@ class Election:
         """The highest that anybody has spoken of."""
         self._vacant = False
         """This node led, and has given up its term."""
-        self._heard_s = 0.0
+        self.heard_s = 0.0
         """When the leader itself was last heard."""
         self._from_s = 0.0
         """Not to canvass before."""
@@ -147,6 +147,8 @@ class Election:
         """When to ask again whoever has not answered."""
         self._silent: set[NodeId] = set()
         """Who does not hear the leader."""
+        self.unanswered: tuple[NodeId, ...] = ()
+        """Who had not said yes when this node last asked."""
         self._ballot: Ballot | None = None
         """While this node stands and its own vote is on disk."""
         self._complete_by_s: float | None = None
@@ -187,7 +189,7 @@ class Election:
                 return None
             case ElectionState.FOLLOWING:
                 patience_s = 0.0 if self._vacant else _patience_s(self._context)
-                return max(self._heard_s + patience_s, self._from_s)
+                return max(self.heard_s + patience_s, self._from_s)
         return earliest(self._by_s, self._complete_by_s, self._ask_s)
 
     @property
@@ -218,8 +220,9 @@ class Election:
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
-        self._vacant, self._heard_s, self._from_s = False, now_s, now_s
+        self._vacant, self.heard_s, self._from_s = False, now_s, now_s
         self._complete_by_s = self._succession = self._ballot = None
+        self.unanswered = ()
         self.check.reset()
         return self.voter.follow(view)
 
@@ -227,7 +230,7 @@ class Election:
         """The context has a new view in the same round: the leader lives."""
         self._mend = mend
         self.voter.moved()
-        self._heard_s = now_s
+        self.heard_s = now_s
         self.check.reset()
         if self.state in _TRYING:
             self._follow(now_s)
@@ -238,7 +241,7 @@ class Election:
         if not (direct or announced) or self.bound or self._vacant:
             return
         if direct or self.state is ElectionState.FOLLOWING:
-            self._heard_s = now_s
+            self.heard_s = now_s
             self.check.heard()
         if direct and self.state is ElectionState.CANVASSING:
             self._follow(now_s)
@@ -246,7 +249,7 @@ class Election:
     def doubt(self, now_s: float) -> None:
         """The leader can't be reached from here: ask the others now rather than later."""
         if self.state is ElectionState.FOLLOWING:
-            self._heard_s = min(self._heard_s, now_s - self._timeout_s)
+            self.heard_s = min(self.heard_s, now_s - self._timeout_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -279,7 +282,9 @@ class Election:
             kind = Confirm if self._ballot.proposed else Candidacy
             question = kind(self.voter.promise.term, *self.voter.place)
             answered = self._ballot.answered
-        return [Send(node, question) for node in self._others() if node not in answered]
+        others = (n for n in ids_of(self._context.view) if n != self._context.node_id)
+        self.unanswered = tuple(node for node in others if node not in answered)
+        return [Send(node, question) for node in self.unanswered]
 
     def _follow(self, now_s: float) -> None:
         """Stop trying; after a random while another try may be made."""
@@ -319,9 +324,6 @@ class Election:
         self._from_s += 2 * self._timeout_s
 
     # --- canvassing ---------------------------------------------------------------------------
-
-    def _others(self) -> list[NodeId]:
-        return [n for n in ids_of(self._context.view) if n != self._context.node_id]
 
     @property
     def _electors(self) -> tuple[NodeId, ...]:
@@ -425,7 +427,7 @@ class Election:
         if self.state is not ElectionState.FOLLOWING:
             self._follow(now_s)
         # The new leader gets its time to open a round.
-        self._heard_s = now_s
+        self.heard_s = now_s
         self._seen_term = max(self._seen_term, promise.term)
         return self.voter.bind(now_s, promise)
 
@@ -465,7 +467,7 @@ class Election:
         """This node leads the term."""
         view = self._context.view
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
-        self._heard_s = now_s
+        self.heard_s = now_s
         assert self.last is not None, "nobody is elected before the first round"
         self._succession = Succession(
             self.voter.promise.term, view.leader, self.last, view, ballot.proposed

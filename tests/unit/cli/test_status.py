@@ -176,6 +176,7 @@ def test_an_error_of_the_daemon_keeps_its_exit_code(
         ("training", "joining", False),
         ("training", "isolated", False),
         ("gathering", "training", False),
+        ("waiting", "training", False),
         ("paused", "paused", False),
         ("finished", "paused", False),
     ],

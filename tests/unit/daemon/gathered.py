@@ -97,7 +97,7 @@ class FakeRun:
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
         self.leader.committed, self.leader.loss = Round(iteration, 0, 1), None
-        fields = {"iteration": iteration, "source": "kept", "stage": "1", "num_repeated": 1}
+        fields = {"iteration": iteration, "source": "kept", "num_repeated": 1, "reason": "lost"}
         self.progress.take("run.returned", fields, now_s=0.0)
 
     def failures(self) -> list[str]:

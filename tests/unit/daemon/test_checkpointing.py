@@ -407,7 +407,8 @@ def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_path: 
         disk.reached.clear()
         run.commit(20)
         await wait_until(disk.reached.is_set)
-        run.progress.take("run.returned", {"iteration": 10, "stage": 1}, now_s=0.0)
+        returned = {"iteration": 10, "reason": "stage 1 was lost"}
+        run.progress.take("run.returned", returned, now_s=0.0)
         disk.go_on.set()
         await written(checkpoints)
         assert set(iterations(tmp_path)) == {10, 20}

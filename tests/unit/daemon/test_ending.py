@@ -55,7 +55,7 @@ class Ending:
         return await self.leading.run()
 
     def events(self) -> list[str]:
-        return [each["event"] for each in self.node.happenings.describe(0.0)]
+        return [each["event"] for each in self.node.happenings.describe(0.0, name="")]
 
 
 def run(

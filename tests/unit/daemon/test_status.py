@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from decod.daemon.host import Node, facts_of
 from decod.daemon.status import Progress
 from decod.daemon.volunteer import full_status
 from decod.driver.driver import NodeDriver
+from decod.errors import NetworkError
 from decod.ids import NodeId
+from decod.protocol.election import ElectionState
 from decod.protocol.identity import Identity
 from decod.protocol.messages import Join, NodeLoad
 from decod.protocol.node import NodeMachine
@@ -110,6 +113,80 @@ def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: 
                 (paused,) = status["stages"][1]["nodes"]
                 assert (paused["state"], paused["capacity"]) == (shown, 0)
             assert "all members of stage 1 are paused" in status["message"]
+
+    asyncio.run(test())
+
+
+def give_view(node: Node, *, leads: bool) -> NodeMachine:
+    """Give a node a core that is in a view with another data node; one of the two leads."""
+    machine, me = give_core(node), node.identity.node_id
+    members = [
+        Member(me, "h:1", Role.DATA if leads else Role.RELAY, 0 if leads else 1, 2, name="otter"),
+        Member(STRANGER, "h:2", Role.DATA, 0, 2, name="calm-crane"),
+    ]
+    leader = me if leads else STRANGER
+    view = View.of(members, version=1, leader=leader, term=1, num_stages=2)
+    machine.context.adopt(view)
+    if machine.leader is not None:
+        machine.leader.view = view
+    return machine
+
+
+def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_it_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is busy may not answer at once."""
+
+    async def nobody(*_: Any, **__: Any) -> str:
+        raise NetworkError("no answer from h:2", why="refused", fix="check it")
+
+    monkeypatch.setattr(volunteer, "ask_status", nobody)
+
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            machine = give_view(node, leads=False)
+            machine.office.election.heard_s = time.monotonic()
+            assert (await full_status(node))["run_state"] == node.local_status()["run_state"]
+            machine.office.election.heard_s -= 20.0
+            status = await full_status(node)
+            assert status["run_state"] == "waiting"
+            assert re.fullmatch(
+                r"nothing has come from the leader, calm-crane \(h:2\), for 2\d s:"
+                r" after 60 s me leaves the run",
+                status["message"],
+            )
+
+    asyncio.run(test())
+
+
+def test_a_run_without_a_quorum_does_not_train_and_names_who_is_gone(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            machine = give_view(node, leads=True)
+            assert machine.leader is not None
+            machine.leader.electorate.wait_for([STRANGER], machine.context.view)
+            status = node.local_status()
+            assert status["run_state"] == "waiting"
+            assert "NO QUORUM: training waits for some of calm-crane" in status["message"]
+            election = machine.office.election
+            election.state, election.unanswered = ElectionState.STANDING, (STRANGER,)
+            status = node.local_status()
+            assert (status["run_state"], status["leader"]["electing"]) == ("waiting", True)
+            assert "more than half of 2 nodes must agree" in status["message"]
+            assert status["message"].endswith("no word yet of calm-crane")
+
+    asyncio.run(test())
+
+
+def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path) as node:
+            fields = {"term": 2, "num_votes": 4}
+            node.progress.take("leader.elected", fields, now_s=1.0)
+            node.happenings.take("leader.elected", fields, now_s=time.monotonic())
+            status = node.local_status()
+            assert status["message"] == "me leads the run in term 2"
+            assert status["recent"][0]["text"] == "me leads term 2, by 4 votes"
 
     asyncio.run(test())
 
@@ -232,9 +309,9 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
     happenings = Happenings()
     for k in range(20):
         happenings.take("member.lost", {"peer": f"n{k}", "reason": "gone"}, now_s=float(k))
-    told = happenings.describe(20.0)
+    told = happenings.describe(20.0, name="otter")
     assert [one["age_s"] for one in told] == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    assert len(happenings.describe(617.5)) == 2
+    assert len(happenings.describe(617.5, name="otter")) == 2
 
 
 def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest() -> None:
@@ -243,6 +320,6 @@ def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest() -> None:
     for k in range(20):
         fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}
         happenings.take("state.unkept", fields, now_s=float(k))
-    lost, unkept = happenings.describe(20.0)
+    lost, unkept = happenings.describe(20.0, name="otter")
     assert lost["event"] == "member.lost"
     assert unkept["age_s"] == 1.0

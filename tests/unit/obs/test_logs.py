@@ -60,6 +60,16 @@ def test_a_closed_terminal_loses_records_and_nothing_else(
     assert capsys.readouterr().err == ""
 
 
+def test_a_full_disk_loses_records_and_nothing_else() -> None:
+    """Not when the log is closed either: how a node ended is told after that."""
+    logger = set_up_logs(file=Path("/dev/full"), terminal=io.StringIO())
+    for _ in range(3):
+        log_note(logger, "stage.assigned", {"stage": 1, "reason": "its operator chose it"})
+    assert [getattr(handler, "num_lost", None) for handler in logger.handlers] == [3, 0]
+    close_logs()
+    assert not logger.handlers
+
+
 def test_a_log_file_that_cannot_be_opened_is_an_error_with_advice(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="--state-dir"):
         set_up_logs(file=tmp_path)
