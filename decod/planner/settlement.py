@@ -278,11 +278,9 @@ class _Settlement:
             for _ in range(min(num, self._capacities[owner] - load))
         ]
 
-    def _cost(self, begin: NodeId, end: NodeId) -> float:
-        return self._costs.get((begin, end), math.inf)
-
     def _ends(self, owner: NodeId, head: NodeId, tail: NodeId) -> float:
-        return self._cost(owner, head) + self._cost(tail, owner)
+        cost = self._costs.get
+        return cost((owner, head), math.inf) + cost((tail, owner), math.inf)
 
     def _choose_owners(self) -> None:
         """Give each path the data node that is nearest to its ends and has room; dearest first."""
@@ -331,7 +329,7 @@ class _Settlement:
             if inner >= now:
                 continue
             tails = (second[-1], first[-1]) if exchanged else (first[-1], second[-1])
-            found = self._owners_for(i, j, (first[0], tails[0]), (second[0], tails[1]))
+            found = self._owners_for((i, j), (first[0], tails[0]), (second[0], tails[1]), both)
             if found is not None and (best is None or inner + found[0] < best[0]):
                 best = (inner + found[0], exchanged, found[1])
         if best is None or not best[0] < now - _SAVES:
@@ -344,17 +342,20 @@ class _Settlement:
         return _Better(now - best[0], tuple(reversed(states)), best[2])
 
     def _owners_for(
-        self, i: int, j: int, first: tuple[NodeId, NodeId], second: tuple[NodeId, NodeId]
+        self,
+        pair: tuple[int, int],
+        first: tuple[NodeId, NodeId],
+        second: tuple[NodeId, NodeId],
+        both: Callable[[Link, Link], float],
     ) -> tuple[float, tuple[NodeId, NodeId]] | None:
-        """Return the cheapest data nodes with room for two paths with these ends."""
+        """Return the cheapest data nodes with room for a pair of paths that has these ends now."""
         left = {k: self._capacities[k] - load for k, load in self._loads.items()}
-        left[self._owners[i]] += 1
-        left[self._owners[j]] += 1
+        for i in pair:
+            left[self._owners[i]] += 1
         nearest = [
             sorted((self._ends(k, *ends), k) for k, room in left.items() if room > 0)[:2]
             for ends in (first, second)
         ]
-        both = self._price_of_both(i, j)
         best: tuple[float, tuple[NodeId, NodeId]] | None = None
         for _, owner_a in nearest[0]:
             for _, owner_b in nearest[1]:

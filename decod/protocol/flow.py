@@ -69,7 +69,7 @@ class Outflows:
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self._announce_s, self._repeat_s if self.unpaired else None)
+        return earliest(self._announce_s, self._repeat_s) if self.unpaired else self._announce_s
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Announce what has changed; repeat the announcement of what nobody took up."""

@@ -74,8 +74,10 @@ class _Peer:
     """What the peer has said of its own."""
     compute_s: float | None = None
     """The peer's compute time as it came with an offer, for as long as `theirs` is missing."""
+    link: Link | None = None
+    """The link, if all of it was measured; None: something was measured since."""
     terms: Terms | None = None
-    """This node's end as it knows it now; None: something was measured since."""
+    """This node's end as it knows it now, likewise."""
 
 
 class LinkTable:
@@ -179,11 +181,17 @@ class LinkTable:
         known = self._peers.get(peer)
         if known is None:
             return self._typical_link()
+        if known.link is not None:
+            return known.link
         latency, bandwidth = known.latency_s, known.bandwidth_bytes_per_s
+        if latency and bandwidth:
+            known.link = sane_link(Link(latency.least, bandwidth.median))
+            return known.link
+        typical = self._typical_link()
         return sane_link(
             Link(
-                latency.least if latency else self._typical_link().latency_s,
-                bandwidth.median if bandwidth else self._typical_link().bandwidth_bytes_per_s,
+                latency.least if latency else typical.latency_s,
+                bandwidth.median if bandwidth else typical.bandwidth_bytes_per_s,
             )
         )
 
@@ -236,7 +244,7 @@ class LinkTable:
             return Terms(self.link(peer), compute_s)
         if known.terms is None or known.terms.compute_s != compute_s:
             terms = Terms(self.link(peer), compute_s)
-            if not (known.latency_s and known.bandwidth_bytes_per_s):
+            if known.link is None:
                 return terms  # In part that of other links, which change too.
             known.terms = terms
         return known.terms
@@ -259,9 +267,9 @@ class LinkTable:
         if known is None or known.told is None:
             return False
         old, new = self._shares_s(known.told), self._shares_s(self.terms(peer))
-        (*_, then), (*_, now) = old, new
-        counts = max(then, now) > _TRANSFER_SHARE_MIN * min(sum(old), sum(new))
-        return counts and max(then, now) >= _OTHERWISE_FACTOR * min(then, now)
+        short_s, long_s = sorted((old[-1], new[-1]))
+        otherwise = long_s >= _OTHERWISE_FACTOR * short_s
+        return otherwise and long_s > _TRANSFER_SHARE_MIN * min(sum(old), sum(new))
 
     def tell(self, peer: NodeId) -> Terms:
         """Return what to report to a peer, and reckon with that from now on."""
@@ -279,7 +287,7 @@ class LinkTable:
 
     def _changed(self, known: _Peer) -> None:
         """Something was measured on the link to a peer."""
-        known.terms = self._typical = None
+        known.link = known.terms = self._typical = None
 
     @staticmethod
     def _cost_s(here: Terms, there: Terms, *, size_bytes: int) -> float:

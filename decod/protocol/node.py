@@ -84,7 +84,10 @@ _Frequent = (
     | messages.CanTake
     | messages.ReducePart
     | messages.ReducedPart
+    | messages.BeginAggregation
     | messages.Ready
+    | messages.UtilisationQuery
+    | messages.UtilisationAnswer
 )
 """Most messages by far; all of them belong to a round."""
 
@@ -205,22 +208,22 @@ class NodeMachine:
 
     def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
         """Deliver what this node said to itself, until nothing of that is left."""
-        settled: list[Effect] = []
-        queue = deque(effects)
+        queue, settled = deque(effects), list[Effect]()
         while queue:
             effect = queue.popleft()
-            if isinstance(effect, Send) and effect.to == self.identity.node_id:
-                said = self._receive(now_s, Received(effect.to, effect.message))
-                queue.extendleft(reversed(said))
-                continue
-            if self.office.fence(effect):
-                continue
-            if isinstance(effect, Stop):
+            if isinstance(effect, Send):
+                if effect.to == self.identity.node_id:
+                    said = self._receive(now_s, Received(effect.to, effect.message))
+                    queue.extendleft(reversed(said))
+                    continue
+                if self.office.fence(effect):
+                    continue
+            if isinstance(effect, (Send, SendTensor)):
+                self._membership.told(now_s, effect.to)
+            elif isinstance(effect, Stop):
                 effect = self.office.handover.ended(self._standing.ended(effect))
                 self._stopped = True
             settled.append(effect)
-            if isinstance(effect, (Send, SendTensor)):
-                self._membership.told(now_s, effect.to)
         return settled
 
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.

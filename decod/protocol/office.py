@@ -121,8 +121,8 @@ class Office:
 
     @property
     def deadline_s(self) -> float | None:
-        due_s = earliest(self.election.deadline_s, self._beat_s, self.handover.deadline_s)
-        return earliest(due_s, self.leader.deadline_s) if self.leader is not None else due_s
+        leader_s = self.leader.deadline_s if self.leader is not None else None
+        return earliest(self.election.deadline_s, self._beat_s, self.handover.deadline_s, leader_s)
 
     def start(self, now_s: float) -> list[Effect]:
         return self.leader.start(now_s) if self.leader is not None else []
@@ -223,9 +223,9 @@ class Office:
         self.leader, self._beat_s = None, None
         return [Stop(StopReason.FAILED, reason)]
 
-    def fence(self, effect: Effect) -> bool:
+    def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""
-        vote = isinstance(effect, Send) and isinstance(effect.message, messages.Ready)
+        vote = isinstance(effect.message, messages.Ready)
         return vote and self.election.bound
 
     # --- rounds -------------------------------------------------------------------------------
@@ -333,10 +333,8 @@ class Office:
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
-        vote = self._work.vote
-        if self.leader is None or vote is None:
-            return []
-        return self.leader.voted(now_s, vote)
+        vote = self._work.vote if self.leader is not None else None
+        return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
 
 
 def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:

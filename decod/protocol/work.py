@@ -82,12 +82,13 @@ class Work:
 
     @property
     def deadline_s(self) -> float | None:
-        due_s = self.microbatches.deadline_s
-        if self.flows is not None:
-            due_s = earliest(due_s, self.flows.deadline_s)
-        if self.stage.loaded and not self.paused:
-            due_s = earliest(due_s, self.routing.deadline_s)
-        return earliest(due_s, self.entering.deadline_s)
+        flows, searches = self.flows, self.stage.loaded and not self.paused
+        return earliest(
+            self.microbatches.deadline_s,
+            flows.deadline_s if flows is not None else None,
+            self.routing.deadline_s if searches else None,
+            self.entering.deadline_s,
+        )
 
     @property
     def num_flows(self) -> int:

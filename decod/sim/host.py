@@ -345,12 +345,12 @@ class Host:
         receiver = world.hosts.get(to)
         world.network.send_control(
             Transfer(
-                sender=self,
-                receiver=receiver,
-                size_bytes=0,
-                delivered=partial(receiver.deliver, self._said(message)) if receiver else _nothing,
-                sent=self._round_trips.timed(to),
-                failed=partial(self._send_failed, to, message),
+                self,
+                receiver,
+                0,
+                partial(receiver.deliver, self._said(message)) if receiver else _nothing,
+                self._round_trips.timed(to),
+                partial(self._send_failed, to, message),
             )
         )
 
@@ -372,19 +372,17 @@ class Host:
         receiver, said = self._world.hosts.get(effect.to), self._said(effect.message)
         self._world.network.send_tensor(
             Transfer(
-                sender=self,
-                receiver=receiver,
-                size_bytes=stored.size_bytes,
-                delivered=(
-                    partial(receiver.take_tensor, said, stored.content) if receiver else _nothing
-                ),
-                sent=partial(self._tensor_sent, self._life, effect),
-                failed=partial(self._tensor_failed, self._life, effect),
+                self,
+                receiver,
+                stored.size_bytes,
+                partial(receiver.take_tensor, said, stored.content) if receiver else _nothing,
+                partial(self._tensor_sent, self._life, effect),
+                partial(self._tensor_failed, self._life, effect),
             )
         )
 
     def _said(self, message: Message) -> ev.Received:
-        return ev.Received(self.node_id, message, term=term_of(self._machine))
+        return ev.Received(self.node_id, message, None, term_of(self._machine))
 
     def take_tensor(self, event: ev.Received, content: Content) -> None:
         """A peer's tensor has arrived in whole."""
@@ -427,7 +425,7 @@ class Host:
             self._backlog.append(partial(self._job_done, duration_s, life))
             return
         entry = self._jobs.popleft()
-        contents = tuple(self.tensors.content(tensor) for tensor in entry.inputs)
+        contents = tuple(map(self.tensors.content, entry.inputs))
         self.tensors.end_job(entry.inputs)
         try:
             outcome = self.compute.run(entry.job, contents)
@@ -439,7 +437,7 @@ class Host:
         self._world.observer.computed(self, entry.job, duration_s)
         if outcome.committed is not None:
             self._world.observer.committed(self, outcome.committed)
-        outputs = tuple(self.tensors.add(content) for content in outcome.outputs)
+        outputs = tuple(map(self.tensors.add, outcome.outputs))
         if self._jobs:
             self._run_next()
         self.deliver(ev.JobFinished(entry.id, outcome.result, outputs, duration_s))

@@ -64,6 +64,8 @@ _ADMISSION = frozenset(
 
 _FLOWLESS = frozenset(
     (
+        JobFinished,
+        TensorSent,
         msg.Heartbeat,
         msg.ForwardActivation,
         msg.BackwardGradient,
@@ -78,8 +80,8 @@ _FLOWLESS = frozenset(
         *get_args(DraftMessage),
     )
 )
-"""By far the most frequent messages. They have nothing to do with flows: what they should not have
-touched is seen at the next event that has."""
+"""By far the most frequent messages and other events. They have nothing to do with flows: what they
+should not have touched is seen at the next event that has."""
 
 
 _DECISIONS = frozenset((msg.Commit, msg.Abort))
@@ -223,10 +225,9 @@ class Checker:
     def stepped(self, host: Host, event: Event | None) -> None:
         if not host.reachable:
             return
-        if _may_touch_flows(event):
-            table = flow_table(host.machine)
-            if table is not None:
-                self._check_flows(host, table)
+        kind = type(event.message) if isinstance(event, Received) else type(event)
+        if kind not in _FLOWLESS and (table := flow_table(host.machine)) is not None:
+            self._check_flows(host, table)
         self._check_memory(host)
         self._check_term(host, event)
 
@@ -277,13 +278,14 @@ class Checker:
                 self._follow(host, table, flow_id)
 
     def _check_entries(self, host: Host, table: FlowTable) -> None:
-        for flow_id in table.downstream:
-            if (flow_id in table.upstream) == (flow_id in table.unpaired):
+        downstream, upstream, unpaired = table.downstream, table.upstream, table.unpaired
+        for flow_id in downstream:
+            if (flow_id in upstream) == (flow_id in unpaired):
                 raise self.violated(
                     "I1", host, f"flow {flow_id} is both offered and paired, or neither"
                 )
-        if len(table.upstream) + len(table.unpaired) != len(table.downstream):
-            extra = [f for f in (*table.upstream, *table.unpaired) if f not in table.downstream]
+        if len(upstream) + len(unpaired) != len(downstream):
+            extra = [f for f in (*upstream, *unpaired) if f not in downstream]
             raise self.violated(
                 "I1", host, f"inflows without outflow: {', '.join(str(f) for f in extra)}"
             )
@@ -539,9 +541,3 @@ def _era_of(host: Host, step: Step) -> int:
     if place is None:
         return 0
     return place.round.era - (place.round.iteration <= step.iteration)
-
-
-def _may_touch_flows(event: Event | None) -> bool:
-    if isinstance(event, Received):
-        return type(event.message) not in _FLOWLESS
-    return not isinstance(event, (JobFinished, TensorSent))

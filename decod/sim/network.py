@@ -212,7 +212,7 @@ class Network:
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
             return  # The sender died before the last byte: the receiver sees a broken stream.
-        if self._is_cut(transfer.sender, receiver):
+        if self._cut and self._is_cut(transfer.sender, receiver):
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
         elif receiver.reachable:
             # Answers take the way back, which may be another.
@@ -227,14 +227,12 @@ class Network:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "timeout")
 
     def _is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
-        return bool(self._cut) and (
-            self._cut.get((sender.name, receiver.name), 0.0) > self._kernel.now_s
-        )
+        return self._cut.get((sender.name, receiver.name), 0.0) > self._kernel.now_s
 
     def _acknowledge(self, transfer: Transfer, latency_s: float, start_s: float) -> None:
         assert transfer.receiver is not None
         asleep_s = transfer.receiver.frozen_until_s - self._kernel.now_s
-        silent = self._is_cut(transfer.receiver, transfer.sender)
+        silent = self._cut and self._is_cut(transfer.receiver, transfer.sender)
         if silent or asleep_s > self._faults.retry_timeout_s:
             # The worst that a stalled host can do, or a link that carries nothing back: the
             # message counts as failed and yet arrives.

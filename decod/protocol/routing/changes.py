@@ -8,6 +8,7 @@ hears the decision, so that no loss of messages leaves it behind. What is reserv
 twice: changes that meet on a node both go ahead if there is enough for both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -100,32 +101,32 @@ class Changes:
     @property
     def num_stuck(self) -> int:
         """Units that come in and have no way on, beyond those that changes under way lead on."""
-        reserved = sum(
-            r.answer.units * max(0, r.change.net_out - r.change.net_in)
-            for r in self._reserved.values()
-        )
+        reserved = self._promised(lambda change: change.net_out - change.net_in)
         return self.links.num_in - self.links.num_out - reserved - self.expected
 
     @property
     def num_missing(self) -> int:
         """Units that go on and nobody sends, beyond those that changes under way bring."""
-        reserved = sum(
-            r.answer.units * max(0, r.change.net_in - r.change.net_out)
-            for r in self._reserved.values()
-        )
+        reserved = self._promised(lambda change: change.net_in - change.net_out)
         return self.links.num_out - self.links.num_in - reserved
 
     @property
     def room_as_source(self) -> int:
         """Units more that this node could send on, whether or not any come in."""
-        reserved = sum(r.answer.units * max(0, r.change.net_out) for r in self._reserved.values())
+        reserved = self._promised(lambda change: change.net_out)
         return self.position.capacity - self.links.num_out - self.expected - reserved
 
     @property
     def room_as_sink(self) -> int:
         """Units more that could come in, whether or not they go on."""
-        reserved = sum(r.answer.units * max(0, r.change.net_in) for r in self._reserved.values())
+        reserved = self._promised(lambda change: change.net_in)
         return self.position.capacity - self.links.num_in - reserved
+
+    def _promised(self, net: Callable[[Change], int]) -> int:
+        """Return units that changes under way take, where `net` is what one of them would take."""
+        if not self._reserved:
+            return 0
+        return sum(r.answer.units * max(0, net(r.change)) for r in self._reserved.values())
 
     def tick(self) -> list[Effect]:
         """Let time pass: drop what was not answered, ask again what was decided."""

@@ -256,9 +256,10 @@ class Draft:
         if position.data:
             self._relax_data(search)
         else:
-            held, wait = max(links.num_in, links.num_out), position.queue_cost()
+            num_out, wait = links.num_out, position.queue_cost()
+            held = max(links.num_in, num_out)
             search.pass_through(ENTRANCE, wait * held, self.changes.room)
-            search.pass_through(EXIT, -wait * max(0, held - 1), links.num_out)
+            search.pass_through(EXIT, -wait * max(0, held - 1), num_out)
         return search
 
     def _relax_data(self, search: "_Search") -> None:
@@ -271,15 +272,15 @@ class Draft:
             for walk in self._walks(peer, ENTRANCE):
                 search.prolong(walk, ENTRANCE, 0.0, _UNITS_MAX)
 
-    def _walks(self, peer: NodeId, side: bool) -> Iterator[Walk]:  # noqa: FBT001 - half of a place.
-        now = self.num_ticks
+    def _walks(self, peer: NodeId, side: bool) -> list[Walk]:  # noqa: FBT001 - half of a place.
+        now, walks = self.num_ticks, list[Walk]()
         for waiting in (False, True):
             heard = self._heard.get((peer, side, waiting))
-            if heard is None or heard.walk is None:
+            if heard is None or heard.walk is None or heard.until <= now:
                 continue
-            banned = now < heard.banned_until and _same_way(heard.refused, heard.walk)
-            if now < heard.until and not banned:
-                yield heard.walk
+            if heard.banned_until <= now or not _same_way(heard.refused, heard.walk):
+                walks.append(heard.walk)
+        return walks
 
     def _tell(self, search: "_Search") -> list[Effect]:
         """Tell neighbours of the walks that they could prolong, where those have changed."""

@@ -106,7 +106,8 @@ def check_node(draft: Draft) -> None:
                     reserved[outward, peer] += promise.answer.units
     for outward in (False, True):
         for peer, link in links.side(outward=outward).items():
-            assert link.reserved == reserved[outward, peer], (position.node_id, peer, link)
+            promised = reserved.get((outward, peer), 0)
+            assert link.reserved == promised, (position.node_id, peer, link)
             assert 0 <= link.reserved <= link.units, (position.node_id, peer, link)
     if position.data:
         assert changes.room_as_source >= 0, position.node_id
