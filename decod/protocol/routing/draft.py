@@ -294,8 +294,7 @@ class Draft:
             if sink_room:
                 listeners.append((peer, ENTRANCE))
         told = {(peer, side): search.news(side, peer) for peer, side in listeners}
-        for key in self._told.keys() - told.keys():
-            told[key] = _NO_NEWS
+        told |= {key: _NO_NEWS for key in self._told if key not in told}
         effects: list[Effect] = []
         for (peer, side), news in told.items():
             before = self._told.get((peer, side), _NO_NEWS)
