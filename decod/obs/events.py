@@ -131,6 +131,9 @@ _SPECS = (
     # What the leader decides.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
+    EventSpec(
+        "candidate.lost", "{peer} is gone, who was to enter: its place is free ({reason})", _W
+    ),
     EventSpec("member.leaving", "{peer} leaves: {reason}"),
     EventSpec(
         "stage.ending",

@@ -1,12 +1,19 @@
 """Who may enter the run, and which stage each newcomer prepares.
 
     WAITING -> (assigned) ASSIGNED -> (Prepared) PREPARED -> (level with its stage) in the view
+       `---------------------- (silent, and no answer) ----------> forgotten
 
 Data nodes and volunteers that insist on a stage are placed at once; the others when the leader
 knows how utilised each stage is. A candidate is taken into the view by the leader alone.
+
+Nobody watches a candidate but the leader: one that it has not heard for `heartbeat_timeout_s` it
+asks, as it asks a member that somebody suspects. Until there is an answer the candidate neither
+counts nor enters; without one it is forgotten, and others may have its place. If it was only slow
+it offers itself anew when it finds that nobody answers it (`decod.protocol.joining`).
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +65,15 @@ class Candidate:
     """Commits with which it did not enter though it follows."""
     reason: str = ""
     """Why this stage, for people."""
+    heard_s: float = math.inf
+    """When it last said something; it has not been asked whether it lives before that."""
+    doubted: bool = False
+    """It has been asked, and has not said anything since."""
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is prepared, and there as far as is known."""
+        return self.prepared and not self.doubted
 
 
 class Admission:
@@ -87,8 +103,32 @@ class Admission:
 
     @property
     def standing_by(self) -> set[NodeId]:
-        """The prepared candidates."""
-        return {node for node, candidate in self.candidates.items() if candidate.prepared}
+        """The prepared candidates, without those that may be gone."""
+        return {node for node, candidate in self.candidates.items() if candidate.stands_by}
+
+    # --- who is there -------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When somebody will have been silent for too long."""
+        heard_s = [c.heard_s for c in self.candidates.values() if not c.doubted]
+        return min(heard_s) + self._config.heartbeat_timeout_s if heard_s else None
+
+    def heard(self, now_s: float, node: NodeId) -> None:
+        """A node, a candidate maybe, has said something."""
+        if (candidate := self.candidates.get(node)) is not None:
+            candidate.heard_s, candidate.doubted = now_s, False
+
+    def doubt(self, now_s: float) -> list[NodeId]:
+        """Return candidates that are to be asked whether they live: they count when they answer."""
+        timeout_s, asked = self._config.heartbeat_timeout_s, list[NodeId]()
+        for node, candidate in self.candidates.items():
+            if not candidate.doubted and candidate.heard_s + timeout_s <= now_s:
+                candidate.doubted = True
+                asked.append(node)
+        return asked
+
+    # --- who may enter ------------------------------------------------------------------------
 
     def level(self, candidate: Candidate, committed: Round) -> bool:
         """Whether a prepared candidate holds, or is about to hold, what was committed."""
@@ -138,7 +178,7 @@ class Admission:
                 name=candidate.join.name,
             )
             for node, candidate in self.candidates.items()
-            if candidate.prepared and candidate.stage_index is not None
+            if candidate.stands_by and candidate.stage_index is not None
             if staffed is None
             or (candidate.stage_index in staffed and self.level(candidate, committed))
         ]
@@ -151,10 +191,14 @@ class Admission:
         """Whether this offer comes late, from an earlier start of the daemon."""
         return join.incarnation in self._incarnations.get(sender, [])[:-1]
 
-    def lost(self, node: NodeId) -> None:
+    def lost(self, node: NodeId, reason: str) -> list[Effect]:
         """A candidate is gone. Should it live, its next offer is a new one: it is no member."""
-        if self.candidates.pop(node, None) is not None:
-            self._incarnations[node].pop()
+        candidate = self.candidates.pop(node, None)
+        if candidate is None:
+            return []
+        self._incarnations[node].pop()
+        stage = {} if candidate.stage_index is None else {"stage": candidate.stage_index}
+        return [noted("candidate.lost", peer=node, reason=reason, **stage)]
 
     def entered(self, view: View) -> list[NodeId]:
         """Forget candidates that are members now.
@@ -330,7 +374,7 @@ class Admission:
 
     def enough(self, view: View, committed: Round, *, started: bool) -> bool:
         """Whether members that work and candidates that may enter together fill every stage."""
-        entering = [c for c in self.candidates.values() if c.prepared]
+        entering = [c for c in self.candidates.values() if c.stands_by]
         if started:
             entering = [c for c in entering if self.level(c, committed)]
         for stage in range(self._shape.num_relay_stages + 1):

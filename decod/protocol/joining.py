@@ -3,10 +3,11 @@
     OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
 
 The candidate repeats what it said last until the leader lets it in; the leader answers repeats
-alike. What lets it in may be lost on its way, and the leader after it: if others go on treating the
-candidate as a member, it asks them for it. A run that starts from a given state adds a step: the
-stage's part comes from the leader, until an iteration is committed; then nobody needs it any more,
-nor who has it.
+alike. If it does not answer, it may have forgotten a candidate that was silent for a while: that
+one then offers itself as at first. What lets it in may be lost on its way, and the leader after it:
+if others go on treating the candidate as a member, it asks them for it. A run that starts from a
+given state adds a step: the stage's part comes from the leader, until an iteration is committed;
+then nobody needs it any more, nor who has it.
 Where the run has committed anything, a candidate that stands prepared follows a member of its stage
 until it is level (`decod.protocol.following`), and the leader lets it in then.
 """
@@ -101,7 +102,8 @@ class Joining:
         if self._assigned is None:
             return [Send(leader, self._offered())]
         # What is on this host's disk may have been found after the first offer.
-        more: list[Effect] = [Send(leader, self._offered())] if self._context.kept else []
+        again = self._context.kept or silent_s > self._context.config.heartbeat_timeout_s
+        more: list[Effect] = [Send(leader, self._offered())] if again else []
         if self._built is None:
             return more
         if self._initial_due:

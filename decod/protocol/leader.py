@@ -87,8 +87,7 @@ class Leader:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
         """The settlement to use in a round that opens now."""
-        self.config = config
-        self.shape = shape
+        self.config, self.shape = config, shape
         self.state = LeaderState.GATHERING
         num_stages = shape.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
@@ -114,8 +113,8 @@ class Leader:
 
     @property
     def deadline_s(self) -> float | None:
-        probes, severed = self.probes, self.severed
-        return earliest(probes.deadline_s, severed.deadline_s, self._pace.by_s, self.polling.due_s)
+        parts = (self.probes, self.severed, self.admission)
+        return earliest(*(part.deadline_s for part in parts), self._pace.by_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:
@@ -153,7 +152,8 @@ class Leader:
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        effects = self.probes.overdue(now_s)
+        asked = self.probes.ask_all(now_s, self.admission.doubt(now_s), "not heard of")
+        effects = asked + self.probes.overdue(now_s)
         if gone := self.probes.silent(now_s) | self.severed.due():
             effects += self._remove(now_s, gone)
         if self._pace.by_s is not None and self._pace.by_s <= now_s:
@@ -175,7 +175,9 @@ class Leader:
                 return self._last_word(sender)
             effects += self._remove(now_s, {sender: "restarted"})
         self.electorate.readmit(sender)
-        return effects + self.admission.join(self.view, sender, join)
+        effects += self.admission.join(self.view, sender, join)
+        self.admission.heard(now_s, sender)
+        return effects
 
     def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
@@ -186,8 +188,7 @@ class Leader:
         elif self.rebuild.needed:
             effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
-            view = self._next_view()
-            effects += self._open(now_s, view, reason="every stage has its members")
+            effects += self._open(now_s, self._next_view(), reason="every stage has its members")
         return effects
 
     # --- doubts and leaving -------------------------------------------------------------------
@@ -254,7 +255,7 @@ class Leader:
         for node, reason in nodes.items():
             self.probes.forget(node)
             if not admit:
-                self.admission.lost(node)
+                effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:

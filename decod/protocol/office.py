@@ -339,6 +339,7 @@ class Office:
 
 def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -> list[Effect]:
     """Hand a message to the leader."""
+    leader.admission.heard(now_s, sender)
     match message:
         case messages.Join():
             return leader.join(now_s, sender, message)

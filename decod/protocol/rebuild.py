@@ -221,7 +221,7 @@ class Rebuild:
         if not self.needed or self._loads is None:
             return None, []
         admission = applicants.admission
-        prepared = {node: c for node, c in admission.candidates.items() if c.prepared}
+        prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:

@@ -97,7 +97,8 @@ def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered()
     assert joining.knock(500.0) == [], "a large stage takes its time"
     joining.built(900.0, Built("h"), initial=False)
     joining.heard(950.0, Received(D0, Ping(1)))
-    assert joining.knock(1005.0) == [Send(D0, Prepared(1, "h"))]
+    assert joining.knock(955.0) == [Send(D0, Prepared(1, "h"))]
+    assert joining.knock(1005.0) == [Send(D0, OFFER), Send(D0, Prepared(1, "h"))], "forgotten?"
     (stop,) = joining.knock(1011.0)
     assert isinstance(stop, Stop)
     assert stop.reason is StopReason.LEADER_LOST

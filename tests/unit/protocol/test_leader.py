@@ -417,11 +417,11 @@ def test_strangers_and_the_leader_itself_are_not_doubted() -> None:
     assert leader.suspect(5.0, D0, "gone") == []
 
 
-def test_a_candidate_that_is_gone_is_forgotten_without_a_word() -> None:
+def test_a_candidate_that_is_gone_is_forgotten_and_costs_no_round() -> None:
     run = Run(R1A)
     run.enter(R1B)
     run.leader.suspect(5.0, R1B, "refused")
-    assert notes_of(run.leader.overdue(8.0)) == []
+    assert notes_of(run.leader.overdue(8.0)) == ["candidate.lost"]
     assert R1B not in run.leader.admission.candidates
     assert run.leader.round == Round(1, 1)
 

@@ -102,6 +102,7 @@ def test_rounds_that_fail_while_a_quorum_lacks_take_nobody_for_back_who_is_not()
     assert "candidate.joined" in notes_of(leader.join(now_s, R1B, back))
     for _ in range(10):
         now_s += 10 * CONFIG.round_timeout_s
+        for_leader(now_s, leader, R1B, back)
         assert opening_view(leader.overdue(now_s)) == {D0, R1B}
         assert leader.electorate.lacking == (R1B,), "what is in the view is its earlier life"
     assert sent(leader.join(now_s, R1B, back)) == [(R1B, Assign(1, -1))], "a candidate, as before"

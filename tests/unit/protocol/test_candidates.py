@@ -1,0 +1,44 @@
+"""Candidates that fall silent: the leader asks them, and does without them."""
+
+from decod.ids import NodeId
+from decod.protocol.leader import LeaderState
+from decod.protocol.messages import Assign, Leave, Ping, Pong, Prepared, Refuse
+from decod.protocol.office import for_leader
+from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
+from tests.unit.protocol.test_leader import CONFIG, Run
+
+FULL = "the run takes 2 data nodes and has them all"
+
+
+def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -> None:
+    """Another data node may have the ordinal of one that died on its way in."""
+    run = Run(R1A)
+    leader, timeout_s = run.leader, CONFIG.heartbeat_timeout_s
+    leader.leave(0.0, D1, Leave("gone", at_once=True))
+    first, offer, other = NodeId("d8"), run.offer(NodeId("d8")), NodeId("d9")
+    leader.join(10.0, first, offer)
+    for asked_s in (10.0 + timeout_s, 10.0 + 2 * timeout_s):
+        assert leader.admission.deadline_s == asked_s
+        ((node, ping),) = [(n, m) for n, m in sent(leader.overdue(asked_s)) if isinstance(m, Ping)]
+        assert node == first
+        if asked_s < 10.0 + 2 * timeout_s:
+            for_leader(asked_s, leader, first, Pong(ping.nonce))
+    assert sent(leader.join(asked_s, other, run.offer(other))) == [(other, Refuse(FULL))]
+    effects = leader.overdue(asked_s + CONFIG.probe_timeout_s)
+    assert notes_of(effects) == ["candidate.lost"]
+    assert sent(leader.join(50.0, other, run.offer(other)))[0][1] == Assign(0, 1)
+    assert sent(leader.join(50.0, first, offer)) == [(first, Refuse(FULL))], "it lives after all"
+
+
+def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> None:
+    run = Run()
+    leader, round_ = run.leader, run.leader.round
+    assert leader.state is LeaderState.GATHERING
+    leader.overdue(CONFIG.heartbeat_timeout_s)
+    assert leader.admission.standing_by == set()
+    assert leader.admission.members(round_) == []
+    run.enter(R1A)
+    assert leader.view.version == 0, "both data nodes have to be heard of first"
+    for node in (D0, D1):
+        for_leader(6.0, leader, node, Prepared(0, "h0", round_))
+    assert set(leader.view.by_id) == {D0, D1, R1A}
