@@ -53,6 +53,7 @@ from decod.protocol.admission import RunShape
 from decod.protocol.effects import Note, Stop
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
+from decod.protocol.patience import Patience
 from decod.protocol.view import Role
 from decod.protocol.voter import Promise
 
@@ -249,6 +250,8 @@ class Node:
                 code="E-HW-005",
             ) from error
         self._stack.push_async_callback(self.compute.close)
+        patience = Patience(self.part.manifest.run.protocol)
+        self.compute.watch_over(patience, self._compute_hung)
         ended = self.compute.ended
         ended.add_done_callback(self._compute_ended)
         self._stack.callback(ended.remove_done_callback, self._compute_ended)
@@ -278,6 +281,9 @@ class Node:
         self._stack.push_async_callback(self.gateway.client.close)
         self._stack.push_async_callback(self.dht.close)
         return port
+
+    def _compute_hung(self, kind: str, waited_s: float) -> None:
+        self.note("worker.hung", job=kind, waited_s=round(waited_s))
 
     def _compute_ended(self, ended: "asyncio.Future[str]") -> None:
         if not ended.cancelled():

@@ -1,7 +1,8 @@
 """The node's end of its compute process: starts it, gives it jobs, hears of its end.
 
 Requests and replies are JSON, one a line, over a socket pair; tensors stay in the arena. Jobs run
-one after another, so replies come in the order of the requests.
+one after another, so replies come in the order of the requests. A process that hangs in one is
+ended, which is all that anybody sees of it: it has died.
 """
 
 import asyncio
@@ -10,13 +11,14 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from decod.driver.arena import Arena, Region
+from decod.protocol.patience import Patience
 from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
@@ -58,6 +60,17 @@ class ComputeDiedError(Exception):
     """The compute process has ended; the job was not finished."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A job that has no reply yet."""
+
+    id: int
+    kind: str
+    num_bytes: int
+    """Of the tensors that it reads and writes in the arena."""
+    future: asyncio.Future[Reply]
+
+
 class ComputeProcess:
     """A running compute process. Use `start` to make one."""
 
@@ -75,8 +88,13 @@ class ComputeProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._waiting: deque[tuple[int, asyncio.Future[Reply]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._next_id = 0
+        self._patience: Patience | None = None
+        self._hung: Callable[[str, float], None] = lambda *_: None
+        self._timer: asyncio.TimerHandle | None = None
+        self._why = ""
+        """Why this node has ended the process."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the process has ended, once it has: also while it had nothing to do."""
         self._listener = asyncio.create_task(self._listen())
@@ -159,10 +177,47 @@ class ComputeProcess:
         if len(line) > _REQUEST_SIZE_MAX_BYTES:
             future.set_exception(_too_long(kind, len(line)))
             return future
-        self._waiting.append((self._next_id, future))
+        num_bytes = sum(region.size_bytes for region in (*inputs, *outputs))
+        self._waiting.append(_Waiting(self._next_id, kind, num_bytes, future))
         self._next_id += 1
+        if len(self._waiting) == 1:
+            self._began_next()
         self._writer.write(line)
         return future
+
+    # --- hanging ------------------------------------------------------------------------------
+
+    def watch_over(self, patience: Patience, hung: Callable[[str, float], None]) -> None:
+        """From now on end the process if a job takes longer than is granted.
+
+        Args:
+            patience: New.
+            hung: Called first, with the job's kind and for how many seconds there was no answer.
+        """
+        self._patience, self._hung = patience, hung
+        self._began_next()
+        self._look()
+
+    def _began_next(self) -> None:
+        if self._patience is not None and self._waiting:
+            job, now_s = self._waiting[0], asyncio.get_running_loop().time()
+            self._patience.begin(now_s, job.kind, num_bytes=job.num_bytes)
+
+    def _look(self) -> None:
+        assert self._patience is not None
+        loop = asyncio.get_running_loop()
+        waited_s = self._patience.look(loop.time())
+        if waited_s is None:
+            self._timer = loop.call_later(self._patience.interval_s, self._look)
+            return
+        kind = self._patience.kind
+        self._why = f"the compute process has not answered for {waited_s:.0f} s (job: {kind})"
+        self._hung(kind, waited_s)
+        self.kill()
+        # One that a driver holds in the kernel can't be killed, and never closes its end.
+        self._writer.transport.abort()
+
+    # --- replies ------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         # A line that is too long or no reply is a broken process: treated as one that has ended.
@@ -171,11 +226,13 @@ class ComputeProcess:
                 with self._watch.measure("serialize"):
                     reply = json.loads(line)
                 self._take(reply)
+        if self._timer is not None:
+            self._timer.cancel()
         self._writer.close()
         await self._end()
-        reason = f"the compute process ended ({_describe(self._process.returncode)})"
+        reason = self._why or f"the compute process ended ({_describe(self._process.returncode)})"
         while self._waiting:
-            _, future = self._waiting.popleft()
+            future = self._waiting.popleft().future
             if not future.done():
                 future.set_exception(ComputeDiedError(reason))
         self.ended.set_result(reason)
@@ -189,9 +246,13 @@ class ComputeProcess:
         else:
             outcome = JobError({key: str(reply["error"][key]) for key in _ERROR_FIELDS})
         # A line that it could not read is answered with job -1.
-        if reply["job"] not in (self._waiting[0][0], -1):
+        if reply["job"] not in (self._waiting[0].id, -1):
             raise ValueError("a reply to another job than the oldest")
-        _, future = self._waiting.popleft()
+        future = self._waiting.popleft().future
+        if self._patience is not None:
+            done = isinstance(outcome, Reply)
+            self._patience.end(asyncio.get_running_loop().time(), done=done)
+            self._began_next()
         if future.cancelled():
             return
         if isinstance(outcome, Reply):
@@ -214,9 +275,9 @@ class ComputeProcess:
         try:
             await asyncio.wait_for(self._process.wait(), timeout=self._end_s)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            self.kill()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), timeout=self._end_s)
 
 
 _ERROR_FIELDS = ("code", "what", "why", "fix")
@@ -240,5 +301,6 @@ def _mark_read(future: asyncio.Future[Reply]) -> None:
 
 
 def _describe(returncode: int | None) -> str:
-    assert returncode is not None
+    if returncode is None:
+        return "it can't be killed"
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

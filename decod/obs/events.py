@@ -48,6 +48,11 @@ _SPECS = (
         "stage.held", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),
     EventSpec("worker.started", "compute process runs on {device}"),
+    EventSpec(
+        "worker.hung",
+        "compute process has not answered for {waited_s} s (job: {job}): it is ended",
+        _E,
+    ),
     EventSpec("worker.died", "compute process ended: {reason}", _E),
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),

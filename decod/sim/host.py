@@ -19,6 +19,8 @@ from decod.protocol.effects import Effect
 from decod.protocol.events import Event
 from decod.protocol.jobs import Job
 from decod.protocol.messages import Message
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.patience import Patience
 from decod.sim.compute import (
     Activation,
     Compute,
@@ -73,6 +75,7 @@ class World:
     network: Network
     profile: ComputeProfile
     observer: Observer
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     hosts: dict[NodeId, "Host"] = field(default_factory=dict)
 
 
@@ -149,6 +152,8 @@ class Host:
         self._compute_life = 0
         self.states = States(self, world.kernel, world.network)
         self._jobs: deque[_QueuedJob] = deque()
+        self._patience = Patience(world.protocol)
+        self._hung = False
         self._timer_s: float | None = None
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
@@ -218,8 +223,26 @@ class Host:
         self.frozen_until_s = max(self.frozen_until_s, now_s + duration_s)
         self._world.kernel.at(self.frozen_until_s, self._thaw)
 
+    def hang_compute(self) -> None:
+        """Let the compute process stand still for good: until the node has no more patience."""
+        if not self._hung:
+            self._hung = True
+            self._compute_life += 1
+            self.trace("host.compute_hung")
+            self._look(self._compute_life)
+
+    def _look(self, life: int) -> None:
+        if life != self._compute_life:
+            return
+        kernel, patience = self._world.kernel, self._patience
+        if kernel.now_s >= self.frozen_until_s and patience.look(kernel.now_s) is not None:
+            self.fail_compute()
+        else:
+            kernel.after(patience.interval_s, self._look, life)
+
     def fail_compute(self) -> None:
         """Let the compute process die: its state and its jobs are gone, the node lives on."""
+        self._hung = False
         failed = list(self._jobs)
         self._jobs.clear()
         self._compute_life += 1  # The job in progress never ends.
@@ -270,6 +293,7 @@ class Host:
         self._compute_life += 1
         self.states.down(refuses=refuses)
         self._jobs.clear()
+        self._patience, self._hung = Patience(self._world.protocol), False
         self.tensors.clear()
         self._backlog.clear()
         self._timer_s = None
@@ -413,9 +437,13 @@ class Host:
             self._run_next()
 
     def _run_next(self) -> None:
+        job = self._jobs[0].job
+        self._patience.begin(self._world.kernel.now_s, type(job).__name__.lower())
+        if self._hung:
+            return
         jitter_ratio = self.profile.jitter_ratio
         factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = self.profile.seconds(self._jobs[0].job) * factor / self.speed
+        duration_s = self.profile.seconds(job) * factor / self.speed
         self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
 
     def _job_done(self, duration_s: float, life: int) -> None:
@@ -424,6 +452,7 @@ class Host:
         if self._world.kernel.now_s < self.frozen_until_s:
             self._backlog.append(partial(self._job_done, duration_s, life))
             return
+        self._patience.end(self._world.kernel.now_s)
         entry = self._jobs.popleft()
         contents = tuple(map(self.tensors.content, entry.inputs))
         self.tensors.end_job(entry.inputs)

@@ -55,6 +55,7 @@ class Injection:
             FaultKind.STAGE: self._stage,
             FaultKind.RESTART: self._restart,
             FaultKind.COMPUTE: self._compute,
+            FaultKind.HANG: self._hang,
             FaultKind.DRAIN: self._drain,
             FaultKind.PAUSE: self._pause,
             FaultKind.FREE: self._free,
@@ -144,6 +145,9 @@ class Injection:
             self._note(host, "compute.spared")  # As with `_drain`.
         else:
             host.fail_compute()
+
+    def _hang(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+        host.hang_compute()
 
     def _drain(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         if self._spares_leader and ends_run(host.machine):

@@ -32,6 +32,8 @@ class FaultKind(StrEnum):
     """Crash, and a fresh process with the same identity after a while."""
     COMPUTE = "compute"
     """The compute process dies; the node lives on."""
+    HANG = "hang"
+    """The compute process stands still for good; the node lives on, and answers."""
     DRAIN = "drain"
     """The operator asks the node to leave."""
     STAGE = "stage"

@@ -115,7 +115,7 @@ class Simulation:
         self._planned = PlannedRoutes(scenario, ids) if planned else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
-        self.world = World(self.kernel, network, scenario.profile, self.meter)
+        self.world = World(self.kernel, network, scenario.profile, self.meter, scenario.protocol)
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world)

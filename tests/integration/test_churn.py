@@ -5,8 +5,10 @@ was disturbed equals that of one undisturbed process, to the last digits of floa
 """
 
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,8 +68,12 @@ def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: P
 
 
 def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) -> None:
-    """One joins, one leaves on SIGTERM, one loses its compute process; then the leader ends it."""
-    with Cluster(tmp_path, make_run(), corpus) as cluster:
+    """One joins, one leaves on SIGTERM, one loses its compute process, and one's stands still; then
+    the leader ends it."""
+    run = make_run()
+    # A process that hangs is given a quarter of it.
+    run = replace(run, protocol=replace(run.protocol, round_timeout_s=30.0))
+    with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = cluster.start_relays(2)
         cluster.wait_for_iteration(3)
@@ -103,12 +109,29 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
         cluster.wait_for(lambda: not is_member(cluster, broken), "removal of the broken node")
         cluster.wait_for_iteration(leader.iteration + 3)
 
+        hung = relays[2]
+        a_compute_process_hangs(cluster, hung)
+
         leader.send(signal.SIGTERM)
         assert leader.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
         assert newcomer.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
         assert relays[0].wait(timeout_s=LEAVE_TIMEOUT_S) == 0
-        assert broken.wait(timeout_s=LEAVE_TIMEOUT_S) not in (0, -signal.SIGKILL)
+        for crippled in (broken, hung):
+            assert crippled.wait(timeout_s=LEAVE_TIMEOUT_S) not in (0, -signal.SIGKILL)
         check_losses(cluster, corpus)
+
+
+def a_compute_process_hangs(cluster: Cluster, hung: Daemon) -> None:
+    """Its node lives and answers, and is the only one that can tell."""
+    pid = hung.compute_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    cluster.wait_for(lambda: not is_member(cluster, hung), "removal of the hung node")
+    named = f"{hung.name} .* is gone: device failed: the compute process has not answered"
+    assert any(re.match(named, one["text"]) for one in cluster.leader.status()["recent"])
+    assert len(hung.events("worker.hung")) == 1
+    assert not Path(f"/proc/{pid}").exists()
+    cluster.wait_for_iteration(cluster.leader.iteration + 3)
 
 
 def test_a_candidate_leaves_before_it_was_needed(tmp_path: Path, corpus: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from decod.driver.arena import Arena
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.patience import Patience
 from tests.waiting import wait_until
 
 STAND_IN = """
@@ -173,6 +175,45 @@ def test_a_process_that_hangs_at_its_end_is_killed() -> None:
             assert not is_alive(pid)
             with pytest.raises(ComputeDiedError, match="signal 9"):
                 await waiting
+
+    run(test())
+
+
+class Hasty(Patience):
+    """Waits for a fifth of a second, whatever the job."""
+
+    def __init__(self) -> None:
+        super().__init__(ProtocolConfig())
+        self.interval_s = 0.05
+
+    @property
+    def limit_s(self) -> float:
+        return 0.2
+
+
+@pytest.mark.parametrize("killable", [True, False])
+def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
+    """One that can't be killed, since a driver holds it in the kernel, is given up."""
+
+    async def test() -> None:
+        async with StandIn(end_s=0.2) as compute:
+            pid = int((await compute.submit("pid")).result["pid"])
+            kill, told = compute.kill, list[tuple[str, float]]()
+            if not killable:
+                compute.kill = lambda: None  # type: ignore[method-assign]
+            compute.watch_over(Hasty(), lambda *of: told.append(of))
+            os.kill(pid, signal.SIGSTOP)
+            waiting = [compute.submit("echo"), compute.submit("pid")]
+            for future in waiting:
+                with pytest.raises(ComputeDiedError, match=r"not answered for 0 s .job: echo\)"):
+                    await future
+            assert "has not answered" in await compute.ended
+            ((kind, waited_s),) = told
+            assert kind == "echo"
+            assert waited_s > 0.2
+            assert is_alive(pid) == (not killable)
+            kill()
+            await wait_until(lambda: not is_alive(pid))
 
     run(test())
 

@@ -1,0 +1,81 @@
+"""A compute process that stands still while its node answers every ping."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from decod.protocol.params import ProtocolConfig
+from decod.sim.kernel import seeded
+from decod.sim.scenario import FaultKind, HostFault, Scenario, random_scenario
+from decod.sim.simulation import Result, run_scenario
+
+SCENARIO = Scenario(
+    num_relays=4,
+    num_relay_stages=2,
+    num_data_nodes=2,
+    num_iterations=4,
+    capacity_min=4,
+    capacity_max=6,
+    protocol=ProtocolConfig(min_nodes_per_stage=2, min_data_nodes=2),
+)
+"""Two relays in each of two stages; timeouts are the defaults."""
+
+
+@cache
+def undisturbed() -> Result:
+    return run_scenario(SCENARIO)
+
+
+def hangs(name: str, at_s: float) -> HostFault:
+    return HostFault(FaultKind.HANG, name, at_s=at_s)
+
+
+def lines(result: Result, *texts: str) -> list[str]:
+    return [line for line in result.trace if all(text in line for text in texts)]
+
+
+@pytest.mark.parametrize(
+    ("name", "at_s", "limit_s"),
+    [
+        pytest.param("relay1", 3.0, 150.0, id="first passes"),
+        pytest.param("relay0", 8.0, 60.0, id="microbatches"),
+        pytest.param("relay2", 9.9, 60.0, id="reduction"),
+    ],
+)
+def test_a_relay_that_hangs_is_done_without_before_the_round_is_given_up(
+    name: str, at_s: float, limit_s: float
+) -> None:
+    result = run_scenario(replace(SCENARIO, faults=(hangs(name, at_s),)))
+    assert result.num_iterations == SCENARIO.num_iterations
+    assert len(lines(result, f"{name} is gone: device failed")) == 1
+    assert not lines(result, "is repeated")
+    assert result.losses == undisturbed().losses
+    # By how much a look may be late, and what the relay had done.
+    assert result.duration_s - undisturbed().duration_s < limit_s + 6.0 + 10.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hang_at_any_event_costs_no_iteration(seed: int) -> None:
+    """While it joins, builds, loads, trains, reduces; where rounds are given up early too."""
+    scenario = random_scenario(seed, num_iterations=5)
+    scenario = replace(scenario, protocol=replace(scenario.protocol, round_timeout_s=40.0))
+    rng = seeded(seed, "hangs")
+    name = f"relay{rng.randrange(scenario.num_relays)}"
+    fault = HostFault(FaultKind.HANG, name, after_num_events=rng.randint(5, 400))
+    result = run_scenario(replace(scenario, faults=(fault,)))
+    assert result.lost_stage or result.num_iterations == 5
+
+
+def test_a_leader_that_hangs_is_as_one_that_is_lost() -> None:
+    result = run_scenario(replace(SCENARIO, calm_s=8.0, faults=(hangs("data0", 8.0),)))
+    assert result.num_iterations == SCENARIO.num_iterations
+    assert result.record.counts["leader.elected"] == 1
+
+
+def test_a_slow_device_is_not_taken_for_one_that_hangs() -> None:
+    relays = [f"relay{index}" for index in range(SCENARIO.num_relays)]
+    faults = tuple(HostFault(FaultKind.SLOW, name, at_s=5.0, duration_s=60.0) for name in relays)
+    result = run_scenario(replace(SCENARIO, faults=faults))
+    assert result.num_iterations == SCENARIO.num_iterations
+    assert not lines(result, "is gone")
