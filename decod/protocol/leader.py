@@ -157,7 +157,7 @@ class Leader:
         if gone := self.probes.silent(now_s) | self.severed.due():
             effects += self._remove(now_s, gone)
         if self._pace.by_s is not None and self._pace.by_s <= now_s:
-            effects += self._repeat(now_s, "no progress in time", counts=True)
+            effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += self._query(now_s)
         return effects
@@ -497,6 +497,13 @@ def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
     # Where all are paused, one keeps the weights.
     serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
     return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
+
+
+def _stalled(view: View, reports: Container[NodeId]) -> str:
+    """Return what a round without progress has waited for, as far as its leader knows."""
+    late = [m.name or m.node_id[:8] for m in view.data_nodes if m.node_id not in reports]
+    missing = f"the batches of {', '.join(late)}" if late else "the votes of all members"
+    return f"no progress in time, {missing} did not come"
 
 
 def _begin(round_: Round, view_version: int, reports: Collection[Report]) -> BeginAggregation:

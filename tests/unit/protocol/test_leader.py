@@ -256,7 +256,15 @@ def test_a_round_without_progress_is_repeated_and_each_step_is_progress() -> Non
     assert leader.round == Round(1, 2)
     message = decision(effects)
     assert isinstance(message, Abort)
-    assert message.reason == "no progress in time"
+    assert message.reason == f"no progress in time, the batches of {D1[:8]} did not come"
+
+
+def test_where_all_have_reported_the_votes_are_what_did_not_come() -> None:
+    run = Run(R1A)
+    run.aggregate()
+    message = decision(run.leader.overdue(1000.0))
+    assert isinstance(message, Abort)
+    assert message.reason == "no progress in time, the votes of all members did not come"
 
 
 def test_a_run_whose_rounds_take_long_is_given_longer() -> None:
