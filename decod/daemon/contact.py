@@ -5,12 +5,20 @@ import base64
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from decod.config.schema import Manifest
+from decod.daemon.errors import TemporaryError
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
-from decod.errors import DecodError, NetworkError, RejectedError
+from decod.errors import (
+    ConfigError,
+    DecodError,
+    MalformedMessageError,
+    NetworkError,
+    RejectedError,
+)
 from decod.ids import NodeId, RunId
 from decod.net.ask import UnansweredError, hello
 from decod.net.dht import Dht
@@ -38,7 +46,8 @@ _NOT_YET = ("E-NET-004", "E-NET-023")
 """Codes of what a node says that is starting, or has lost its leader."""
 
 PATIENCE_S = 60.0
-"""How long a run is looked for whose nodes are there, but don't answer in time or can't say yet."""
+"""How long a run is looked for whose nodes are there, but don't answer in time or can't say yet who
+leads."""
 
 _PAUSE_S = 1.0
 """Before it is asked again; doubles each time."""
@@ -63,8 +72,8 @@ async def patiently(
     while True:
         try:
             return await find()
-        except NetworkError as error:
-            hopeful = isinstance(error, UnansweredError) or error.code in _NOT_YET
+        except (NetworkError, TemporaryError) as error:
+            hopeful = isinstance(error, (UnansweredError, TemporaryError)) or error.code in _NOT_YET
             if not hopeful or loop.time() + pause_s > until_s:
                 raise
             say(f"{error.what} ({error.why}): asking again in {pause_s:.0f} s")
@@ -72,7 +81,12 @@ async def patiently(
         pause_s *= 2
 
 
-async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = None) -> Contact:
+async def find_run(
+    text: str,
+    known: KnownManifests,
+    peers: KnownPeers | None = None,
+    own: NodeId | None = None,
+) -> Contact:
     """Ask the nodes that a join string names, one after another, about their run.
 
     A node that knows the run but not its leader's address still leads there, through the DHT.
@@ -81,8 +95,11 @@ async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = 
         text: A join string.
         known: Tells what has changed, if another run is found and the expected one was seen before.
         peers: Knows other nodes to ask, if this host was in the run before.
+        own: This node, which may have led the run until a moment ago.
 
     Raises:
+        ConfigError: Another process leads the run with this node's identity (E-CFG-045).
+        TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: The string is damaged, or nobody answers.
         RejectedError: Who answers belongs to another run than the string says.
     """
@@ -113,6 +130,9 @@ async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = 
                 code="E-NET-023",
             )
             continue
+        if leader[0] == own:
+            error = await _succeeding(own, leader[1], join.run_id)
+            continue
         return Contact(
             run_id=join.run_id,
             manifest=manifest,
@@ -123,6 +143,35 @@ async def find_run(text: str, known: KnownManifests, peers: KnownPeers | None = 
         )
     assert error is not None
     raise error
+
+
+async def _succeeding(own: NodeId, address: str, run_id: RunId) -> TemporaryError:
+    """Return the error for a run whose nodes have not elected another leader than this node yet.
+
+    Args:
+        own: This node.
+        address: Where it led, as they say.
+        run_id: The run.
+
+    Raises:
+        ConfigError: That leader lives.
+    """
+    with suppress(NetworkError, RejectedError, MalformedMessageError):
+        info = await hello(address, HelloRequest(run_id=run_id))
+        if info.node_id == own:
+            raise ConfigError(
+                f"the run's leader at {address} has this node's identity",
+                why="the state folder was copied or moved, and two nodes can't have one identity",
+                fix="give a new --state-dir",
+                code="E-CFG-045",
+            )
+    return TemporaryError(
+        "the others still take this node for their leader",
+        why=f"it led them from {address}, where nobody leads now",
+        fix="run the same command again when another leads; if no data node is left, go on with"
+        " --resume latest",
+        code="E-RUN-011",
+    )
 
 
 def _checked_manifest(

@@ -15,7 +15,7 @@ from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
-from decod.daemon.contact import find_run
+from decod.daemon.contact import find_run, patiently
 from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import exit_code_of, not_begun, not_kept
 from decod.daemon.export import export_model
@@ -26,7 +26,7 @@ from decod.daemon.resume import find_resumed
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
-from decod.daemon.volunteer import announce, full_status, same_identity, take_part
+from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
@@ -95,7 +95,7 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> tuple[Stop,
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
             await tell_elsewhere(run_id, members, host.identity.node_id, say)
-        part, contacts = await _part(options, host.identity, manifest, data_dir)
+        part, contacts = await _part(options, host.identity, manifest, data_dir, say)
         part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
         async with Node(options.node, part, host, say) as node:
             verified = in_thread(dataset.verify)
@@ -141,7 +141,7 @@ async def _wait(future: "asyncio.Future[None]") -> None:
 
 
 async def _part(
-    options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path
+    options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path, say: Say
 ) -> tuple[Part, tuple[str, ...]]:
     """Return what this node is, the leader of a new run or a data node of another's; and peers."""
     if options.join is None:
@@ -154,10 +154,9 @@ async def _part(
             init_dir=options.init_dir,
         )
         return part, ()
-    known = KnownManifests(options.node.state_dir)
-    contact = await find_run(options.join, known, KnownPeers(options.node.state_dir))
-    if identity.node_id == contact.leader:
-        raise same_identity(options.node)
+    known, peers = KnownManifests(options.node.state_dir), KnownPeers(options.node.state_dir)
+    join, own = options.join, identity.node_id
+    contact = await patiently(lambda: find_run(join, known, peers, own), say)
     if options.init_dir is None:
         # Its part of the state comes from the leader.
         given = contact.manifest

@@ -17,7 +17,8 @@ from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
-from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.errors import DecodError, NetworkError, RejectedError
+from decod.ids import NodeId
 from decod.net.ask import ask_status
 from decod.net.dht_record import peer_name
 from decod.protocol.effects import Stop, StopReason
@@ -49,6 +50,8 @@ def run_join(options: JoinOptions, say: Say) -> int:
 async def _run(options: JoinOptions, say: Say) -> int:
     contact = await _seek(options, say)
     with Host(options.node) as host:
+        if contact.leader == host.identity.node_id:
+            contact = await _seek(options, say, host.identity.node_id)
         while True:
             stop, found = await _run_once(options, host, contact, say)
             if found is None:
@@ -56,11 +59,13 @@ async def _run(options: JoinOptions, say: Say) -> int:
             contact = found
 
 
-async def _seek(options: JoinOptions, say: Say) -> Contact:
-    """Find the run, and see that it has the stage that the operator insists on."""
+async def _seek(options: JoinOptions, say: Say, own: NodeId | None = None) -> Contact:
+    """Find the run, led by another node than this one, `own`; see that it has the stage that the
+    operator insists on.
+    """
     known = KnownManifests(options.node.state_dir)
     peers = KnownPeers(options.node.state_dir)
-    contact = await patiently(lambda: find_run(options.join_string, known, peers), say)
+    contact = await patiently(lambda: find_run(options.join_string, known, peers, own), say)
     stages = contact.manifest.run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(
@@ -76,8 +81,6 @@ async def _run_once(
     options: JoinOptions, host: Host, contact: Contact, say: Say
 ) -> tuple[Stop, Contact | None]:
     """Take part until the node stops; return how, and where the run is if it is to come back."""
-    if host.identity.node_id == contact.leader:
-        raise same_identity(options.node)
     part = Part(
         role=Role.RELAY,
         run_id=contact.run_id,
@@ -93,21 +96,11 @@ async def _run_once(
         name = options.node.name or host.identity.name
         say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
         stop = await take_part(node, contact.addresses)
-        resting = Resting(node, lambda: _seek(options, say))
+        resting = Resting(node, lambda: _seek(options, say, host.identity.node_id))
     if stop.reason is not StopReason.PAUSED or node.wishes.leaving:
         return stop, None
     say("paused, and the device is free: decod resume joins the run again")
     return stop, await resting.wait()
-
-
-def same_identity(config: NodeConfig) -> ConfigError:
-    """Return the error for a node that has the identity of the leader that it wants to join."""
-    return ConfigError(
-        f"the run's leader has the identity that is kept in {config.state_dir}",
-        why="the folder was copied or moved, and two nodes can't have one identity",
-        fix="give a new --state-dir",
-        code="E-CFG-045",
-    )
 
 
 Lead = Callable[[], Awaitable[Stop]]

@@ -12,8 +12,9 @@ import pytest
 
 from decod.config.schema import Manifest
 from decod.daemon.contact import Contact, find_leader, find_run, patiently
+from decod.daemon.errors import TemporaryError
 from decod.daemon.manifests import KEPT_MAX, KnownManifests
-from decod.errors import DecodError, NetworkError, RejectedError
+from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net.ask import UnansweredError
 from decod.net.dht import Dht
@@ -22,7 +23,7 @@ from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 
-LEADER_ID, OTHER = NodeId("l" * 52), NodeId("o" * 52)
+LEADER_ID, OTHER, STRANGER = NodeId("l" * 52), NodeId("o" * 52), NodeId("s" * 52)
 MANIFEST = make_manifest()
 INFO = HelloInfo(
     run_id=RUN_ID,
@@ -61,8 +62,11 @@ def join_string(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> str:
     return str(JoinString(run_id=RUN_ID, manifest_prefix=prefix, addresses=addresses))
 
 
-async def find(*addresses: str, prefix: str = MANIFEST.sha256[:16]) -> Contact:
-    return await find_run(join_string(*addresses, prefix=prefix), KnownManifests(Path("/none")))
+async def find(
+    *addresses: str, prefix: str = MANIFEST.sha256[:16], own: NodeId | None = None
+) -> Contact:
+    text = join_string(*addresses, prefix=prefix)
+    return await find_run(text, KnownManifests(Path("/none")), own=own)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -175,6 +179,47 @@ def test_a_bounded_number_of_manifests_is_kept_and_damaged_ones_are_ignored(tmp_
     for damaged in (b"", b"\xff", b"{}", MANIFEST.to_json().encode()):
         (tmp_path / "manifests" / f"{prefix}.json").write_bytes(damaged)
         assert known.find(prefix) is None
+
+
+def test_the_leaders_own_identity_can_not_join_it() -> None:
+    """The state folder was copied: a process of that identity lives, and leads."""
+
+    async def test() -> None:
+        async with Peer(None, LEADER_ID) as leader, Peer(None) as member:
+            told = dataclasses.replace(INFO, leader_address=leader.address)
+            member.tell(told)
+            leader.tell(dataclasses.replace(told, node_id=LEADER_ID))
+            for address in (leader.address, member.address):
+                with pytest.raises(ConfigError, match="E-CFG-045"):
+                    await find(address, own=LEADER_ID)
+
+    run(test())
+
+
+def test_who_led_and_was_killed_comes_back_when_another_leads() -> None:
+    """Until they have elected one the others name this node, which is not there any more."""
+
+    async def test() -> None:
+        said = list[str]()
+        async with Peer(INFO) as member, Peer(INFO, STRANGER) as other:
+            # Nobody listens there, then it is somebody else who does.
+            for address in ("127.0.0.1:1", other.address):
+                info = dataclasses.replace(INFO, leader_address=address)
+                member.tell(info)
+                with pytest.raises(TemporaryError, match=f"E-RUN-011 .* from {address}"):
+                    await find("127.0.0.1:1", member.address, own=LEADER_ID)
+
+            def elected(text: str) -> None:
+                said.append(text)
+                member.tell(dataclasses.replace(INFO, leader=STRANGER))
+
+            contact = await patiently(
+                lambda: find(member.address, own=LEADER_ID), elected, pause_s=0.001
+            )
+            assert contact.leader == STRANGER
+            assert ["still take this node for their leader" in line for line in said] == [True]
+
+    run(test())
 
 
 @pytest.mark.parametrize(
