@@ -25,8 +25,9 @@ _SLOWEST_BYTES_PER_S = 5e7
 _UNHURRIED = frozenset({"configure", "build", "measure", "initial", "export"})
 """Kinds of jobs that load libraries, or read or write a whole model: no round waits for them."""
 
+_LOOK_S = 1.0
 _LOOKS = 10
-"""Looks in the time of a floor."""
+"""In the time of a floor, at least."""
 
 
 class Patience:
@@ -44,7 +45,7 @@ class Patience:
         self._floor_s = min(most_s, max(least_s, _ROUND_SHARE * config.round_timeout_s))
         first_s = min(_UNHURRIED_S, _FIRST_SHARE * config.round_timeout_s)
         self._first_s = max(self._floor_s, first_s)
-        self.interval_s = self._floor_s / _LOOKS
+        self.interval_s = min(_LOOK_S, self._floor_s / _LOOKS)
         self.kind = ""
         """Of the job that is being done; empty if there is none."""
         self._num_bytes = 0

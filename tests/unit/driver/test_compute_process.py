@@ -213,7 +213,7 @@ def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
             assert waited_s > 0.2
             assert is_alive(pid) == (not killable)
             kill()
-            await wait_until(lambda: not is_alive(pid))
+            await compute._process.wait()
 
     run(test())
 

@@ -87,4 +87,4 @@ def test_time_in_which_the_whole_host_stood_still_does_not_count() -> None:
     patience.end(9000.0)
     patience.begin(9000.0, "forward")
     # Twice as much as between two looks: of 3960 s, and of 4983 s.
-    assert patience.limit_s == pytest.approx(10 * (30 + 12 + 17 + 12))
+    assert patience.limit_s == pytest.approx(10 * (30 + 2 + 17 + 2))
