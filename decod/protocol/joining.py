@@ -63,6 +63,8 @@ class Joining:
         self._built: Built | None = None
         self._heard_s: float | None = None
         """When the leader was last heard; the first knock counts too."""
+        self._known_s = 0.0
+        """When the leader last showed that it knows this candidate: what a donor says does not."""
         self._told: Round | None = None
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
@@ -75,6 +77,8 @@ class Joining:
         context, sender = self._context, received.sender
         if sender == context.view.leader:
             self._heard_s = now_s
+            if isinstance(received.message, (Assign, messages.Ping)):
+                self._known_s = now_s
         outside = context.node_id not in context.view
         if not (outside and self._ready and isinstance(received.message, _AMONG_MEMBERS)):
             return []
@@ -93,7 +97,7 @@ class Joining:
         building = self._assigned is not None and self._built is None
         if self._heard_s is None or building or self._fetching or leader == self._context.node_id:
             # Who asks nothing gets no answers, however long it takes; who leads needs none.
-            self._heard_s = now_s
+            self._heard_s = self._known_s = now_s
         silent_s = now_s - self._heard_s
         if silent_s > self._context.config.leader_timeout_s:
             detail = f"the leader has not answered for {silent_s:.0f} s"
@@ -102,7 +106,8 @@ class Joining:
         if self._assigned is None:
             return [Send(leader, self._offered())]
         # What is on this host's disk may have been found after the first offer.
-        again = self._context.kept or silent_s > self._context.config.heartbeat_timeout_s
+        forgotten = now_s - self._known_s > self._context.config.heartbeat_timeout_s
+        again = self._context.kept or forgotten
         more: list[Effect] = [Send(leader, self._offered())] if again else []
         if self._built is None:
             return more

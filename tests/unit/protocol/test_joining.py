@@ -104,6 +104,20 @@ def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered()
     assert stop.reason is StopReason.LEADER_LOST
 
 
+def test_who_hears_the_leader_only_as_its_donor_offers_itself_again() -> None:
+    """The leader may have forgotten it, and goes on sending it averages."""
+    joining, _ = machine()
+    joining.knock(0.0)
+    joining.assigned(ASSIGN)
+    ready = Send(D0, Prepared(1, "h"))
+    assert joining.built(3.0, Built("h"), initial=False) == [ready]
+    for now_s in (4.0, 6.0, 8.0):
+        joining.heard(now_s, Received(D0, Followed(1, 1, ROUND)))
+    assert joining.knock(9.0) == [Send(D0, OFFER), ready]
+    joining.heard(9.1, Received(D0, ASSIGN))
+    assert joining.knock(11.0) == [ready]
+
+
 def test_a_repeated_assignment_builds_nothing_again_another_one_does() -> None:
     joining, _ = machine()
     joining.assigned(ASSIGN)
