@@ -123,7 +123,7 @@ def test_every_fault_is_named_with_who_and_what_is_done(cluster: Cluster) -> Non
     cluster.wait_for_iteration(leader.iteration + 1)
     leader.send(signal.SIGKILL)
     follower = nodes["data-1"]
-    elected = ("leader.elected", "this node leads term 2")
+    elected = ("leader.elected", "data-1 leads term 2")
     lost = ("member.lost", "data-0")
     wait_until_named(cluster, follower, "a lost leader", elected, lost, ("round.", "lost"))
     cluster.wait_for_iteration(follower.iteration + 2, node=follower)

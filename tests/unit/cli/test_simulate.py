@@ -129,8 +129,10 @@ def fault(kind: str, host: str, at_s: float) -> str:
     return f'[[faults]]\nkind = "{kind}"\nhost = "{host}"\nat_s = {at_s}\n'
 
 
-@pytest.mark.parametrize("kind", ["kill", "vanish", "freeze"])
-@pytest.mark.parametrize("at_s", [0.01, 0.8])
+@pytest.mark.parametrize(
+    ("kind", "at_s"),
+    [("kill", 0.01), ("kill", 0.8), ("vanish", 0.01), ("vanish", 0.8), ("freeze", 0.8)],
+)
 def test_a_stage_that_is_lost_before_the_first_iteration_ends_the_run(
     scenario_path: Path, capsys: pytest.CaptureFixture[str], kind: str, at_s: float
 ) -> None:
@@ -141,6 +143,15 @@ def test_a_stage_that_is_lost_before_the_first_iteration_ends_the_run(
     assert main(["simulate", str(scenario_path)]) == 0
     expected = "stage 1 lost its last host, before the first iteration was committed"
     assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_host_that_stands_still_before_it_enters_is_waited_for(
+    scenario_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no member that would have to be removed."""
+    scenario_path.write_text(SCENARIO + fault("freeze", "near", 0.01))
+    answer = run_json(capsys, str(scenario_path))
+    assert (answer["lost_stage"], len(answer["iterations"])) == (None, 2)
 
 
 @pytest.mark.parametrize("kind", ["kill", "vanish", "restart"])
