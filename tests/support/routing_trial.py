@@ -23,6 +23,7 @@ from decod.planner.cost import Link, link_cost_s
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.greedy import greedy_routes
 from decod.planner.optimal import optimal_routes
+from decod.planner.shortening import shortened
 from decod.protocol.params import ProtocolConfig, Routing
 from decod.train.params import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
@@ -60,6 +61,9 @@ ACTIVATION_BYTES = BATCH.tokens_per_microbatch * MODEL.hidden_size * MODEL.dtype
 
 STAYING_RATIO_MIN = 1.25
 """What staying on a link must cost beside leaving it, for a fair demand to leave."""
+
+PASSES_S = (0.02, 0.05, 0.1)
+"""What a pass takes on hosts like these, quiet or loaded."""
 
 SLOWING = 10.0
 """What a link's rate is divided by."""
@@ -172,11 +176,30 @@ def mean_transfer_s(rates: Mapping[Pair, float], used: Mapping[Hop, int]) -> flo
     return sum(num * transfer_s(rates, hop) for hop, num in used.items()) / num_flows
 
 
+def shortest_round(rates: Mapping[Pair, float], routes: list[Route], pass_s: float) -> list[Route]:
+    """Returns what a node that knows the links makes of the routes that cost least.
+
+    Args:
+        rates: As the links are laid out.
+        routes: The cheapest.
+        pass_s: What one pass takes at every node.
+    """
+    return shortened(
+        routes,
+        {(NodeId(a), NodeId(b)): transfer_s(rates, (a, b)) for a, b in hops()},
+        compute_s={NodeId(name): pass_s for name in HOSTS},
+        rooms=[{NodeId(name): RELAY_CAPACITY for name in names} for names in STAGES],
+        numbers={NodeId(LEADER): NUM_MICROBATCHES},
+        work_max=150_000,
+    )
+
+
 def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
     """Returns the fastest link in use that flows should leave when its rate is divided.
 
-    Should: the optimum then does without it, and staying would cost at least a quarter more, for
-    the mean of the flows: there may be fewer than microbatches (`planner.shortening`).
+    Should: the optimum then does without it, and so do the flows of the shortest round, however
+    long a pass takes here; and staying would cost at least a quarter more, for the mean of the
+    flows: there may be fewer than microbatches (`planner.shortening`).
     Fastest: iterations go on at a pace at which five of them are soon over.
     """
     found: list[tuple[float, Hop]] = []
@@ -184,8 +207,9 @@ def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: f
         cut = slowed(rates, hop, factor)
         graph = flow_graph(cut)
         routes = optimal_routes(graph)
+        rounds = [route for pass_s in PASSES_S for route in shortest_round(cut, routes, pass_s)]
         staying_s = mean_transfer_s(cut, used)
-        kept = {link for route in routes for link in itertools.pairwise(route.path)}
+        kept = {link for route in (*routes, *rounds) for link in itertools.pairwise(route.path)}
         left = (NodeId(hop[0]), NodeId(hop[1])) not in kept
         if left and staying_s >= STAYING_RATIO_MIN * mean_cost_s(graph, routes):
             found.append((rates[hop], hop))
