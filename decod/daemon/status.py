@@ -199,7 +199,7 @@ def _election(machine: NodeMachine) -> str:
 
 
 def _names_of(nodes: Sequence[NodeId], view: View) -> str:
-    return ", ".join(view.by_id[node].name if node in view else node[:8] for node in nodes)
+    return ", ".join(view.by_id[node].label if node in view else node[:8] for node in nodes)
 
 
 def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:

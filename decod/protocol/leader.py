@@ -232,7 +232,7 @@ class Leader:
             return [Send(sender, CapacityAnswer(message.request_id, "all iterations are done"))]
         effects = self.capacities.ask(self.view.members, member, message, self.leaving)
         if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
-            reason = f"{member.name or sender[:8]} changes its capacity"
+            reason = f"{member.label} changes its capacity"
             effects += self._open(now_s, self._next_view(), reason=reason)
         return effects
 
@@ -270,7 +270,7 @@ class Leader:
         back = self.admission.standing_by if admit else set[NodeId]()
         if not self.electorate.allows(back.union(view.by_id)):
             return effects + self.electorate.wait_for(gone, self.view)
-        names = ", ".join(self.view.by_id[node].name or node[:8] for node in gone)
+        names = ", ".join(self.view.by_id[node].label for node in gone)
         reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
         if view.empty_stages and self.started and self.state is LeaderState.PAUSED:
             stage = view.empty_stages[0]
@@ -501,7 +501,7 @@ def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
 
 def _stalled(view: View, reports: Container[NodeId]) -> str:
     """Return what a round without progress has waited for, as far as its leader knows."""
-    late = [m.name or m.node_id[:8] for m in view.data_nodes if m.node_id not in reports]
+    late = [m.label for m in view.data_nodes if m.node_id not in reports]
     missing = f"the batches of {', '.join(late)}" if late else "the votes of all members"
     return f"no progress in time, {missing} did not come"
 

@@ -74,7 +74,7 @@ class Severed:
         )
         if goes is not None:
             other = view.by_id[ends[0] if goes == ends[1] else ends[1]]
-            reason = f"it and {other.name or other.node_id[:8]} can't reach each other"
+            reason = f"it and {other.label} can't reach each other"
             self._gone = (now_s, {goes: reason})
 
     def due(self) -> dict[NodeId, str]:

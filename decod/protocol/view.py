@@ -47,6 +47,11 @@ class Member:
     name: str = ""
     """For people. Never used to find or trust a node."""
 
+    @property
+    def label(self) -> str:
+        """What people are told: its name, or else the beginning of its id."""
+        return self.name or self.node_id[:8]
+
 
 @dataclass(frozen=True)
 class View:
