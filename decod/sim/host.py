@@ -369,12 +369,12 @@ class Host:
         receiver = world.hosts.get(to)
         world.network.send_control(
             Transfer(
-                self,
-                receiver,
-                0,
-                partial(receiver.deliver, self._said(message)) if receiver else _nothing,
-                self._round_trips.timed(to),
-                partial(self._send_failed, to, message),
+                sender=self,
+                receiver=receiver,
+                size_bytes=0,
+                delivered=partial(receiver.deliver, self._said(message)) if receiver else _nothing,
+                sent=self._round_trips.timed(to),
+                failed=partial(self._send_failed, to, message),
             )
         )
 
@@ -396,17 +396,19 @@ class Host:
         receiver, said = self._world.hosts.get(effect.to), self._said(effect.message)
         self._world.network.send_tensor(
             Transfer(
-                self,
-                receiver,
-                stored.size_bytes,
-                partial(receiver.take_tensor, said, stored.content) if receiver else _nothing,
-                partial(self._tensor_sent, self._life, effect),
-                partial(self._tensor_failed, self._life, effect),
+                sender=self,
+                receiver=receiver,
+                size_bytes=stored.size_bytes,
+                delivered=(
+                    partial(receiver.take_tensor, said, stored.content) if receiver else _nothing
+                ),
+                sent=partial(self._tensor_sent, self._life, effect),
+                failed=partial(self._tensor_failed, self._life, effect),
             )
         )
 
     def _said(self, message: Message) -> ev.Received:
-        return ev.Received(self.node_id, message, None, term_of(self._machine))
+        return ev.Received(self.node_id, message, term=term_of(self._machine))
 
     def take_tensor(self, event: ev.Received, content: Content) -> None:
         """A peer's tensor has arrived in whole."""
