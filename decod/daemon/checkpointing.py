@@ -79,6 +79,9 @@ class Checkpoints:
         self._store = store or CheckpointStore(self._folder)
         self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
+        self._finishing = asyncio.Lock()
+        """Held while the last iteration is written: a stage that leaves and the end of the run may
+        both ask for it, and only who comes first finds the members."""
         self._writing = False
         """All states are here: what is left to do concerns this host only."""
         self.last: int | None = self._newest()
@@ -147,14 +150,15 @@ class Checkpoints:
             writes: False where nobody has the last iteration any more.
         """
         iteration = self._node.progress.iteration
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-        begun = iteration > self._node.part.manifest.start_iteration
-        # One of this iteration that was there before may be of a future that was given up.
-        written = self.last == iteration and self._last_s is not None
-        wanted = writes and self._config.every_iterations > 0
-        if wanted and begun and not written:
-            await self._try()
+        async with self._finishing:
+            if self._task is not None:
+                await asyncio.gather(self._task, return_exceptions=True)
+            begun = iteration > self._node.part.manifest.start_iteration
+            # One of this iteration that was there before may be of a future that was given up.
+            written = self.last == iteration and self._last_s is not None
+            wanted = writes and self._config.every_iterations > 0
+            if wanted and begun and not written:
+                await self._try()
 
     async def close(self) -> None:
         """End what is being written, and give up what is still being gathered.

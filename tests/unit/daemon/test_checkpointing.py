@@ -148,6 +148,23 @@ def test_the_last_iteration_is_kept_when_the_run_ends(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_stage_that_leaves_while_the_run_ends_has_the_last_iteration_written_once(
+    tmp_path: Path,
+) -> None:
+    """The members go as soon as it is written: a second try would fail, and say so."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path)
+        run.commit(7)
+        await asyncio.gather(checkpoints.finish(), checkpoints.finish())
+        assert iterations(tmp_path) == [7]
+        assert [member.num_asked for member in run.members.values()] == [1]
+        assert run.failures() == []
+
+    asyncio.run(test())
+
+
 def test_after_the_run_went_back_its_loss_is_that_of_the_iteration_that_is_kept(
     tmp_path: Path,
 ) -> None:
