@@ -77,7 +77,10 @@ class Folders:
         scratch, place = self.folder / f".writing-{iteration}", self.folder / str(iteration)
         try:
             self._files.make_folder(self.folder)
-            self.remove_unfinished()
+            with suppress(OSError):
+                self.remove_unfinished()
+            # What else is left is in nobody's way.
+            self._remove(scratch)
             self._files.make_folder(scratch)
             fill(scratch)
             self._files.sync(scratch)
@@ -89,7 +92,8 @@ class Folders:
             self._files.rename(scratch, place)
             self._files.sync(self.folder)
             if replaced:
-                self.remove_unfinished()
+                with suppress(OSError):  # The new one is there all the same.
+                    self.remove_unfinished()
         except (OSError, CheckpointError):
             with suppress(OSError):
                 self.remove_unfinished()
@@ -169,10 +173,25 @@ class Folders:
         """Remove what a write or removal that was cut short has left.
 
         Raises:
-            OSError: Something can't be removed.
+            OSError: Something can't be removed. The rest is gone.
         """
+        problem: OSError | None = None
         for path in sorted(self.folder.iterdir()):
-            if path.name.startswith(_UNFINISHED) and is_plain_folder(path):
-                for inner in sorted(path.iterdir()):
-                    self._files.remove_file(inner)
-                self._files.remove_folder(path)
+            try:
+                if path.name.startswith(_UNFINISHED):
+                    self._remove(path)
+            except OSError as error:
+                problem = error
+        if problem is not None:
+            raise problem
+
+    def _remove(self, folder: Path) -> None:
+        """Remove a folder with all that is in it, if it is there and no symlink."""
+        if not is_plain_folder(folder):
+            return
+        for inner in sorted(folder.iterdir()):
+            if is_plain_folder(inner):
+                self._remove(inner)
+            else:
+                self._files.remove_file(inner)
+        self._files.remove_folder(folder)

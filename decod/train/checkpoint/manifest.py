@@ -26,6 +26,9 @@ MANIFEST_SIZE_MAX_BYTES = 64 << 20
 
 SETTINGS_MAX = 1000
 
+_CREATED_MAX_S = 253_402_300_799
+"""The end of the year 9999, behind which no calendar goes."""
+
 _HEADER_ALIGNMENT_BYTES = 8
 _SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 _RUN_ID = re.compile(r"[a-z2-7]{1,64}\Z")
@@ -111,8 +114,13 @@ def parse_manifest(text: bytes) -> CheckpointManifest:
 
 
 def _checked(values: dict[str, Any]) -> CheckpointManifest:
-    for name, minimum in (("iteration", 1), ("created_s", 0), ("num_deferred", 0)):
-        if type(values[name]) is not int or not minimum <= values[name] < 1 << 48:
+    limits = {
+        "iteration": (1, 1 << 48),
+        "created_s": (0, _CREATED_MAX_S),
+        "num_deferred": (0, 1 << 48),
+    }
+    for name, (least, most) in limits.items():
+        if type(values[name]) is not int or not least <= values[name] <= most:
             raise _refuse(f"{name} is {ascii(values[name])[:40]}")
     if not isinstance(values["run_id"], str) or not _RUN_ID.match(values["run_id"]):
         raise _refuse(f"run_id is {ascii(values['run_id'])[:40]}")

@@ -179,6 +179,39 @@ def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new(
     assert seen == expected
 
 
+def test_what_somebody_has_put_into_one_goes_with_it(tmp_path: Path) -> None:
+    mine = write_checkpoint(tmp_path, 10) / "mine" / "notes"
+    mine.mkdir(parents=True)
+    (mine / "text").write_text("loss looks fine")
+    (mine / "link").symlink_to(tmp_path)
+    store = CheckpointStore(run_folder(tmp_path, RUN_ID))
+    store.write(make_manifest(20), random_blobs())
+    store.prune(1, 20)
+    assert folders(tmp_path) == {"20"}
+    assert tmp_path.is_dir()
+
+
+class ClutchedFiles(Files):
+    """What is to be removed can't be: another program has it open over a network, say."""
+
+    @override
+    def remove_folder(self, path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+
+def test_one_that_can_not_be_removed_is_in_no_other_ones_way(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 10)
+    store = CheckpointStore(run_folder(tmp_path, RUN_ID), ClutchedFiles())
+    store.write(make_manifest(20), random_blobs(seed=20))
+    with pytest.raises(OSError, match="busy"):
+        store.prune(1, 20)
+    store.write(make_manifest(30), random_blobs(seed=30))
+    assert good(tmp_path) == [30, 20]
+    # Nor is it where an iteration comes again, after the run went back.
+    store.write(make_manifest(30, created_s=1_900_000_000), random_blobs(seed=31))
+    assert good(tmp_path) == [30, 20]
+
+
 def test_only_so_many_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
     for iteration in (8, 9, 10, 11):
         write_checkpoint(tmp_path, iteration)
@@ -456,6 +489,7 @@ def signed(manifest: CheckpointManifest, **changes: object) -> bytes:
         ("run_id", "../../etc"),
         ("run_id", 5),
         ("created_s", -1),
+        ("created_s", 253_402_300_800),
         ("loss", 3),
         ("loss", "3"),
         ("num_deferred", -1),
