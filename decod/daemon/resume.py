@@ -12,6 +12,7 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
+from decod.train.checkpoint.entries import check_tensors, state_tensors
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.store import (
     Checkpoint,
@@ -53,7 +54,7 @@ def find_resumed(
     for checkpoint in found:
         if checkpoint.manifest is not None:
             _require_same_job(checkpoint, checkpoint.manifest, settings)
-        problems = find_problems(checkpoint)
+        problems = find_problems(checkpoint) or _foreign_tensors(checkpoint, manifest)
         if not problems and checkpoint.manifest is not None:
             _require_iterations_left(manifest, checkpoint.iteration)
             _say_changes(checkpoint.manifest, settings, say)
@@ -92,6 +93,21 @@ def _require_same_job(
             "`decod checkpoint list`, or leave --resume out to begin anew",
             code="E-CKP-013",
         )
+
+
+def _foreign_tensors(checkpoint: Checkpoint, manifest: Manifest) -> list[str]:
+    """Return what a whole checkpoint lacks of the run's model, or has too much. However that was
+    cut, all stages together hold the same."""
+    run, expected = manifest.run, dict[str, tuple[str, tuple[int, ...]]]()
+    for stage in range(run.stages.num_relay_stages + 1):
+        expected |= state_tensors(run.model, run.stages, stage)
+    assert checkpoint.manifest is not None
+    entries = [entry for stage in checkpoint.manifest.stages for entry in stage]
+    try:
+        check_tensors(entries, expected)
+    except CheckpointError as error:
+        return [error.what]
+    return []
 
 
 def _require_iterations_left(manifest: Manifest, iteration: int) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ STAGES = StagesConfig(num_relay_stages=1)
 RUN_ID = "r" * 26
 
 
-def random_blob(stage_index: int, *, seed: int = 0) -> StageBlob:
+def random_blob(
+    stage_index: int, *, seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
+) -> StageBlob:
     """Returns what a member of a stage could hand over: tensors with gaps between them."""
     generator = random.Random(f"{seed} {stage_index}")
     data, entries = bytearray(), []
-    for name, (dtype, shape) in state_tensors(MODEL, STAGES, stage_index).items():
+    for name, (dtype, shape) in state_tensors(model, stages, stage_index).items():
         content = generator.randbytes(math.prod(shape) * DTYPE_BYTES[dtype])
         digest = hashlib.sha256(content).hexdigest()
         entries.append(TensorEntry(name, dtype, shape, len(data), len(content), digest))
@@ -29,8 +32,11 @@ def random_blob(stage_index: int, *, seed: int = 0) -> StageBlob:
     return StageBlob(tuple(entries), memoryview(data))
 
 
-def random_blobs(seed: int = 0) -> list[StageBlob]:
-    return [random_blob(stage, seed=seed) for stage in range(STAGES.num_relay_stages + 1)]
+def random_blobs(
+    seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
+) -> list[StageBlob]:
+    indices = range(stages.num_relay_stages + 1)
+    return [random_blob(index, seed=seed, model=model, stages=stages) for index in indices]
 
 
 def make_manifest(iteration: int, **changes: Any) -> CheckpointManifest:
@@ -55,8 +61,10 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def write_checkpoint(state_dir: Path, iteration: int, **changes: Any) -> Path:
-    """Writes a checkpoint of random tensors; returns its folder."""
+def write_checkpoint(
+    state_dir: Path, iteration: int, blobs: Sequence[StageBlob] | None = None, **changes: Any
+) -> Path:
+    """Writes a checkpoint, of random tensors if none are given; returns its folder."""
     manifest = make_manifest(iteration, **changes)
     store = CheckpointStore(run_folder(state_dir, manifest.run_id))
-    return store.write(manifest, random_blobs(seed=iteration))
+    return store.write(manifest, blobs or random_blobs(seed=iteration))

@@ -105,10 +105,12 @@ def check_tensors(
     """Compare a description with what a stage's state must hold.
 
     Raises:
-        CheckpointError: A tensor is missing or unknown, or of another dtype or shape.
+        CheckpointError: A tensor is missing or unknown or comes twice, or is of another dtype or
+            shape.
     """
     found = {entry.name: (entry.dtype, entry.shape) for entry in entries}
-    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems = ["a name comes twice"] if len(found) < len(entries) else []
+    problems += [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name[:100]} is unknown" for name in found if name not in expected]
     problems += [
         f"{name} is {found[name]}, not {kind}"

@@ -1,6 +1,8 @@
 """Which checkpoint a run goes on from, and which it refuses."""
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,24 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
 from decod.daemon.resume import LATEST, find_resumed
 from decod.errors import CheckpointError, ConfigError
+from decod.model.config import StagesConfig
+from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest
+from decod.train.checkpoint.store import find_problems, read_checkpoint
 from decod.train.params import OptimizerConfig
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import random_blobs, write_checkpoint
 from tests.support.modes import modes_matter
 from tests.unit.daemon.nodes import make_manifest
 
 
-def write(state_dir: Path, iteration: int, **changes: Any) -> Path:
-    given = {"settings": settings_of(make_manifest())} | changes
-    return write_checkpoint(state_dir, iteration, **given)
+def write(state_dir: Path, iteration: int, num_relay_stages: int = 1, **changes: Any) -> Path:
+    """Writes a checkpoint of the tiny run, cut into so many relay stages."""
+    manifest = make_manifest()
+    stages = StagesConfig(num_relay_stages=num_relay_stages)
+    blobs = random_blobs(iteration, manifest.run.model, stages)
+    return write_checkpoint(
+        state_dir, iteration, **{"settings": settings_of(manifest), "blobs": blobs} | changes
+    )
 
 
 class Found:
@@ -90,6 +100,41 @@ def test_if_all_are_bad_the_newest_is_named(tmp_path: Path) -> None:
     spoil(write(tmp_path, 20))
     with pytest.raises(CheckpointError, match=r"E-CKP-011 .*/20 is bad: stage-1.* was altered"):
         Found(tmp_path)
+
+
+def without_a_tensor(blobs: list[StageBlob]) -> None:
+    blobs[1] = replace(blobs[1], entries=blobs[1].entries[1:])
+
+
+def with_one_twice(blobs: list[StageBlob]) -> None:
+    blobs.append(replace(blobs[1], entries=blobs[1].entries[:1]))
+
+
+def with_another_shape(blobs: list[StageBlob]) -> None:
+    first, *others = blobs[1].entries
+    blobs[1] = replace(blobs[1], entries=(replace(first, shape=(1, *first.shape)), *others))
+
+
+@pytest.mark.parametrize("spoil", [without_a_tensor, with_one_twice, with_another_shape])
+def test_one_that_is_whole_and_of_other_tensors_is_bad(
+    tmp_path: Path, spoil: Callable[[list[StageBlob]], None]
+) -> None:
+    """Whoever joined would be refused its state, again and again."""
+    write(tmp_path, 10)
+    blobs = random_blobs(20, make_manifest().run.model)
+    spoil(blobs)
+    folder = write(tmp_path, 20, blobs=blobs)
+    assert find_problems(read_checkpoint(folder)) == []
+    found = Found(tmp_path)
+    assert found.iteration == 10
+    assert "is bad, the one before is used: state refused: " in found.said[0]
+    with pytest.raises(CheckpointError, match=r"E-CKP-010 .*/20 is bad: state refused"):
+        Found(tmp_path, 20)
+
+
+def test_the_number_of_stages_may_change(tmp_path: Path) -> None:
+    write(tmp_path, 20, num_relay_stages=2)
+    assert Found(tmp_path).iteration == 20
 
 
 @pytest.mark.parametrize("wanted", [LATEST, 20])
