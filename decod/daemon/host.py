@@ -72,6 +72,9 @@ _AVERAGES_MAX = 64
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""With which an operator, or the system, asks a node to leave."""
+
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
 
@@ -139,6 +142,12 @@ class Host:
         except BaseException:
             self._folder.unlock()
             raise
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def heed_signals(self) -> None:
+        """Let signals end the command as before the first node: the last one's ignore them."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def __enter__(self) -> "Host":
         return self
@@ -220,7 +229,7 @@ class Node:
 
     async def _start(self) -> None:
         config, loop = self.config, asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)
         self._stack.callback(_ignore_signals)
         loop.set_exception_handler(self._task_failed)
@@ -565,6 +574,6 @@ def _reachable(host: str) -> str:
 def _ignore_signals() -> None:
     """The node has left: a signal that is late must not turn its exit code into a crash's."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)

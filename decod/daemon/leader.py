@@ -70,16 +70,32 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 async def _run(options: LeaderOptions, say: Say) -> int:
     with Host(options.node) as host:
         while True:
-            stop, join_string = await _run_once(options, host, say)
-            if stop.reason is not StopReason.SUPERSEDED:
-                return exit_code_of(stop)
+            life = await _run_once(options, host, say)
+            if life.stop.reason is not StopReason.SUPERSEDED:
+                return exit_code_of(life.stop)
             # The others did not hear from this node for a while and go on with another leader.
-            say(f"{stop.detail}: this node joins it again as a data node")
-            options = dataclasses.replace(options, join=join_string, init_dir=None, resume=None)
+            if life.leaving:
+                say(f"left the run: {life.stop.detail}")
+                return exit_code_of(Stop(StopReason.DRAINED, life.stop.detail))
+            say(f"{life.stop.detail}: this node joins it again as a data node")
+            # It may look for them for a minute.
+            host.heed_signals()
+            joins = life.join_string
+            options = dataclasses.replace(options, join=joins, init_dir=None, resume=None)
 
 
-async def _run_once(options: LeaderOptions, host: Host, say: Say) -> tuple[Stop, str]:
-    """Run one life of the node; return how it ended, and where the others of its run are."""
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """How one life of a node ended."""
+
+    stop: Stop
+    join_string: str
+    """Where the others of its run are."""
+    leaving: bool
+    """Its operator wants it to leave, maybe only since it has stopped."""
+
+
+async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
     data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
     # Sizes are checked now, every byte while torch loads.
     with Dataset.open(data_dir) as dataset:
@@ -103,7 +119,8 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> tuple[Stop,
                 stop = await _lead(node, options, verified)
             else:
                 stop = await _follow(node, options, contacts, verified)
-            return stop, join_string_of(node, others=True)
+            join_string = join_string_of(node, others=True)
+        return _Life(stop, join_string, node.wishes.leaving)
 
 
 async def _follow(
