@@ -116,13 +116,15 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
         lead: Taken up if this node is elected; None: it can't be.
     """
 
-    async def begin() -> None:
-        await announce(node, contacts, leads=False)
-        await node.prepare()
-
-    if not await node.unless_drained(begin()):
-        return Stop(StopReason.DRAINED, "it had not begun to train")
-    return await run_until_stopped(node, lead)
+    # Nothing waits for it: after much churn the DHT names many nodes that don't answer any more.
+    announcing = asyncio.create_task(announce(node, contacts, leads=False))
+    try:
+        if not await node.unless_drained(node.prepare()):
+            return Stop(StopReason.DRAINED, "it had not begun to train")
+        return await run_until_stopped(node, lead)
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
 
 
 def _advertise_observed(node: Node, contact: Contact) -> None:
