@@ -314,12 +314,13 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
     assert len(happenings.describe(617.5, name="otter")) == 2
 
 
-def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest() -> None:
+@pytest.mark.parametrize("event", ["state.unkept", "checkpoint.failed"])
+def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest(event: str) -> None:
     happenings = Happenings()
     happenings.take("member.lost", {"peer": "n", "reason": "gone"}, now_s=0.0)
     for k in range(20):
         fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}
-        happenings.take("state.unkept", fields, now_s=float(k))
+        happenings.take(event, fields, now_s=float(k))
     lost, unkept = happenings.describe(20.0, name="otter")
     assert lost["event"] == "member.lost"
     assert unkept["age_s"] == 1.0
