@@ -17,6 +17,7 @@ from decod.errors import (
     DecodError,
     MalformedMessageError,
     NetworkError,
+    PeerError,
     RejectedError,
 )
 from decod.ids import NodeId, RunId
@@ -73,12 +74,15 @@ async def patiently(
         try:
             return await find()
         except (NetworkError, TemporaryError) as error:
-            hopeful = isinstance(error, (UnansweredError, TemporaryError)) or error.code in _NOT_YET
-            if not hopeful or loop.time() + pause_s > until_s:
+            if not _is_hopeful(error) or loop.time() + pause_s > until_s:
                 raise
             say(f"{error.what} ({error.why}): asking again in {pause_s:.0f} s")
         await asyncio.sleep(pause_s)
         pause_s *= 2
+
+
+def _is_hopeful(error: DecodError) -> bool:
+    return isinstance(error, (UnansweredError, TemporaryError)) or error.code in _NOT_YET
 
 
 async def find_run(
@@ -101,26 +105,29 @@ async def find_run(
         ConfigError: Another process leads the run with this node's identity (E-CFG-045).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: The string is damaged, or nobody answers.
-        RejectedError: Who answers belongs to another run than the string says.
+        RejectedError: Who answers belongs to another run than the string says, or speaks another
+            version.
+        PeerError: What answers makes no sense.
     """
     join = JoinString.parse(text)
     error: DecodError | None = None
+    refusal: DecodError | None = None
     seen = peers.find(join.run_id) if peers is not None else ()
     addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
     for address in addresses:
         try:
             # Of any run: what another one is like is part of the message.
             info = await hello(address, HelloRequest())
+            manifest = _checked_manifest(address, info, join, known)
         except NetworkError as caught:
             # That of a node which the string names says most.
             error = error or caught
             continue
-        try:
-            manifest = _checked_manifest(address, info, join, known)
-        except RejectedError:
+        except (RejectedError, PeerError) as caught:
+            # Somebody else may have got that address since.
             if address in join.addresses:
-                raise
-            continue  # Somebody else has got that address since.
+                refusal = refusal or caught
+            continue
         leader = await _leader_of(address, info, join)
         if leader is None:
             error = NetworkError(
@@ -141,6 +148,8 @@ async def find_run(
             observed_address=info.observed_address,
             addresses=addresses,
         )
+    if refusal is not None and (error is None or not _is_hopeful(error)):
+        raise refusal
     assert error is not None
     raise error
 

@@ -136,6 +136,23 @@ def another(**changes: Any) -> Manifest:
     return dataclasses.replace(MANIFEST, run=dataclasses.replace(MANIFEST.run, **changes))
 
 
+def test_where_another_run_has_got_an_address_the_next_one_is_asked() -> None:
+    """A data node that has left may lead a run of its own, with the port that is the default."""
+
+    async def test() -> None:
+        other = dataclasses.replace(INFO, manifest_json=another(seed=5).to_json())
+        async with Peer(INFO) as right, Peer(other) as wrong, Peer(None) as starting:
+            contact = await find(wrong.address, right.address)
+            assert contact.addresses == (wrong.address, right.address)
+            for gone in (("127.0.0.1:1", wrong.address), (wrong.address, "127.0.0.1:1")):
+                with pytest.raises(RejectedError, match="E-REJ-005"):
+                    await find(*gone)
+            with pytest.raises(NetworkError, match="E-NET-004"):
+                await find(wrong.address, starting.address)
+
+    run(test())
+
+
 def test_a_host_that_knew_the_run_says_what_has_changed(tmp_path: Path) -> None:
     before = another(seed=MANIFEST.run.seed + 1)
     known = KnownManifests(tmp_path)
