@@ -286,6 +286,8 @@ class _Leading:
         """Iteration of the model that is kept."""
         self._unkept: DecodError | None = None
         """Why the last iteration's is not."""
+        self._cut_off = False
+        """It ends without a quorum: the others may have one."""
         manifest = node.part.manifest
         if node.part.init_dir is not None or node.part.checkpoint_dir is not None:
             node.gateway.initial_state = self._initial_state
@@ -310,7 +312,8 @@ class _Leading:
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._node.say(f"left the run: {stop.detail}")
-        else:
+        elif stop.reason is not StopReason.SUPERSEDED:
+            # The run of a leader that was replaced goes on: nothing is to be resumed.
             self._tell_end(stop)
         return stop
 
@@ -322,6 +325,13 @@ class _Leading:
         """
         last, error, told = self._checkpoints.last, self._unkept, self._node.wishes.unkept
         asked = not self._complete.is_set()
+        where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
+        if self._cut_off:
+            others = join_string_of(self._node, others=True)
+            self._node.say(
+                "too few of the others could be reached: they may go on with another leader; "
+                f"to take part: decod leader {where} --join {others}"
+            )
         lost = error if isinstance(error, NetworkError) else None
         if lost is not None and asked and last is not None:
             # Whoever ends a run that waits for a stage knows that it is missing.
@@ -329,7 +339,6 @@ class _Leading:
             error = None
         if last is not None and (asked or error is not None):
             # Not "latest": that may be of another attempt, which this one was not resumed from.
-            where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
             self._node.say(
                 f"go on from iteration {last} with: decod leader {where} --resume {last}"
             )
@@ -348,6 +357,8 @@ class _Leading:
         self._shown.show_last()
         if node.driver.stopped.done() or (not self._complete.is_set() and await self._hand_over()):
             return await node.wait_stopped()
+        leader = node.driver.machine.leader
+        self._cut_off = leader is not None and bool(leader.electorate.lacking)
         # What is learnt while the result is being kept would be lost.
         node.ending = True
         node.driver.post(CommitsHeld(held=True))

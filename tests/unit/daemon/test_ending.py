@@ -14,10 +14,13 @@ from decod.daemon.host import Node
 from decod.daemon.leader import _Leading
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError, HardwareError
+from decod.net.join_string import JoinString
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import DrainRequested
+from decod.protocol.node import NodeMachine
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_leader import options
+from tests.unit.protocol.cast import view_of
 
 NO_ROOM = HardwareError("the disk is full", why="nothing fits", fix="make room")
 NOT_KEPT = "the model of iteration 9 is not kept: stage 1 has no member"
@@ -28,6 +31,7 @@ class Ending:
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.lines: list[str] = []
+        self.reason = StopReason.FINISHED
         self.hint = (
             f"go on from iteration 5 with: decod leader run.toml --state-dir {folder} --resume 5"
         )
@@ -43,9 +47,22 @@ class Ending:
         node.progress.take("round.committed", fields, now_s=1.0)
         self.lines.clear()
 
+    def cut_off(self) -> None:
+        """Have it lead two others whom it can't reach."""
+        assert self.node.driver is not None
+        view = view_of("d0", "d1", "r1a")
+        self.node.driver.machine = cast(
+            "NodeMachine",
+            SimpleNamespace(
+                leader=SimpleNamespace(electorate=SimpleNamespace(lacking=("d1", "r1a"))),
+                office=SimpleNamespace(handover=SimpleNamespace(possible=lambda _: False)),
+                context=SimpleNamespace(view=view),
+            ),
+        )
+
     def _post(self, event: object) -> None:
         if isinstance(event, DrainRequested):
-            self.stopped.set_result(Stop(StopReason.FINISHED, "the run has ended"))
+            self.stopped.set_result(Stop(self.reason, "the run has ended"))
 
     async def end(self, *, complete: bool = False) -> Stop:
         if complete:
@@ -89,6 +106,37 @@ def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
         assert ending.events() == [], "no checkpoint is tried that must fail"
 
     run(tmp_path, monkeypatch, no_member(1), test)
+
+
+def test_a_leader_without_a_quorum_says_that_others_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is resumed would be a second run."""
+
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        ending.cut_off()
+        await ending.end()
+        elsewhere, *rest = ending.lines
+        assert "they may go on with another leader; to take part: decod leader" in elsewhere
+        named = JoinString.parse(elsewhere.rpartition("--join ")[2]).addresses
+        assert named == tuple(member.address for member in view_of("d0", "d1").data_nodes)
+        assert rest == [NOT_KEPT, ending.hint]
+
+    run(tmp_path, monkeypatch, no_member(1), test)
+
+
+@pytest.mark.parametrize("error", [None, no_member(1)])
+def test_who_was_replaced_has_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DecodError | None
+) -> None:
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        ending.reason = StopReason.SUPERSEDED
+        assert (await ending.end()).reason is StopReason.SUPERSEDED
+        assert not any("--resume" in line for line in ending.lines), ending.lines
+
+    run(tmp_path, monkeypatch, error, test)
 
 
 def test_a_run_of_which_nothing_is_kept_does_not_end_well(
