@@ -36,7 +36,7 @@ from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network
 from tests.support.runs import Tokens, make_run
-from tests.support.storm import EXIT_REMOVED, Fleet, Storm, host_stages
+from tests.support.storm import EXIT_REMOVED, Fleet, Pause, Storm, host_stages
 
 LEARNING_RATE = 1e-4
 """At a higher one hundreds of iterations amplify the last bit to whatever one likes."""
@@ -96,7 +96,7 @@ class Outcome:
     tokens_per_s: float
     capacity: float
     """What was there of the bottleneck stage, mean over the time; of 1."""
-    longest_pause_s: float
+    longest_pause: Pause
     wasted: float
     """Part of all passes."""
     loss_error: float
@@ -114,6 +114,8 @@ class Outcome:
     num_files_max: int
     """That a node can need."""
     faults: Counter[str] = field(default_factory=Counter)
+    struck_in_pause: list[str] = field(default_factory=list)
+    """Faults in the longest pause: several may meet in one round."""
 
     @property
     def complaints(self) -> list[str]:
@@ -142,7 +144,8 @@ class Outcome:
     def __str__(self) -> str:
         lines = [
             f"{self.name}: {self.num_iterations} iterations in {self.duration_s:.0f} s, "
-            f"{self.tokens_per_s:.0f} tokens/s, longest pause {self.longest_pause_s:.1f} s",
+            f"{self.tokens_per_s:.0f} tokens/s, longest pause {self.longest_pause.duration_s:.1f} s"
+            + f" (struck in it: {', '.join(self.struck_in_pause) or 'nobody'})",
             f"  faults {dict(self.faults)}; {dict(self.notes)}; "
             f"{self.num_severed} were to go for a cut link; "
             f"ended unstruck, by exit code: {dict(self.exits)}",
@@ -200,6 +203,7 @@ def soak(plan: Plan, folder: Path, corpus: Path) -> list[Outcome]:
             for fleet, a, b in zip(fleets, first, last, strict=True)
         ]
         outcomes[0].faults = storm.struck
+        outcomes[0].struck_in_pause = storm.struck_in(outcomes[0].longest_pause)
         return outcomes
 
 
@@ -242,7 +246,7 @@ def _outcome(
         num_iterations=last - first,
         tokens_per_s=num_tokens / duration_s,
         capacity=fleet.mean_capacity(*instants),
-        longest_pause_s=fleet.longest_pause_s(*instants),
+        longest_pause=fleet.longest_pause(*instants),
         wasted=_wasted(run, lives, found),
         loss_error=error,
         found=found,

@@ -44,6 +44,18 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A time in which nothing was committed."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """What a process of a host held at an instant."""
 
@@ -253,15 +265,15 @@ class Fleet:
     def iteration(self) -> int:
         return self.samples[-1].iteration if self.samples else 0
 
-    def longest_pause_s(self, begin_s: float, end_s: float) -> float:
+    def longest_pause(self, begin_s: float, end_s: float) -> Pause:
         """Return the longest time without a commit between two instants."""
-        longest_s, last_s, iteration = 0.0, begin_s, -1
+        longest, last_s, iteration = Pause(begin_s, begin_s), begin_s, -1
         for sample in self.samples:
             if begin_s <= sample.at_s <= end_s:
                 if sample.iteration > iteration:
                     iteration, last_s = sample.iteration, sample.at_s
-                longest_s = max(longest_s, sample.at_s - last_s)
-        return longest_s
+                longest = max(longest, Pause(last_s, sample.at_s), key=lambda p: p.duration_s)
+        return longest
 
     def mean_capacity(self, begin_s: float, end_s: float) -> float:
         """Return how much of the bottleneck stage was there between two instants, of 1."""
@@ -314,6 +326,14 @@ class Storm:
         if now_s >= self._next_s:
             self._next_s = now_s + self._pause_s
             self._strike(now_s)
+
+    def struck_in(self, pause: Pause) -> list[str]:
+        """Return what struck while a pause lasted or just before: how, whom, and when in it."""
+        return [
+            f"{kind} {who} {at_s - pause.begin_s:+.1f} s"
+            for at_s, kind, who in self.log
+            if pause.begin_s - _SAMPLE_S <= at_s <= pause.end_s
+        ]
 
     def end(self) -> None:
         """Let go of all."""
