@@ -93,7 +93,8 @@ class Checkpoints:
         """When this node wrote it, leading; None if it did not."""
         self._num_returns = 0
         """How often the run has gone back."""
-        self._problem: str | None = None
+        self.problem: str | None = None
+        """Why the newest try failed, None if it did not."""
         self._due = self._next_due(node.progress.iteration)
         node.describe_checkpoint = self.describe
         node.progress.on_commit.append(self._committed)
@@ -114,7 +115,7 @@ class Checkpoints:
             "iteration": self.last,
             "written_s": self._last_s,
             "folder": str(self._folder),
-            "problem": self._problem,
+            "problem": self.problem,
         }
 
     def _next_due(self, iteration: int) -> int:
@@ -186,10 +187,10 @@ class Checkpoints:
                 gathered_s = time.monotonic() - start_s
                 await self._write(manifest, blobs)
         except DecodError as error:
-            self._problem = str(error)
-            node.note("checkpoint.failed", iteration=iteration, reason=self._problem)
+            self.problem = str(error)
+            node.note("checkpoint.failed", iteration=iteration, reason=self.problem)
             return
-        self._problem = None
+        self.problem = None
         # If the run has gone back meanwhile, it is of the future that was given up.
         valid = num_returns == self._num_returns
         if valid:

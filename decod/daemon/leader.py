@@ -337,6 +337,8 @@ class _Leading:
             # Whoever ends a run that waits for a stage knows that it is missing.
             self._node.say(told)
             error = None
+        elif error is None and told:
+            self._node.say(told)
         if last is not None and (asked or error is not None):
             # Not "latest": that may be of another attempt, which this one was not resumed from.
             self._node.say(
@@ -368,6 +370,10 @@ class _Leading:
             self._unkept = error
             iteration = node.progress.iteration
             node.wishes.unkept = f"the model of iteration {iteration} is not kept: {error.what}"
+        else:
+            if problem := self._checkpoints.problem:
+                text = f"the checkpoint of iteration {node.progress.iteration} is not kept"
+                node.wishes.unkept = f"{text}: {problem}"
         finally:
             # Members are let go even if the model could not be kept: they can't help with that.
             node.driver.post(DrainRequested(ends_run=True))

@@ -47,6 +47,14 @@ class Ending:
         node.progress.take("round.committed", fields, now_s=1.0)
         self.lines.clear()
 
+    def writes(self, problem: str | None = None) -> None:
+        """Have its last checkpoint written, or not."""
+
+        async def finish(**_: Any) -> None:
+            self.leading._checkpoints.problem = problem
+
+        self.leading._checkpoints.finish = finish  # type: ignore[method-assign]
+
     def cut_off(self) -> None:
         """Have it lead two others whom it can't reach."""
         assert self.node.driver is not None
@@ -106,6 +114,24 @@ def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
         assert ending.events() == [], "no checkpoint is tried that must fail"
 
     run(tmp_path, monkeypatch, no_member(1), test)
+
+
+def test_a_run_whose_last_checkpoint_could_not_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model is kept, and what a resumed run would repeat is not told by that."""
+
+    async def test(ending: Ending) -> None:
+        ending.leading._checkpoints.last = 5
+        ending.writes("E-CKP-012 no room")
+        assert (await ending.end()).reason is StopReason.FINISHED
+        model, unkept, hint = ending.lines
+        assert model.startswith("model of iteration 9: ")
+        assert unkept == "the checkpoint of iteration 9 is not kept: E-CKP-012 no room"
+        assert hint == ending.hint
+        assert ending.node.wishes.unkept == unkept, "`decod drain` says it, too"
+
+    run(tmp_path, monkeypatch, None, test)
 
 
 def test_a_leader_without_a_quorum_says_that_others_may_go_on(
@@ -171,6 +197,7 @@ def test_a_model_that_was_kept_before_its_stage_left_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(ending: Ending) -> None:
+        ending.writes()
         ending.node.progress.take("stage.ending", {"stage": 1, "peer": STRANGER}, now_s=2.0)
         assert ending.leading._keeping is not None
         await ending.leading._keeping
@@ -187,6 +214,7 @@ def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(ending: Ending) -> None:
+        ending.writes()
         await ending.leading._keep_result()
         returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
         ending.node.progress.take("run.returned", returned, now_s=2.0)
