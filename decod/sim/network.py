@@ -226,6 +226,10 @@ class Network:
         else:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "timeout")
 
+    def joins(self, one: Endpoint, other: Endpoint) -> bool:
+        """Whether the link between two hosts carries something now, both ways."""
+        return not (self._is_cut(one, other) or self._is_cut(other, one))
+
     def _is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
         return self._cut.get((sender.name, receiver.name), 0.0) > self._kernel.now_s
 

@@ -18,10 +18,12 @@ from decod.sim.core import (
     Founding,
     InstalledFlows,
     Machine,
+    Wait,
     build_machine,
     lost_stage,
     members_wanted,
     place_of,
+    standing_of,
 )
 from decod.sim.host import Host, World
 from decod.sim.injection import Injection
@@ -126,7 +128,7 @@ class Simulation:
         self.meter.opened = self._injection.opened
         self._progress = Progress(scenario, self)
         if scenario.num_data_nodes > 1:
-            self._tell_candidates()
+            self._tell_who_leads()
 
     @cached_property
     def leader(self) -> Host:
@@ -333,16 +335,24 @@ class Simulation:
         host.compute = self._compute()
         host.start(self._machine(host))
 
-    def _tell_candidates(self) -> None:
-        """Let those who are not in the run yet find its leader, as their daemons do in the DHT."""
+    def _tell_who_leads(self) -> None:
+        """Let those look for the leader who do so in the DHT: candidates, and who leads without a
+        quorum, whom the others may have forgotten."""
         acting = self.acting
-        for host in self.hosts.values():
-            place = place_of(host.machine) if host.reachable else None
-            if acting is not None and place is not None and not place.round.iteration:
-                leading = place_of(acting.machine)
-                assert leading is not None
-                host.deliver(ev.LeaderFound(acting.node_id, leading.term))
-        self.kernel.after(_SEARCH_S, self._tell_candidates)
+        if acting is not None and (leading := place_of(acting.machine)) is not None:
+            found = ev.LeaderFound(acting.node_id, leading.term)
+            for host in self.hosts.values():
+                if host is not acting and host.reachable and self._seeks(host, acting):
+                    host.deliver(found)
+        self.kernel.after(_SEARCH_S, self._tell_who_leads)
+
+    def _seeks(self, host: Host, acting: Host) -> bool:
+        place = place_of(host.machine)
+        if place is None or not place.leads:
+            return place is not None and not place.round.iteration
+        standing = standing_of(host.machine)
+        lacks = standing is not None and standing.wait is Wait.QUORUM
+        return lacks and self.world.network.joins(host, acting)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -205,6 +205,17 @@ def test_a_settlement_that_leaves_a_data_node_without_a_flow_is_not_used() -> No
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_leader_whom_the_others_have_forgotten_finds_out_that_another_leads() -> None:
+    """Cut off with one relay that never comes back, it has given up who was elected meanwhile."""
+    faults = "restart:relay1@7.168+1.839 kill:relay2@15.958+5.539 rot:relay1@15.993+1.046"
+    cuts = "relay1,relay0|relay2,data0@15.751+7.312 data1,relay2|relay0,data0@10.405+7.47"
+    words = (
+        "--seed 201169 --data-nodes 2 --relays 3 --stages 1 --microbatches 2 --routing greedy"
+        " --calm-s 31.658"
+    )
+    assert main(_words(words, faults, cuts)) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]
