@@ -12,6 +12,7 @@ has cost more time, memory or open files than it may: see `tests/support/soak.py
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         twin=options.twin,
         networks=not options.no_networks,
     )
+    # As Ctrl-C: daemons and networks are not left behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # State folders hold sockets, whose paths must be short: not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-soak-") as name:
         folder = options.keep or Path(name)
