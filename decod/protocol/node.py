@@ -514,9 +514,8 @@ def _changed(opening: Opening, context: Context) -> bool:
 
 
 def _superseded(view: View) -> Stop:
-    leader = view.by_id[view.leader]
-    detail = f"{leader.name or leader.node_id[:8]} leads the run in term {view.term}"
-    return Stop(StopReason.SUPERSEDED, detail)
+    leader = view.by_id[view.leader].label
+    return Stop(StopReason.SUPERSEDED, f"{leader} leads the run in term {view.term}")
 
 
 def _begins_era(opening: Opening, context: Context) -> bool:

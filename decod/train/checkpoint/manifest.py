@@ -26,8 +26,11 @@ MANIFEST_SIZE_MAX_BYTES = 64 << 20
 
 SETTINGS_MAX = 1000
 
-_CREATED_MAX_S = 253_402_300_799
-"""The end of the year 9999, behind which no calendar goes."""
+_LIMITS = {
+    "iteration": range(1, 1 << 48),
+    "created_s": range(253_402_300_800),  # To the end of the year 9999: no calendar goes beyond.
+    "num_deferred": range(1 << 48),
+}
 
 _HEADER_ALIGNMENT_BYTES = 8
 _SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float32": "F32", "float64": "F64"}
@@ -114,13 +117,8 @@ def parse_manifest(text: bytes) -> CheckpointManifest:
 
 
 def _checked(values: dict[str, Any]) -> CheckpointManifest:
-    limits = {
-        "iteration": (1, 1 << 48),
-        "created_s": (0, _CREATED_MAX_S),
-        "num_deferred": (0, 1 << 48),
-    }
-    for name, (least, most) in limits.items():
-        if type(values[name]) is not int or not least <= values[name] <= most:
+    for name, limits in _LIMITS.items():
+        if type(values[name]) is not int or values[name] not in limits:
             raise _refuse(f"{name} is {ascii(values[name])[:40]}")
     if not isinstance(values["run_id"], str) or not _RUN_ID.match(values["run_id"]):
         raise _refuse(f"run_id is {ascii(values['run_id'])[:40]}")
