@@ -257,6 +257,7 @@ class Leader:
             if not admit:
                 effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
+            self.capacities.forget(node)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:
                 effects.append(noted("member.lost", peer=node, reason=reason))
