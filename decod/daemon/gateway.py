@@ -9,6 +9,7 @@ import math
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -21,13 +22,21 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
-from decod.protocol.events import LinkMeasured, Received
+from decod.protocol.events import LinkMeasured, Received, SendFailed
 from decod.protocol.follow_messages import Follow
-from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, LinkProbe, Message
+from decod.protocol.messages import (
+    BackwardGradient,
+    ForwardActivation,
+    Join,
+    LinkProbe,
+    Message,
+    Way,
+)
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
+from decod.wire.codec import Decoded
 
 FORGET_AFTER_S = 30.0
 """How long a node that left can still be reached, for what there is left to tell it."""
@@ -66,6 +75,16 @@ def candidates_max() -> int:
     return min(CANDIDATES_MAX, soft // _FILES_PER_CANDIDATE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSizes:
+    """What the tensors of a run may measure."""
+
+    activation_bytes: int
+    """Exactly, of an activation or its gradient."""
+    model_bytes: int
+    """Of the gradients of all stages: no part of any stage's has more."""
+
+
 class Gateway:
     """The driver's `Transport`, and the handler of the server's and the client's events.
 
@@ -75,7 +94,7 @@ class Gateway:
         run_id: Goes with every message.
         node_id: This node.
         name: This node's, for its own log.
-        activation_bytes: Exact size of an activation or its gradient.
+        sizes: Of the run's tensors.
         hello: What strangers may know.
         status: What members may know, as JSON.
     """
@@ -86,7 +105,7 @@ class Gateway:
         node_id: NodeId,
         *,
         name: str = "",
-        activation_bytes: int,
+        sizes: TensorSizes,
         hello: Callable[[HelloRequest], HelloInfo | None],
         status: Callable[[], str],
     ) -> None:
@@ -103,7 +122,7 @@ class Gateway:
         """The iteration of that state."""
         self._run_id = run_id
         self._node_id = node_id
-        self._activation_bytes = activation_bytes
+        self._sizes = sizes
         self._hello = hello
         self._status = status
         self._driver: NodeDriver | None = None
@@ -122,8 +141,9 @@ class Gateway:
 
     # --- from the server ----------------------------------------------------------------------
 
-    def deliver(self, sender: NodeId, term: int, message: Message) -> None:
+    def deliver(self, received: Decoded) -> None:
         """Take a control message."""
+        sender, message = received.sender, received.message
         if self._driver is None or self._driver.stopped.done():
             return
         if isinstance(message, Join) and not self._meet(sender, message):
@@ -134,7 +154,7 @@ class Gateway:
             self._remember_candidate(sender)
         if isinstance(message, LeaderIs) and message.leader and message.address:
             self._remember_leader(message.leader, message.address)
-        self._driver.post(Received(sender, message, term=term))
+        self._driver.post(_received(received))
 
     def _meet(self, sender: NodeId, offer: Join) -> bool:
         """Take in a candidate's address; returns whether its offer can be looked at."""
@@ -196,13 +216,16 @@ class Gateway:
     def stopped(self) -> bool:
         return self._driver is not None and self._driver.stopped.done()
 
-    def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:  # noqa: ARG002
+    def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
+        message, way = received.message, received.way
         if self._driver is None or self._driver.stopped.done():
             return None
         if isinstance(message, LinkProbe):
             return self._allocate_probe(size_bytes)
         if isinstance(message, (ForwardActivation, BackwardGradient)):
-            expected = size_bytes == self._activation_bytes
+            expected = size_bytes == self._sizes.activation_bytes
+        elif way is not None and way.goal != self._node_id:
+            expected = size_bytes <= self._sizes.model_bytes
         else:
             expected = size_bytes <= self._driver.part_bytes_max
         return self._driver.allocate(size_bytes) if expected else None
@@ -217,9 +240,7 @@ class Gateway:
 
     def tensor_arrived(
         self,
-        sender: NodeId,
-        term: int,
-        message: Message,
+        received: Decoded,
         buffer: memoryview,
         seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
     ) -> None:
@@ -229,7 +250,7 @@ class Gateway:
         if self._driver.stopped.done():
             self._driver.tensor_failed(buffer)
         else:
-            self._driver.tensor_arrived(sender, term, message, buffer)
+            self._driver.tensor_arrived(_received(received), buffer)
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
@@ -286,9 +307,9 @@ class Gateway:
                 to, token, duration_s=seconds, size_bytes=size_bytes, share=share
             )
 
-    def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+    def on_send_failed(self, failed: SendFailed, token: object) -> None:
         if self._driver is not None and not self._driver.stopped.done():
-            self._driver.send_failed(to, message, token, reason=reason)
+            self._driver.send_failed(failed, token)
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         if self._driver is not None and not self._driver.stopped.done():
@@ -296,13 +317,19 @@ class Gateway:
 
     # --- from the driver ----------------------------------------------------------------------
 
-    def send(self, to: NodeId, term: int, message: Message) -> None:
-        self.client.send(to, term, message)
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
+        self.client.send(to, term, message, way)
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        token: object = None,
+        way: Way | None = None,
     ) -> None:
-        self.client.send_tensor(to, term, message, data, token)
+        self.client.send_tensor(to, term, message, data, token, way)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
         return await self.client.probe(to, term, size_bytes)
@@ -362,6 +389,13 @@ class Gateway:
             request, donors, sink, wanted_hash=wanted.parameter_hash, limits=limits
         )
         return fetched.description.text
+
+
+def _received(decoded: Decoded) -> Received:
+    """Return the event of a message: its sender is who says it."""
+    way = decoded.way
+    sender = decoded.sender if way is None else way.origin
+    return Received(sender, decoded.message, term=decoded.term, way=way)
 
 
 def _blob_of(served: ServedState) -> StateBlob:

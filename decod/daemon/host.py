@@ -28,7 +28,7 @@ from decod.config.schema import Manifest, RunConfig, activation_size_bytes, coun
 from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
 from decod.daemon.folder import StateFolder
-from decod.daemon.gateway import Gateway
+from decod.daemon.gateway import Gateway, TensorSizes
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
 from decod.daemon.peers import KnownPeers
@@ -123,6 +123,10 @@ def _sizes_of(run: RunConfig) -> Sizes:
     )
 
 
+def _model_bytes(run: RunConfig) -> int:
+    return count_parameters(run.model) * _sizes_of(run).sum_element_bytes
+
+
 class Host:
     """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
 
@@ -200,7 +204,9 @@ class Node:
             part.run_id,
             self.identity.node_id,
             name=config.name or self.identity.name,
-            activation_bytes=activation_size_bytes(run),
+            sizes=TensorSizes(
+                activation_bytes=activation_size_bytes(run), model_bytes=_model_bytes(run)
+            ),
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
         )
@@ -309,7 +315,7 @@ class Node:
         """Return an arena that is large enough for whatever this node may have to hold."""
         run = self.part.manifest.run
         sizes = _sizes_of(run)
-        model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
+        model_bytes = _model_bytes(run)
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
         batch = run.batch.num_microbatches * run.batch.num_data_nodes
         # What is kept for others is kept by members, averages that wait by candidates.

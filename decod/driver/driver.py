@@ -9,6 +9,7 @@ happened, and a traced run can be replayed.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +22,7 @@ from decod.ids import JobId, NodeId, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.protocol.voter import Promise
@@ -48,11 +49,17 @@ class Measured(Protocol):
 class Transport(StateTransport, Protocol):
     """How messages leave this host."""
 
-    def send(self, to: NodeId, term: int, message: Message) -> None:
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
         """Queue a control message."""
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        token: object = None,
+        way: Way | None = None,
     ) -> None:
         """Queue a bulk message; `token` comes back when it has ended."""
 
@@ -196,10 +203,11 @@ class NodeDriver:
         transport, term = self._transport, self.machine.context.view.term
         assert transport is not None
         match effect:
-            case fx.Send(to, message):
-                transport.send(to, term, message)
-            case fx.SendTensor(to, message, tensor):
-                transport.send_tensor(to, term, message, self._regions[tensor].view, tensor)
+            case fx.Send(to, message, way):
+                transport.send(to, term, message, way)
+            case fx.SendTensor(to, message, tensor, way):
+                data = self._regions[tensor].view
+                transport.send_tensor(to, term, message, data, tensor, way)
             case fx.StartJob():
                 self._start_job(effect)
             case fx.FreeTensor(tensor):
@@ -271,11 +279,10 @@ class NodeDriver:
         """Return the regions of buffers that `allocate` or `request_state` gave."""
         return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
 
-    def tensor_arrived(
-        self, sender: NodeId, term: int, message: Message, buffer: memoryview
-    ) -> None:
+    def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
+        """A tensor is here; `received` is its message, without it."""
         tensor = self._keep(self._incoming.pop(id(buffer)))
-        self.post(ev.Received(sender, message, tensor, term))
+        self.post(replace(received, tensor=tensor))
 
     def tensor_failed(self, buffer: memoryview) -> None:
         self.arena.free(self._incoming.pop(id(buffer)))
@@ -287,9 +294,10 @@ class NodeDriver:
         self._transfer_s += duration_s
         self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
 
-    def send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+    def send_failed(self, failed: ev.SendFailed, token: object) -> None:
+        """Something could not be sent; `failed` says what, without its tensor."""
         tensor = TensorId(token) if isinstance(token, int) else None
-        self.post(ev.SendFailed(to, message, reason, tensor))
+        self.post(replace(failed, tensor=tensor))
 
     async def _probe(self, to: NodeId, term: int, size_bytes: int) -> None:
         transport = self._transport

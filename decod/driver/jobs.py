@@ -91,6 +91,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             return Request(
                 "mix", {"iteration": iteration, "stages": [*stages], "tensors": described}
             )
+        case jobs.Measure():
+            return Request("measure", {"num_repeats": 1})
 
 
 def manifest_of(result: dict[str, Any]) -> str:
@@ -109,5 +111,7 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Proposed(result["hash"])
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
+        case jobs.Measure():
+            return jobs.Measured(result["forward_s"], result["backward_s"])
         case _:
             return jobs.Nothing()

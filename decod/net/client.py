@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -30,7 +30,8 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.planner.cost import transfer_rate
-from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message
+from decod.protocol.events import Fault, SendFailed
+from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message, Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame
@@ -45,6 +46,19 @@ _TIMED_SIZE_MAX_BYTES = 4096
 
 _NUM_PROBE_TRIPS = 3
 """Empty round trips before a probe's bytes. The first may open the connection."""
+
+_CONTROL_FAULTS = {
+    grpc.StatusCode.UNAVAILABLE: Fault.LINK,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.LINK,
+}
+_PUSH_FAULTS = {
+    grpc.StatusCode.UNAVAILABLE: Fault.LINK,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Fault.RATE,
+    # The receiver has given it up before this node did.
+    grpc.StatusCode.ABORTED: Fault.RATE,
+}
+
+_LEFT = "the peer has left"
 
 _DELIVER = f"/{channel.CONTROL_SERVICE}/Deliver"
 _PUSH = f"/{channel.TENSOR_SERVICE}/Push"
@@ -74,7 +88,7 @@ class ClientHandler(Protocol):
         without earlier attempts; `share` what part of the link it had beside others to this peer.
         """
 
-    def on_send_failed(self, to: NodeId, message: Message, token: object, *, reason: str) -> None:
+    def on_send_failed(self, failed: SendFailed, token: object) -> None:
         """A message or tensor did not reach its receiver. `token` is None for control."""
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
@@ -93,12 +107,14 @@ class Probed:
 @dataclass(slots=True)
 class _Control:
     message: Message
+    way: Way | None
     envelope: control_pb2.Envelope
 
 
 @dataclass(slots=True)
 class _Bulk:
     message: Message
+    way: Way | None
     envelope: control_pb2.Envelope
     data: memoryview
     token: object
@@ -186,14 +202,14 @@ class PeerClient:
         if link is not None:
             waiting: list[_Control | _Bulk] = [*link.messages, *link.tensors]
             for item in waiting:
-                self._fail_soon(node, item, "the peer has left")
+                self._fail_soon(node, item, _LEFT)
             self._retire(link)
 
-    def send(self, to: NodeId, term: int, message: Message) -> None:
-        """Queues a control message. Returns at once."""
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
+        """Queues a control message, which the receiver may be to pass on. Returns at once."""
         link = self._links.get(to)
-        envelope = self._encode(link, term, message)
-        item = _Control(message, envelope)
+        envelope = self._encode(link, term, message, way)
+        item = _Control(message, way, envelope)
         if link is None:
             self._fail_soon(to, item, "its address is unknown")
         elif len(link.messages) >= self._limits.queue_length_max:
@@ -205,19 +221,29 @@ class PeerClient:
             self._run_tasks(link)
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        token: object = None,
+        way: Way | None = None,
     ) -> None:
         """Queues a tensor with its bulk message. Returns at once.
 
         Args:
+            to: Whom it is sent to.
+            term: Of this node's view.
+            message: Says what it is.
             data: The bytes, contiguous. Read, not copied: they must stay as they are until one of
                 the callbacks has been called with `token`.
             token: Anything; comes back in the callback.
+            way: How it goes on from the receiver, or has come here.
         """
         assert isinstance(message, BULK_MESSAGES), message
         link = self._links.get(to)
-        envelope = self._encode(link, term, message)
-        item = _Bulk(message, envelope, data.cast("B"), token)
+        envelope = self._encode(link, term, message, way)
+        item = _Bulk(message, way, envelope, data.cast("B"), token)
         if link is None:
             self._fail_soon(to, item, "its address is unknown")
         elif len(link.tensors) >= self._limits.queue_length_max:
@@ -238,7 +264,7 @@ class PeerClient:
         envelope = self._encode(link, term, LinkProbe())
 
         async def push(data: bytes) -> tuple[float, float]:
-            item = _Bulk(LinkProbe(), envelope, memoryview(data), None)
+            item = _Bulk(LinkProbe(), None, envelope, memoryview(data), None)
             return await self._push_with_retries(link, item)
 
         try:
@@ -250,10 +276,12 @@ class PeerClient:
         rate = transfer_rate(size_bytes, duration_s=seconds, latency_s=latency_s, share=share)
         return Probed(latency_s, rate)
 
-    def _encode(self, link: _Link | None, term: int, message: Message) -> control_pb2.Envelope:
+    def _encode(
+        self, link: _Link | None, term: int, message: Message, way: Way | None = None
+    ) -> control_pb2.Envelope:
         sequence = next(link.sequence) if link else 0
         with self._watch.measure("serialize"):
-            return codec.encode(self._run_id, self._node_id, term, sequence, message)
+            return codec.encode(self._run_id, self._node_id, term, sequence, message, way)
 
     async def flush(self, *, timeout_s: float) -> None:
         """Returns when everything that was queued has ended, or after `timeout_s`."""
@@ -303,12 +331,14 @@ class PeerClient:
         self._own(close())
 
     def _fail_soon(self, to: NodeId, item: _Control | _Bulk, reason: str) -> None:
-        asyncio.get_running_loop().call_soon(self._fail, to, item, reason)
+        asyncio.get_running_loop().call_soon(self._fail, to, item, _FailedError(reason))
 
-    def _fail(self, to: NodeId, item: _Control | _Bulk, reason: str) -> None:
+    def _fail(self, to: NodeId, item: _Control | _Bulk, error: "_FailedError") -> None:
         if not self._closed:
             token = item.token if isinstance(item, _Bulk) else None
-            self._handler.on_send_failed(to, item.message, token, reason=reason)
+            reason, fault = str(error), error.fault
+            failed = SendFailed(to, item.message, reason, way=item.way, fault=fault)
+            self._handler.on_send_failed(failed, token)
 
     # --- control ----------------------------------------------------------------------------
 
@@ -318,10 +348,11 @@ class PeerClient:
                 batch = self._take_batch(link)
                 try:
                     deliver = partial(self._deliver, link, batch)
-                    await self._with_retries(deliver, self._limits.control_timeout_s)
+                    timeout_s = self._limits.control_timeout_s
+                    await self._with_retries(deliver, timeout_s, _CONTROL_FAULTS)
                 except _FailedError as error:
                     for item in batch:
-                        self._fail(link.node_id, item, str(error))
+                        self._fail(link.node_id, item, error)
         finally:
             link.num_control_tasks -= 1
 
@@ -368,7 +399,7 @@ class PeerClient:
                 try:
                     seconds, share = await self._push_with_retries(link, item)
                 except _FailedError as error:
-                    self._fail(link.node_id, item, str(error))
+                    self._fail(link.node_id, item, error)
                     continue
                 if not self._closed:
                     self._handler.on_tensor_sent(
@@ -384,7 +415,7 @@ class PeerClient:
 
     async def _push_with_retries(self, link: _Link, item: _Bulk) -> tuple[float, float]:
         timeout_s = self._limits.stream_timeout_s(len(item.data))
-        return await self._with_retries(partial(self._push, link, item), timeout_s)
+        return await self._with_retries(partial(self._push, link, item), timeout_s, _PUSH_FAULTS)
 
     async def _push(self, link: _Link, item: _Bulk) -> tuple[float, float]:
         """Pushes a tensor; returns how long that took, in seconds, and its share of the link."""
@@ -438,7 +469,7 @@ class PeerClient:
             pass  # The receiver has answered before the end: the answer says why.
         except TimeoutError:
             call.cancel()
-            raise _FailedError("it takes data too slowly") from None
+            raise _FailedError("it takes data too slowly", Fault.RATE) from None
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.INTERNAL:
                 raise
@@ -450,7 +481,10 @@ class PeerClient:
     # --- retries ----------------------------------------------------------------------------
 
     async def _with_retries(
-        self, attempt: Callable[[], Coroutine[Any, Any, T]], timeout_s: float
+        self,
+        attempt: Callable[[], Coroutine[Any, Any, T]],
+        timeout_s: float,
+        faults: Mapping[grpc.StatusCode, Fault],
     ) -> T:
         """Returns what `attempt` returns; tries again while the peer is unavailable.
 
@@ -459,6 +493,7 @@ class PeerClient:
         Args:
             attempt: One try.
             timeout_s: What it gives gRPC.
+            faults: What an error means.
 
         Raises:
             _FailedError: The last attempt failed, or one in a way that a repeat does not mend.
@@ -468,13 +503,13 @@ class PeerClient:
             try:
                 return await _while_running(attempt, timeout_s)
             except grpc.aio.UsageError:
-                raise _FailedError("the peer has left") from None
+                raise _FailedError(_LEFT) from None
             except asyncio.CancelledError:
                 # A closed channel cancels its calls, which is not the same as cancelling us.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                raise _FailedError("the peer has left") from None
+                raise _FailedError(_LEFT) from None
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
                 num_refused += "refused" in details
@@ -484,7 +519,8 @@ class PeerClient:
                     or num_refused > self._limits.refused_retries_max
                 ):
                     code = error.code().name.lower()
-                    raise _FailedError(f"{code}: {details}"[:200]) from None
+                    fault = faults.get(error.code(), Fault.NONE)
+                    raise _FailedError(f"{code}: {details}"[:200], fault) from None
                 await asyncio.sleep(delay_s)
             except _CutOffError:
                 if delay_s is None:
@@ -512,6 +548,10 @@ async def _while_running(attempt: Callable[[], Coroutine[Any, Any, T]], timeout_
 
 class _FailedError(Exception):
     """Sending has failed for good; the text is the reason given to the core."""
+
+    def __init__(self, reason: str, fault: Fault = Fault.NONE) -> None:
+        super().__init__(reason)
+        self.fault = fault
 
 
 class _CutOffError(Exception):

@@ -35,7 +35,6 @@ from decod.protocol.messages import (
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
-    Message,
 )
 from decod.protocol.params import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
@@ -86,18 +85,16 @@ class PeerHandler(Protocol):
     def stopped(self) -> bool:
         """Whether this node has ended: what still comes is refused, and that is nobody's fault."""
 
-    def deliver(self, sender: NodeId, term: int, message: Message) -> None:
+    def deliver(self, received: codec.Decoded) -> None:
         """Takes a control message."""
 
-    def allocate(self, sender: NodeId, message: Message, size_bytes: int) -> memoryview | None:
+    def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
         """Returns a writable buffer of exactly `size_bytes` for a tensor, or None to refuse it.
 
         The server owns it until it calls `tensor_arrived` or `tensor_failed`, one of them, once.
         """
 
-    def tensor_arrived(
-        self, sender: NodeId, term: int, message: Message, buffer: memoryview, seconds: float
-    ) -> None:
+    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
         """Takes a whole tensor. `seconds` is the time since its header arrived."""
 
     def tensor_failed(self, buffer: memoryview) -> None:
@@ -237,7 +234,7 @@ class PeerServer:
         """Returns the message of an envelope, or None after counting what is wrong with it."""
         try:
             with self._watch.measure("serialize"):
-                decoded = codec.decode(envelope)
+                decoded = codec.decode(envelope, receiver=self._node_id)
         except MalformedMessageError as error:
             self._count("message.malformed", host, f"{error.what}: {error.why}")
             return None
@@ -262,7 +259,7 @@ class PeerServer:
                 what = f"{type(decoded.message).__name__} without its tensor"
                 self._count("message.malformed", host, what)
             else:
-                self._handler.deliver(decoded.sender, decoded.term, decoded.message)
+                self._handler.deliver(decoded)
         return control_pb2.DeliverResponse(num_dropped=num_dropped).SerializeToString()
 
     async def _push(self, _requests: object, context: Context) -> bytes:
@@ -289,7 +286,7 @@ class PeerServer:
             0 <= header.size_bytes <= self._limits.tensor_size_max_bytes
             and self._num_streams[sender] < self._limits.streams_per_sender_max
         ):
-            buffer = self._handler.allocate(sender, decoded.message, header.size_bytes)
+            buffer = self._handler.allocate(decoded, header.size_bytes)
         if buffer is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
@@ -337,9 +334,7 @@ class PeerServer:
                 self._handler.tensor_failed(buffer)
         if arrived:
             seconds = loop.time() - start_s
-            self._handler.tensor_arrived(
-                decoded.sender, decoded.term, decoded.message, buffer, seconds
-            )
+            self._handler.tensor_arrived(decoded, buffer, seconds)
             return tensor_pb2.PUSH_STATE_RECEIVED
         if not filler.complete:
             self._count("tensor.broken", host_of(context), "it ended before its size was reached")

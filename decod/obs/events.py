@@ -113,7 +113,10 @@ _SPECS = (
         _W,
     ),
     EventSpec("job.failed", "job {job} failed: {reason}", _W),
+    EventSpec("member.aside", "{peer} is set aside for {pause_s} s: {reason}", _W),
     EventSpec("peer.suspected", "{peer} is suspected: {reason}", _W),
+    EventSpec("link.broken", "no way to {peer}: what is for it goes by way of other members", _W),
+    EventSpec("link.restored", "the link to {peer} works again"),
     # Elections.
     EventSpec("leader.doubted", "nothing heard from {peer}, leader of term {term}", _W),
     EventSpec("leader.standing", "standing for leader of term {term} in round {round}", _W),
@@ -124,6 +127,11 @@ _SPECS = (
     EventSpec("vote.failed", "the vote in term {term} can't be written: this node abstains", _E),
     # Flows and microbatches.
     EventSpec("flow.completed", "flow {flow} starts at {first} and costs {cost_s} s", _D),
+    EventSpec(
+        "candidate.refused",
+        "the run does not take this node yet: {reason}; it asks again, for {again_s} s at least",
+        _W,
+    ),
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),

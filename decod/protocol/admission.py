@@ -45,6 +45,10 @@ class RunShape:
 
 _NOTHING = Round(0, 0)
 
+_SEAT_AGAIN_S = 2.0
+"""After which a data node may ask again whether the run has a place: one of those that it has by
+the leader's record may be gone already."""
+
 _LAG_MAX = 8
 _COMMITS_PER_LAG = 4
 """A candidate may enter when it lacks one iteration's average, which is on its way to it then; one
@@ -257,7 +261,7 @@ class Admission:
         if not free:
             del self.candidates[sender]
             reason = f"the run takes {self._shape.num_data_nodes} data nodes and has them all"
-            return [Send(sender, Refuse(reason))]
+            return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
         candidate.stage_index, candidate.data_node_index = 0, free[0]
         candidate.reason = "it holds data"
         return []

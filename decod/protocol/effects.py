@@ -6,7 +6,7 @@ from enum import Enum
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.era import Kept
 from decod.protocol.jobs import Job
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 from decod.protocol.view import Member
 
 
@@ -16,6 +16,8 @@ class Send:
 
     to: NodeId
     message: Message
+    way: Way | None = None
+    """The receiver is to pass it on, or this node does. None: neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class SendTensor:
     to: NodeId
     message: Message
     tensor: TensorId
+    way: Way | None = None
+    """As of `Send`."""
 
 
 @dataclass(frozen=True, slots=True)

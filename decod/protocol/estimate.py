@@ -29,17 +29,17 @@ class Recent:
     def __bool__(self) -> bool:
         return bool(self._values)
 
-    def add(self, now_s: float, value: float) -> None:
+    def add(self, now_s: float, value: float, *, stale_s: float = STALE_S) -> None:
         """Take in a measurement. It stands alone if those before it are stale."""
-        if self._values and now_s - self.measured_s > STALE_S:
+        if self._values and now_s - self.measured_s > stale_s:
             self._values.clear()
         self._values.append(value)
         self._middle = None
         self.measured_s = now_s
 
-    def stale(self, now_s: float) -> bool:
+    def stale(self, now_s: float, *, after_s: float = STALE_S) -> bool:
         """Whether there is nothing, or nothing recent."""
-        return not self._values or now_s - self.measured_s > STALE_S
+        return not self._values or now_s - self.measured_s > after_s
 
     @property
     def median(self) -> float:

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.era import Kept
 from decod.protocol.jobs import JobResult
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,13 @@ class Received:
     """A validated message of a peer has arrived, with its whole tensor if it carries one."""
 
     sender: NodeId
+    """Who says it. Who has passed it on is not told."""
     message: Message
     tensor: Tensor | None = None
     term: int = 0
     """Of the sender's view; 0 if it is not known, and then it is not looked at."""
+    way: Way | None = None
+    """It came by way of another member, or this node is to pass it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,17 @@ class TensorSent:
     """Mean share of the link that it had beside other tensors to the same peer, (0, 1]."""
 
 
+class Fault(Enum):
+    """What has kept a message or tensor from its receiver."""
+
+    LINK = "link"
+    """Nothing gets through, or nobody answers there."""
+    RATE = "rate"
+    """The tensor travelled more slowly than the least rate of a transfer."""
+    NONE = "none"
+    """This says nothing of the link: the receiver has answered, or nothing was sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class SendFailed:
     """A message or tensor did not reach its receiver, after the transport's own retries.
@@ -78,6 +93,16 @@ class SendFailed:
     reason: str
     tensor: TensorId | None = None
     """The tensor that was to go with it; the machine owns it again."""
+    way: Way | None = None
+    """As it was of the effect."""
+    fault: Fault = Fault.LINK
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLate:
+    """A tensor that was on its way here was given up: it came too slowly."""
+
+    sender: NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +247,7 @@ Event = (
     | JobFailed
     | TensorSent
     | SendFailed
+    | TensorLate
     | LinkMeasured
     | VotePersisted
     | LeaderFound

@@ -130,6 +130,11 @@ class Mix:
     """Of the inputs, as in `Load`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Time the passes of a microbatch that is made up; leaves no trace. -> `Measured`."""
+
+
 Job = (
     Build
     | Embed
@@ -147,6 +152,7 @@ Job = (
     | Snapshot
     | Load
     | Mix
+    | Measure
 )
 
 BACKWARD_JOBS = (Backward, Head, EmbedBackward)
@@ -191,4 +197,12 @@ class SnapshotTaken:
     manifest: str
 
 
-JobResult = Nothing | Built | Loss | Proposed | SnapshotTaken
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How long each pass of a relay's microbatch takes."""
+
+    forward_s: float
+    backward_s: float
+
+
+JobResult = Nothing | Built | Loss | Proposed | SnapshotTaken | Measured

@@ -26,7 +26,7 @@ from decod.protocol.following import Following
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built, Job, JobResult, Load
 from decod.protocol.keeping import inventory
-from decod.protocol.messages import Assign, CatchUp, Join, Prepared
+from decod.protocol.messages import Assign, CatchUp, Join, Prepared, Refuse
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening
 
@@ -65,6 +65,8 @@ class Joining:
         """When the leader was last heard; the first knock counts too."""
         self._known_s = 0.0
         """When the leader last showed that it knows this candidate: what a donor says does not."""
+        self._refused_until_s: float | None = None
+        """When this candidate gives up, if the leader still refuses it then."""
         self._told: Round | None = None
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
@@ -168,7 +170,7 @@ class Joining:
         if event.leader == view.leader:
             return []
         self._context.view = replace(view, leader=event.leader)
-        self._assigned = self._heard_s = None
+        self._assigned = self._heard_s = self._refused_until_s = None
         self._fetching = False
         return self.following.end() + self.knock(now_s)
 
@@ -193,10 +195,24 @@ class Joining:
     def entered(self) -> None:
         self.deadline_s = None
 
+    def refused(self, now_s: float, message: Refuse) -> list[Effect]:
+        """The leader does not take this node. If it may do so later, it is asked until then."""
+        detail = message.reason
+        if not message.again_s:
+            return [Stop(StopReason.REFUSED, detail)]
+        if self._refused_until_s is None:
+            patience_s = self._context.config.leader_timeout_s
+            self._refused_until_s = now_s + message.again_s + patience_s
+            fields = (("reason", detail), ("again_s", round(message.again_s)))
+            return [Note("candidate.refused", fields)]
+        patient = now_s <= self._refused_until_s
+        return [] if patient else [Stop(StopReason.REFUSED, detail)]
+
     def assigned(self, message: Assign) -> list[Effect]:
         """The leader has chosen a stage: build it."""
         if self._identity.node_id in self._context.view:
             return []
+        self._refused_until_s = None
         self._assigned_in = (message.view_term, message.view_version)
         if message == self._assigned:
             self._assigned = message  # It may name other donors.

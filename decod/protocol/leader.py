@@ -19,10 +19,9 @@ If a stage loses its last member after an iteration has been committed, the lead
 what is on their disks, and begins another era of the run: see `protocol.rebuild`.
 """
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import count
 from typing import Any
 
 from decod.ids import NodeId, Round
@@ -30,6 +29,8 @@ from decod.protocol.admission import Admission, RunShape
 from decod.protocol.capacity import Capacities
 from decod.protocol.deadline import earliest
 from decod.protocol.digest import add_digests
+from decod.protocol.discord import Standing
+from decod.protocol.doubts import Doubts
 from decod.protocol.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.election import Succession
 from decod.protocol.electorate import Electorate, electors_of
@@ -43,6 +44,7 @@ from decod.protocol.messages import (
     Join,
     Leave,
     Mend,
+    Message,
     NodeLoad,
     Prepared,
     Ready,
@@ -52,9 +54,7 @@ from decod.protocol.messages import (
 from decod.protocol.pace import Pace
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.polling import Polling
-from decod.protocol.probes import Probes
 from decod.protocol.rebuild import Rebuild
-from decod.protocol.severed import Severed
 from decod.protocol.view import Member, Opening, Role, View, orphans
 
 _FAILURES_MAX = 5
@@ -83,6 +83,7 @@ class Leader:
         config: ProtocolConfig,
         shape: RunShape,
         agreed_epoch: Callable[[], int],
+        around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
     ) -> None:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
@@ -98,32 +99,30 @@ class Leader:
         self.capacities, self.rebuild = Capacities(), Rebuild(config, shape)
         self.loss: float | None = None
         self.held, self._vote_term = False, 0
-        self.probes, self.severed = Probes(config.probe_timeout_s), Severed(config)
         self._reports: dict[NodeId, Report] = {}
         self._begun: BeginAggregation | None = None
         self._vote: Ready | None = None
         self.electorate = Electorate(node_id)
+        self.doubts = Doubts(config, self.admission, self.electorate, around)
         self._last: Commit | Abort | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self._num_failures = 0
+        self._completed = False
+        """It has been told that all iterations are done."""
         self._pace, self.polling = Pace(config.round_timeout_s), Polling(config, self.admission)
 
     # --- time ---------------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:
-        parts = (self.probes, self.severed, self.admission)
+        parts = (self.doubts, self.admission)
         return earliest(*(part.deadline_s for part in parts), self._pace.by_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:
         """Whether the members hold what nobody could build again."""
         return self.committed.iteration > self.shape.start_iteration or self.round.era > 0
-
-    def start(self, now_s: float) -> list[Effect]:
-        self.polling.start(now_s)
-        return []
 
     def take_over(
         self, now_s: float, won: Succession, begun: BeginAggregation | None
@@ -134,8 +133,9 @@ class Leader:
         self._last = won.last
         self.rebuild.resume(now_s, opening)
         self.electorate.settle(view, electors_of(opening))
+        self.polling.start(now_s)
         self.polling.renumber(won.term)
-        self.probes = Probes(self.config.probe_timeout_s, _nonces=count(won.term << 32))
+        self.doubts.renumber(won.term)
         old = [] if won.old == self.node_id else [won.old]
         event, gone = won.told
         reason = gone if old else "the leader's term was called in question"
@@ -152,12 +152,12 @@ class Leader:
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        asked = self.probes.ask_all(now_s, self.admission.doubt(now_s), "not heard of")
-        effects = asked + self.probes.overdue(now_s)
-        if gone := self.probes.silent(now_s) | self.severed.due():
-            effects += self._remove(now_s, gone)
+        effects, gone = self.doubts.overdue(now_s, self.view)
+        effects += self._remove(now_s, gone) if gone else []
         if self._pace.by_s is not None and self._pace.by_s <= now_s:
-            effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
+            self._pace.progressed(now_s)
+            if not self.doubts.stalled(now_s, self.view, self.polling.loads.values()):
+                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += self._query(now_s)
         return effects
@@ -168,6 +168,9 @@ class Leader:
         """A candidate offers itself, or repeats its offer."""
         if self.admission.outdated(sender, join):
             return []
+        needed = self.state is LeaderState.GATHERING or sender in self.view
+        if not needed and (refused := self.doubts.aside.refused(now_s, sender)):
+            return refused
         effects: list[Effect] = []
         member = sender in self.view and sender not in self.admission.candidates
         if member and not self.admission.refusal(join):
@@ -193,16 +196,15 @@ class Leader:
 
     # --- doubts and leaving -------------------------------------------------------------------
 
-    def suspect(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
-        """Ask a suspect whether it lives."""
-        known = node in self.view or node in self.admission.candidates
-        return self.probes.ask(now_s, node, reason) if known and node != self.node_id else []
+    @property
+    def standing(self) -> Standing:
+        """How far the run is."""
+        done, under_way = self.state is LeaderState.AGGREGATING, self.state in UNDER_WAY
+        return Standing(self.view, self.round, batch_done=done, under_way=under_way)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
-        if not ping or node not in self.probes:
-            return self.suspect(now_s, node, reason)
-        again = self.probes.undelivered(node, last=node in self.view.last_workers)
+        again = self.doubts.unreachable(now_s, self.view, node, reason, ping=ping)
         return self._remove(now_s, {node: reason}) if again is None else again
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
@@ -217,11 +219,7 @@ class Leader:
         needed = self.started and sender in _stay(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
-        effects: list[Effect] = [noted("member.leaving", peer=sender, reason=message.reason)]
-        stage = self.view.by_id[sender].stage_index
-        if all(m.node_id in self.leaving for m in self.view.roster(stage)):
-            effects.append(noted("stage.ending", stage=stage, peer=sender))
-        return effects
+        return _leaving_notes(self.view, sender, self.leaving)
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
         """A member wants another capacity: it has it from the next opening on."""
@@ -253,7 +251,7 @@ class Leader:
         """Go on without some nodes: in this round or another, unless the run has lost a stage."""
         effects: list[Effect] = []
         for node, reason in nodes.items():
-            self.probes.forget(node)
+            self.doubts.probes.forget(node)
             if not admit:
                 effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
@@ -342,6 +340,7 @@ class Leader:
         if self.held or self._vote is None or begun is None:
             return []
         self.committed, self._num_failures = self.round, 0
+        self.doubts.committed()
         self.electorate.settle(self.view)
         rebuilt = self.rebuild.committed(now_s, self.round.iteration, self._vote.hashes)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
@@ -360,7 +359,7 @@ class Leader:
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._pace.by_s = LeaderState.PAUSED, None
-            effects.append(CompleteRun(self.committed.iteration))
+            effects += self._query(now_s)
         return effects
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
@@ -441,13 +440,8 @@ class Leader:
     def _next_view(
         self, *, without: Sequence[NodeId] = (), admit: bool = True, resize: bool = True
     ) -> View:
-        """Return a view of the next version, without some and with all that stand prepared.
-
-        Args:
-            without: Left out.
-            admit: Whether who stands prepared enters.
-            resize: Whether members get the capacity that they want.
-        """
+        """Return a view of the next version, without some; with all that stand prepared (`admit`),
+        and the capacities that members want (`resize`)."""
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
             staff = members if self.started else None
@@ -466,12 +460,16 @@ class Leader:
             # Those who are gone can't answer; whoever comes back is needed.
             effects += self.polling.told((), self.view, self.leaving)
             gone = {*lacking} - self.admission.candidates.keys()
-            effects += self.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
+            effects += self.doubts.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
         return effects
 
     def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
         effects = self.polling.told(loads, self.view, self.leaving)
+        if self.state is LeaderState.PAUSED and not self._completed:
+            # All have got as far: nobody misses the last commit if the end overtakes it.
+            self._completed = True
+            effects.append(CompleteRun(self.committed.iteration))
         self.rebuild.told(loads)
         return effects + self.begin_era(now_s)
 
@@ -490,6 +488,15 @@ def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
     """Whether others can do again in the round what those that are gone have done in it."""
     relays = all(before.by_id[node].role is Role.RELAY for node in gone)
     return relays and not view.idle_stages
+
+
+def _leaving_notes(view: View, node: NodeId, leaving: Mapping[NodeId, str]) -> list[Effect]:
+    """Return the notes that a member wants to leave, and that its whole stage does."""
+    effects: list[Effect] = [noted("member.leaving", peer=node, reason=leaving[node])]
+    stage = view.by_id[node].stage_index
+    if all(m.node_id in leaving for m in view.roster(stage)):
+        effects.append(noted("stage.ending", stage=stage, peer=node))
+    return effects
 
 
 def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:

@@ -25,9 +25,17 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from decod.ids import NodeId
-from decod.planner.cost import Link, link_cost_s, sane_compute_s, sane_link, transfer_rate
+from decod.planner.cost import (
+    BANDWIDTH_MIN_BYTES_PER_S,
+    LATENCY_MAX_S,
+    Link,
+    link_cost_s,
+    sane_compute_s,
+    sane_link,
+    transfer_rate,
+)
 from decod.protocol import jobs
-from decod.protocol.estimate import Recent
+from decod.protocol.estimate import STALE_S, Recent
 
 TRANSFER_SIZE_MIN_BYTES = 1 << 16
 """Less is over before the time of its bytes stands out from that of its latency."""
@@ -35,11 +43,20 @@ TRANSFER_SIZE_MIN_BYTES = 1 << 16
 _UNMEASURED = Link(latency_s=0.05, bandwidth_bytes_per_s=12.5e6)
 """A link of the internet where nothing was ever timed: 50 ms and 100 Mbit/s."""
 
+_BROKEN = Link(LATENCY_MAX_S, BANDWIDTH_MIN_BYTES_PER_S)
+"""What a link is reckoned with that carries nothing."""
+
 _MOVED_RATIO = 0.1
 """A term of equation (1) that is off by more than this share is told anew."""
 
 _OTHERWISE_FACTOR = 2.0
 """A transfer that takes so many times as long as was told, or as short, is another link's."""
+
+_SLOW_RATIO = 0.5
+"""A link with less than this share of the usual bandwidth may be disturbed rather than slow."""
+
+_SLOW_STALE_S = 10.0
+"""How long what is known of such a link counts, if nothing uses it."""
 
 _NEGLIGIBLE_RATIO = 0.01
 """Changes by less than this share of the whole cost are not worth a message."""
@@ -96,6 +113,8 @@ class LinkTable:
         self._typical: Link | None = None
         self._compute_s: float | None = sane_compute_s(compute_s)
         """None: a pass was measured since."""
+        self.broken: set[NodeId] = set()
+        """Peers to whom this node's link carries nothing (`decod.protocol.ways`)."""
 
     # --- what is measured here ----------------------------------------------------------------
 
@@ -112,7 +131,8 @@ class LinkTable:
         if latency_s is not None:
             known.latency_s.add(now_s, latency_s)
         if bandwidth_bytes_per_s is not None:
-            known.bandwidth_bytes_per_s.add(now_s, bandwidth_bytes_per_s)
+            # Told by a probe, so nothing has used the link for a while.
+            known.bandwidth_bytes_per_s.add(now_s, bandwidth_bytes_per_s, stale_s=_SLOW_STALE_S)
         self._changed(known)
 
     def transferred(
@@ -140,6 +160,14 @@ class LinkTable:
         if (passes := self._passes.get(type(job))) is None:
             passes = self._passes[type(job)] = Recent()
         passes.add(0.0, duration_s)
+        self._compute_s = None
+
+    def measured_anew(self, measured: jobs.Measured) -> None:
+        """Take in how long passes take now, on a device that has had none for a while."""
+        durations_s = {jobs.Forward: measured.forward_s, jobs.Backward: measured.backward_s}
+        for kind, duration_s in durations_s.items():
+            self._passes[kind] = passes = Recent()
+            passes.add(0.0, duration_s)
         self._compute_s = None
 
     # --- what peers say -----------------------------------------------------------------------
@@ -178,6 +206,8 @@ class LinkTable:
 
     def link(self, peer: NodeId) -> Link:
         """Return the link to a peer: each part measured, or else estimated."""
+        if peer in self.broken:
+            return _BROKEN
         known = self._peers.get(peer)
         if known is None:
             return self._typical_link()
@@ -205,7 +235,8 @@ class LinkTable:
             peer_compute_s: c_j for as long as the peer has not reported it.
         """
         known = self._peers.get(peer)
-        here = (known.told if known is not None else None) or self.terms(peer)
+        told = known.told if known is not None and peer not in self.broken else None
+        here = told or self.terms(peer)
         there = known.theirs if known is not None else None
         if there is None:
             guessed_s = peer_compute_s
@@ -231,16 +262,26 @@ class LinkTable:
         return known is not None and bool(known.bandwidth_bytes_per_s)
 
     def bandwidth_stale(self, now_s: float, peer: NodeId) -> bool:
-        """Whether no transfer to this peer was timed lately."""
+        """Whether no transfer to this peer was timed lately; a slow link's is soon long ago."""
         known = self._peers.get(peer)
-        return known is None or known.bandwidth_bytes_per_s.stale(now_s)
+        after_s = self.stale_after_s(peer)
+        return known is None or known.bandwidth_bytes_per_s.stale(now_s, after_s=after_s)
+
+    def stale_after_s(self, peer: NodeId) -> float:
+        """How long what is known of a link counts: less if it was much slower than others."""
+        known = self._peers.get(peer)
+        if known is None or not known.bandwidth_bytes_per_s:
+            return STALE_S
+        usual = self._typical_link().bandwidth_bytes_per_s
+        slow = known.bandwidth_bytes_per_s.median < _SLOW_RATIO * usual
+        return _SLOW_STALE_S if slow else STALE_S
 
     # --- reports ------------------------------------------------------------------------------
 
     def terms(self, peer: NodeId) -> Terms:
         """Return this node's end of the link to a peer, as it knows it now."""
         known, compute_s = self._peers.get(peer), self.compute_s
-        if known is None:
+        if known is None or peer in self.broken:
             return Terms(self.link(peer), compute_s)
         if known.terms is None or known.terms.compute_s != compute_s:
             terms = Terms(self.link(peer), compute_s)

@@ -16,6 +16,24 @@ from decod.protocol.view import Member, Opening, Role, View
 
 _NOTHING = Round(0, 0)
 
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a message goes by way of a third member, because its origin can't reach its goal.
+
+    See `decod.protocol.ways`. Part of a message's envelope, not of the message.
+    """
+
+    origin: NodeId
+    """Who says it."""
+    goal: NodeId
+    """Whom it is for."""
+    term: int
+    """Of the origin's view."""
+    ticket: int
+    """Counts the messages of the origin that are passed on, from 1."""
+
+
 # --- membership -----------------------------------------------------------------------------
 
 
@@ -59,9 +77,11 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The leader's other answer: the run does not take this candidate; do not ask again."""
+    """The leader's other answer: the run does not take this candidate."""
 
     reason: str
+    again_s: float = 0.0
+    """After so long the reason has passed, or may have: ask again until then. 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,15 @@ class Heartbeat:
 SLOW = "no COMPLETE in time"
 """Why a node is suspected that was reached, but has not done its work yet."""
 
+TOO_SLOW = "a tensor took too long"
+"""Why a node is suspected to or from which a transfer fell short of the least rate."""
+
+TENSOR_REFUSED = "it refuses a tensor"
+"""Why a node is suspected that answers, but does not take what is sent to it."""
+
+OF_TENSORS = (TOO_SLOW, TENSOR_REFUSED)
+"""Reasons that say nothing of whether the node lives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
@@ -97,6 +126,17 @@ class Suspect:
 
     node_id: NodeId
     reason: str
+    slack: float = 1.0
+    """How many times as long as usual the sender has waited: the node is known to be irregular."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What became of a message that the sender was to pass on."""
+
+    ticket: int
+    arrived: bool
+    """Whether its goal has it. Said of tensors; of other messages only if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,6 +496,8 @@ class NodeLoad:
     """One of the node states that `decod status` shows."""
     kept: tuple[Kept, ...] = ()
     """States on its disk, if the query asks for them."""
+    awaited: tuple[NodeId, ...] = ()
+    """Members for whom it has waited for longer than for a heartbeat, the longest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,6 +527,7 @@ Message = (
     | FollowMessage
     | Heartbeat
     | Suspect
+    | Passed
     | Ping
     | Pong
     | Leave

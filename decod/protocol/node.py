@@ -26,6 +26,7 @@ from decod.ids import NodeId, Round
 from decod.protocol import messages
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
+from decod.protocol.delivery import Delivery
 from decod.protocol.effects import (
     Effect,
     FreeTensor,
@@ -36,7 +37,7 @@ from decod.protocol.effects import (
     StopReason,
     UseMembers,
 )
-from decod.protocol.era import Source
+from decod.protocol.ending import Ending
 from decod.protocol.events import (
     CheckpointRead,
     CheckpointWritten,
@@ -57,6 +58,7 @@ from decod.protocol.events import (
     StateForgotten,
     StateKept,
     StateRequested,
+    TensorLate,
     TensorSent,
     VotePersisted,
 )
@@ -66,16 +68,21 @@ from decod.protocol.joining import Joining
 from decod.protocol.keeping import inventory
 from decod.protocol.leader import Leader
 from decod.protocol.links import LinkTable
-from decod.protocol.membership import Membership
 from decod.protocol.office import FOR_OFFICE, Fate, Office
-from decod.protocol.outbox import Outbox
+from decod.protocol.openings import (
+    begins_era,
+    changes_view,
+    in_step,
+    note_opening,
+    superseded,
+)
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.standing import Standing
 from decod.protocol.stash import Stash, released
-from decod.protocol.survey import Survey
 from decod.protocol.utilisation import Utilisation
-from decod.protocol.view import Opening, View, tree_place
-from decod.protocol.work import Work, awaited_by
+from decod.protocol.view import View, tree_place
+from decod.protocol.ways import Ways
+from decod.protocol.work import Work
 
 _Frequent = (
     messages.ForwardActivation
@@ -131,13 +138,15 @@ class NodeMachine:
         self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
-        self.office = Office(self.context, facts, work, rng)
-        self._membership = Membership(self.context, lambda: awaited_by(self.work))
-        self._survey = Survey(self.context)
+        self.ways = Ways(self.context)
+        self.office = Office(self.context, facts, work, self.ways, rng)
         self._utilisation = Utilisation(self.context, work.keeping, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
-        self._outbox = Outbox(self.context)
+        self._delivery = Delivery(self.context, self.ways, work, self.office, self._joining)
+        self._membership, self._survey = self._delivery.membership, self._delivery.survey
         self._standing = Standing(self.context, identity.capacity)
+        self._ending: Ending | None = None
+        """The run has ended."""
         self._stopped = False
         self._stash = Stash()
 
@@ -158,7 +167,7 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if self._standing.draining or self.office.handover.wanted:
+        if self._ending is not None or self._standing.draining or self.office.handover.wanted:
             return NodeState.DRAINING
         if not self.work.stage.loaded:
             return NodeState.SYNCING
@@ -175,33 +184,38 @@ class NodeMachine:
             num_microbatches=self.work.num_committed,
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
+            awaited=self._membership.late,
         )
 
     @property
     def deadline_s(self) -> float | None:
         if self._stopped:
             return None
+        if self._ending is not None:
+            return earliest(self._ending.deadline_s, self._delivery.outbox.deadline_s)
         return earliest(
             self._joining.deadline_s,
-            self._membership.deadline_s,
             self._standing.deadline_s,
-            self._survey.deadline_s,
             self.work.deadline_s,
             self.office.deadline_s,
-            self._outbox.deadline_s,
+            self._delivery.deadline_s,
         )
 
     # --- the contract -------------------------------------------------------------------------
 
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
-        return self._settle(now_s, [*self.office.start(now_s), *self._joining.knock(now_s)])
+        self.office.start(now_s)
+        return self._settle(now_s, self._joining.knock(now_s))
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
+        if self._ending is not None:
+            effects = self._ending.taken(now_s, event, self.ways, self._delivery.outbox)
+            return self._settle(now_s, effects)
         if isinstance(event, DeadlinePassed):
             return [e for part in self._overdue(now_s) if part for e in self._settle(now_s, part)]
         return self._settle(now_s, self._handle(now_s, event))
@@ -220,6 +234,7 @@ class NodeMachine:
                     continue
             if isinstance(effect, (Send, SendTensor)):
                 self._membership.told(now_s, effect.to)
+                effect = self.ways.routed(effect)
             elif isinstance(effect, Stop):
                 effect = self.office.handover.ended(self._standing.ended(effect))
                 self._stopped = True
@@ -228,6 +243,8 @@ class NodeMachine:
 
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
         match event:
+            case Received(way=way) if way is not None and way.goal != self.identity.node_id:
+                return self.ways.pass_on(event)
             case Received():
                 self._membership.heard(now_s, event)
                 asked = self._joining.heard(now_s, event)
@@ -237,13 +254,13 @@ class NodeMachine:
             case JobFailed():
                 return self._job_failed(now_s, event)
             case TensorSent():
-                self.work.followers.sent(event)
-                reports = self._survey.sent(now_s, event)
-                return reports + self.context.tensors.release(event.tensor)
+                return self._delivery.sent(now_s, event)
             case SendFailed():
-                return self._undelivered(now_s, event)
+                return self._delivery.failed(now_s, event)
+            case TensorLate(late):
+                return self._membership.suspect(now_s, late, messages.TOO_SLOW)
             case LinkMeasured():
-                return self._survey.measured(now_s, event)
+                return self._delivery.measured(now_s, event)
             case DeadlinePassed():
                 return []
             case VotePersisted():
@@ -276,7 +293,7 @@ class NodeMachine:
 
     def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
         """Let one machine after the other act, each in the round that the one before has left."""
-        yield self._outbox.overdue(now_s)
+        yield self._delivery.overdue(now_s)
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
             yield self._joining.knock(now_s)
@@ -286,29 +303,14 @@ class NodeMachine:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
 
-    def _undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
-        """Doubt the receiver, and try again later if the message still matters then."""
-        if isinstance(event.message, FollowMessage):
-            effects = self._joining.missed(now_s, event, self.work.followers)
-            return effects + self.work.followed(now_s)
-        effects = self._outbox.undelivered(now_s, event) + self.work.microbatches.undelivered(event)
-        self._survey.undelivered(event)
-        handled = self.office.unreachable(now_s, event.to, event.message, event.reason)
-        if handled is not None:
-            return effects + handled
-        return effects + self._membership.undelivered(now_s, event.to, event.reason)
-
     # --- messages -----------------------------------------------------------------------------
 
     def _screen(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message, unless its term is another than this node's."""
         fate, effects = self.office.screen(now_s, received)
-        match fate:
-            case Fate.TAKE:
-                return effects + self._receive(now_s, received)
-            case Fate.KEEP:
-                return effects + self._stash.keep(received)
-        return effects + released(received)
+        if fate is Fate.TAKE:
+            return effects + self._receive(now_s, received)
+        return effects + (self._stash.keep(received) if fate is Fate.KEEP else released(received))
 
     def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - a line each.
         message, sender = received.message, received.sender
@@ -322,16 +324,20 @@ class NodeMachine:
             case messages.Assign():
                 from_leader = sender == self.context.view.leader
                 return self._joining.assigned(message) if from_leader else []
-            case messages.Refuse(reason):
-                refused = Stop(StopReason.REFUSED, reason)
-                return [] if self.in_view or sender != self.context.view.leader else [refused]
+            case messages.Refuse():
+                ours = self.in_view or sender != self.context.view.leader
+                return [] if ours else self._joining.refused(now_s, message)
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.work.followers)
                 return effects + self.work.followed(now_s)
+            case messages.Passed():
+                return self._delivery.passed(now_s, sender, message)
             case messages.Differs():
                 return self.work.stage.differs(sender, message)
             case messages.Ping(nonce):
-                return [Send(sender, messages.Pong(nonce))]
+                # Whom this node can't be reached by it may not reach either: a probe will tell.
+                effects = self.ways.broken(now_s, sender) if received.way is not None else []
+                return [*effects, Send(sender, messages.Pong(nonce))]
             case messages.Heartbeat(round_):
                 behind = self.in_view and round_ > self.context.round
                 return self._membership.catch_up(now_s) if behind else []
@@ -389,24 +395,30 @@ class NodeMachine:
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
             place = tree_place(opening.view, node_id, fanout=fanout)
-            if _changed(opening, self.context):
+            if changes_view(opening, self.context):
                 # First: those who are told next may be new, and are dialled where the view says.
                 effects.append(UseMembers(opening.view.members))
             effects += [Send(child, message) for child in place.children]
         if opening.finished:
-            reason = StopReason.FAILED if opening.failed else StopReason.FINISHED
-            detail = message.reason if isinstance(message, messages.Abort) else "the run is over"
-            return [*effects, *self.work.end(), Stop(reason, detail)]
+            return [*effects, *self._end(now_s, message)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
             return [self._dismissed(opening.view)] if self.in_view else []
         if not self.in_view and not self._joining.admitted(opening):
             return effects
-        if self.in_view and not _in_step(self.context, self.work, message):
+        if self.in_view and not in_step(self.context, self.work, message):
             detail = f"the run has committed iteration {opening.committed.iteration} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
         effects += self.work.note_commit(message)
         return effects + self._open(now_s, message)
+
+    def _end(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+        """The run has ended. What was committed last may only be learnt from that."""
+        effects = self.work.note_commit(decision)
+        effects += self.work.close(decision.opening)[1] + self.work.end()
+        self.context.round = decision.opening.round
+        self._ending = Ending(now_s, self.context, decision)
+        return effects
 
     def _mend(self, now_s: float, message: messages.Mend) -> list[Effect]:
         """Members are lost, but the round is not: pass the word on, and go on without them."""
@@ -422,23 +434,26 @@ class NodeMachine:
         self._membership.adopt(now_s)
         self.office.election.mended(now_s, message)
         self._survey.opened(now_s, renewed=True)
+        effects += self.ways.adopt()
         return [*effects, *self.work.mend(now_s), *self._replay(now_s)]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
-        return _superseded(view) if leads else self._standing.dismissed()
+        return superseded(view) if leads else self._standing.dismissed()
 
     def _open(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
         context, work, entering = self.context, self.work, not self.in_view
         opening = decision.opening
         committed, effects = work.close(opening)
-        renewed = _changed(opening, context)
+        renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
-        returns = opening.origin is not None and (entering or _begins_era(opening, context))
+        returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.round = opening.round
+        effects += self.ways.opened()
         if renewed:
             context.adopt(opening.view)
             self._membership.adopt(now_s)
+            effects += self.ways.adopt()
         effects += self.office.adopt(now_s, decision)
         self._survey.opened(now_s, renewed=renewed)
         self._membership.announced(now_s)
@@ -452,7 +467,7 @@ class NodeMachine:
             effects += work.stage.committed(opening.committed.iteration)
         effects += work.keeping.opened(opening, stepped=committed)
         effects += work.followers.opened(now_s, opening, stepped=committed)
-        effects.append(_note_opening(context))
+        effects.append(note_opening(context))
         effects += self._standing.opened(now_s)
         if self._standing.draining:
             self.office.election.abstain(now_s)
@@ -484,15 +499,8 @@ class NodeMachine:
         elif job is not None and following.awaits(job) and not event.fatal:
             handled = following.failed(now_s, event.reason)
         if handled is None:
-            return effects + self._crippled(event.reason)
+            return effects + self.office.crippled(event.reason)
         return effects + handled + self.office.voted(now_s)
-
-    def _crippled(self, reason: str) -> list[Effect]:
-        """Without its compute process this node can't keep its word: say so and stop."""
-        if self.leader is not None:
-            return self.office.crippled(reason)
-        leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
-        return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
 
 
 def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:
@@ -507,39 +515,6 @@ def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join
     )
 
 
-def _changed(opening: Opening, context: Context) -> bool:
-    """Whether an opening's view is another than the context's."""
-    old, new = context.view, opening.view
-    return (old.term, old.version) != (new.term, new.version)
-
-
-def _superseded(view: View) -> Stop:
-    leader = view.by_id[view.leader].label
-    return Stop(StopReason.SUPERSEDED, f"{leader} leads the run in term {view.term}")
-
-
-def _begins_era(opening: Opening, context: Context) -> bool:
-    return opening.round.era > context.round.era
-
-
-def _in_step(context: Context, work: Work, decision: messages.Commit | messages.Abort) -> bool:
-    """Whether a member can follow: it holds what was committed, has voted for it, or goes back.
-
-    A leader that was elected without the votes of most of a stage may commit what the others hold.
-    """
-    committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
-    if _begins_era(decision.opening, context):
-        back = origin is not None and origin.source is not Source.NEIGHBOURS
-        return back or (origin is not None and committed.iteration == work.stage.iteration)
-    voted = work.voted_for(committed)
-    if isinstance(decision, messages.Commit) and decision.view_term:
-        told = (decision.view_term, decision.view_version)
-        own = work.aggregation.proposal if work.aggregation is not None else ""
-        level = dict(decision.hashes).get(context.member.stage_index, own) == own
-        voted = voted and told == (view.term, view.version) and level
-    return committed.iteration == work.stage.iteration or voted
-
-
 def _is_frequent(message: messages.Message) -> TypeGuard[_Frequent]:
     return type(message) in _FREQUENT_TYPES
 
@@ -551,14 +526,3 @@ def _place_of(message: messages.Message, round_: Round, *, view_version: int) ->
     if isinstance(message, messages.OF_CHANGED_PATH):
         return round_, max(message.path_version, view_version)
     return round_, view_version
-
-
-def _note_opening(context: Context) -> Note:
-    fields = (
-        ("round", str(context.round)),
-        ("view_version", context.view.version),
-        ("num_members", len(context.view.members)),
-        ("term", context.view.term),
-        ("leader", context.view.leader),
-    )
-    return Note("round.opened", fields)

@@ -14,7 +14,7 @@ from decod.protocol import messages
 from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
-from decod.protocol.effects import CompleteRun, Effect, Note, Send, Stop, StopReason, noted
+from decod.protocol.effects import Effect, Note, Send, Stop, StopReason, noted
 from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
 from decod.protocol.election_messages import (
     Candidacy,
@@ -37,10 +37,11 @@ from decod.protocol.events import (
 from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
-from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
+from decod.protocol.leader import Leader
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.voter import Promise
+from decod.protocol.ways import Ways
 from decod.protocol.work import Work
 
 _ANY_TERM = (
@@ -89,11 +90,14 @@ class Fate(Enum):
 class Office:
     """One node's view of the leader's office."""
 
-    def __init__(self, context: Context, facts: RunFacts, work: Work, rng: Random) -> None:
+    def __init__(
+        self, context: Context, facts: RunFacts, work: Work, ways: Ways, rng: Random
+    ) -> None:
         shape = facts.shape
+        self._ways = ways
         self.leader: Leader | None = None
         if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, shape, work)
+            self.leader = self._leader_of(context, shape, work, ways)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
         self._context = context
@@ -104,11 +108,11 @@ class Office:
         """When nodes that are behind in terms were last told."""
 
     @staticmethod
-    def _leader_of(context: Context, shape: RunShape, work: Work) -> Leader:
+    def _leader_of(context: Context, shape: RunShape, work: Work, ways: Ways) -> Leader:
         def agreed_epoch() -> int:
             return work.routing.agreed_epoch
 
-        leader = Leader(context.node_id, context.config, shape, agreed_epoch)
+        leader = Leader(context.node_id, context.config, shape, agreed_epoch, ways.around)
         leader.rebuild.has_start = not context.fetches_initial
         return leader
 
@@ -124,8 +128,9 @@ class Office:
         leader_s = self.leader.deadline_s if self.leader is not None else None
         return earliest(self.election.deadline_s, self._beat_s, self.handover.deadline_s, leader_s)
 
-    def start(self, now_s: float) -> list[Effect]:
-        return self.leader.start(now_s) if self.leader is not None else []
+    def start(self, now_s: float) -> None:
+        if self.leader is not None:
+            self.leader.polling.start(now_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self.leader.overdue(now_s) if self.leader is not None else []
@@ -215,9 +220,14 @@ class Office:
         return effects
 
     def crippled(self, reason: str) -> list[Effect]:
-        """This node leads, and its compute process has ended. Where there is another data node that
-        is as if its host were lost; alone it ends the run, which nobody could lead any more."""
-        assert self.leader is not None
+        """Without its compute process this node can't keep its word: it says so and stops.
+
+        If it leads, and there is another data node, that is as if its host were lost; alone it ends
+        the run, which nobody could lead any more.
+        """
+        if self.leader is None:
+            leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
+            return [Send(self._context.view.leader, leave), Stop(StopReason.FAILED, reason)]
         if len(self._context.view.data_nodes) == 1:
             return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
         self.leader, self._beat_s = None, None
@@ -247,13 +257,10 @@ class Office:
         if won is None:
             return []
         work = self._work
-        self.leader = leader = self._leader_of(self._context, self._shape, work)
+        self.leader = leader = self._leader_of(self._context, self._shape, work, self._ways)
         begun = work.aggregation.begun if work.aggregation is not None else None
         won = replace(won, resigned=self.handover.resigned)
-        effects = leader.start(now_s) + leader.take_over(now_s, won, begun)
-        if leader.state is LeaderState.PAUSED:
-            effects.append(CompleteRun(leader.committed.iteration))
-        return effects
+        return leader.take_over(now_s, won, begun)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -345,13 +352,8 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
             return leader.join(now_s, sender, message)
         case messages.Prepared():
             return leader.prepared(now_s, sender, message)
-        case messages.Suspect(node, reason):
-            unreached = reason != messages.SLOW and node not in leader.probes
-            if unreached and leader.state in UNDER_WAY:
-                place = (leader.round, leader.state is LeaderState.AGGREGATING)
-                allows = leader.electorate.allows
-                leader.severed.doubted(now_s, (sender, node), leader.view, place, allows)
-            return leader.suspect(now_s, node, reason)
+        case messages.Suspect():
+            return leader.doubts.suspected(now_s, sender, message, leader.standing)
         case messages.Pong(nonce):
             return _answered(now_s, leader, sender, nonce)
         case messages.Leave():
@@ -375,7 +377,7 @@ def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[
 
 def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:
     """Who was asked whether it lives does. If it was given up, others may not be needed now."""
-    leader.probes.answered(sender, nonce)
+    leader.doubts.probes.answered(sender, nonce)
     later_life = sender in leader.admission.candidates  # It has to prepare first.
     if later_life or not leader.electorate.returned(sender):
         return []

@@ -1,6 +1,12 @@
-"""The leader's questions to nodes that somebody doubts: who does not answer in time is gone."""
+"""The leader's questions to nodes that somebody doubts: who does not answer in time is gone.
 
-from collections.abc import Iterable
+A node that does not answer at once is also asked by way of other members: the leader's own link to
+it may be what is wrong.
+
+Source: SWIM (Das, Gupta, Motivala, DSN 2002), section 3.1: indirect probes.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -8,8 +14,11 @@ from decod.ids import NodeId
 from decod.protocol.effects import Effect, Send
 from decod.protocol.messages import Ping
 
-_TRIES = 2
-"""Pings that may fail, at once, before a node counts as gone."""
+_TRIES_ALONE = 2
+"""Pings that may fail, at once, before a node counts as gone, where nobody else can ask it."""
+
+_TRIES = 3
+"""The same where others can: the leader's own and those of two others."""
 
 _TRIES_LAST = 6
 """The same for the last one of a stage."""
@@ -25,8 +34,12 @@ class _Probe:
     again_s: float
     """When it is asked again: question or answer may have been lost on the way."""
     reason: str
+    tries: int = _TRIES_ALONE
+    """Of which so many may fail."""
+    num_asked: int = 1
+    """Pings that were sent."""
     num_failed: int = 0
-    """Pings that did not reach it."""
+    """Those of them that did not reach it."""
 
 
 @dataclass(slots=True)
@@ -34,8 +47,14 @@ class Probes:
     """At most one open question to each suspect."""
 
     timeout_s: float
+    around: Callable[[NodeId, Ping], list[Effect]] = lambda *_: []
+    """Asks by way of others."""
     _open: dict[NodeId, _Probe] = field(default_factory=dict)
     _nonces: Iterable[int] = field(default_factory=lambda: count(1))
+
+    def renumbered(self, term: int) -> "Probes":
+        """Return one without open questions, whose own are none of an earlier term's."""
+        return Probes(self.timeout_s, self.around, _nonces=count(term << 32))
 
     @property
     def deadline_s(self) -> float | None:
@@ -46,13 +65,20 @@ class Probes:
     def __contains__(self, node: NodeId) -> bool:
         return node in self._open
 
-    def ask(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
-        """Ask a suspect whether it lives, unless it has been asked."""
+    def ask(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> list[Effect]:
+        """Ask a suspect whether it lives, unless it has been asked.
+
+        Args:
+            now_s: The time.
+            node: The suspect.
+            reason: Why it is doubted.
+            slack: How many times as long as usual it may take.
+        """
         if node in self._open:
             return []
         nonce = next(iter(self._nonces))
         again_s = now_s + self.timeout_s / _ASKED
-        self._open[node] = _Probe(nonce, now_s + self.timeout_s, again_s, reason)
+        self._open[node] = _Probe(nonce, now_s + slack * self.timeout_s, again_s, reason)
         return [Send(node, Ping(nonce))]
 
     def ask_all(self, now_s: float, nodes: Iterable[NodeId], reason: str) -> list[Effect]:
@@ -71,16 +97,30 @@ class Probes:
         """
         probe = self._open[node]
         probe.num_failed += 1
-        if probe.num_failed >= (_TRIES_LAST if last else _TRIES):
+        around = self._around(node, probe) if probe.num_failed == 1 else []
+        if probe.num_failed >= (_TRIES_LAST if last else probe.tries):
             return None
+        if probe.num_asked > probe.num_failed:
+            return around
+        probe.num_asked += 1
         return [Send(node, Ping(probe.nonce))]
+
+    def _around(self, node: NodeId, probe: _Probe) -> list[Effect]:
+        """Have others ask a node."""
+        effects = self.around(node, Ping(probe.nonce))
+        probe.num_asked += len(effects)
+        probe.tries = _TRIES if effects else probe.tries
+        return effects
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Ask again who has not answered yet, and has time left."""
         due = [(n, p) for n, p in self._open.items() if p.again_s <= now_s < p.deadline_s]
-        for _, probe in due:
+        effects: list[Effect] = []
+        for node, probe in due:
             probe.again_s = now_s + self.timeout_s / _ASKED
-        return [Send(node, Ping(probe.nonce)) for node, probe in due]
+            probe.num_asked += 1
+            effects += [Send(node, Ping(probe.nonce)), *self._around(node, probe)]
+        return effects
 
     def silent(self, now_s: float) -> dict[NodeId, str]:
         """Return who has not answered in time, and why it was doubted."""

@@ -13,7 +13,7 @@ whatever happens (I8):
   could not if even an endless bandwidth left it more expensive than every neighbour of that stage
   that was measured, or if the bytes of an activation hardly count in its cost. Links in use are
   never probed: what they carry measures them. One that has lost all flows because it was slow is
-  looked at again, when what is known of it is stale; so nothing is banned for having been slow.
+  looked at again after a few seconds, so nothing is banned for having been slow.
 
     idle --tick, a link worth it--> probing --LinkMeasured with a bandwidth, or with nothing--> idle
                                     probing --_PROBE_TIMEOUT_S--> idle
@@ -193,6 +193,9 @@ class Survey:
         self._tried_s[node] = now_s
         self._probing = (node, now_s)
         size_bytes = max(links.activation_size_bytes, TRANSFER_SIZE_MIN_BYTES)
+        if links.stale_after_s(node) < STALE_S:
+            # Most likely it still is slow: a large probe would keep others from being made.
+            size_bytes = TRANSFER_SIZE_MIN_BYTES
         return [ProbeLink(node, min(size_bytes, PROBE_SIZE_MAX_BYTES))]
 
     def _byways_worth_probing(self, now_s: float) -> set[NodeId]:
@@ -216,7 +219,7 @@ class Survey:
             node
             for node in stale
             if node != self._context.node_id
-            and now_s - self._tried_s.get(node, -STALE_S) >= STALE_S
+            and now_s - self._tried_s.get(node, -STALE_S) >= links.stale_after_s(node)
             and (limit_s is None or links.floor_s(node) < limit_s)
             and links.transfer_s(node) > _TRANSFER_SHARE_MIN * links.floor_s(node)
         ]

@@ -7,6 +7,7 @@ microbatches and gradients happens here.
 
 from collections import deque
 from random import Random
+from typing import TypeVar
 
 from decod.ids import NodeId, Round
 from decod.protocol import jobs, messages
@@ -20,6 +21,7 @@ from decod.protocol.era import Origin, Source
 from decod.protocol.events import JobFinished, Received, StateFetched, StateFetchFailed
 from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.followers import Followers
+from decod.protocol.idleness import Idleness
 from decod.protocol.jobs import MICROBATCH_JOBS
 from decod.protocol.keeping import Keeping
 from decod.protocol.messages import Message
@@ -35,6 +37,8 @@ from decod.protocol.view import Opening, Role
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
 _Decision = messages.Commit | messages.Abort
+
+_Flows = TypeVar("_Flows", RelayFlows, DataFlows)
 
 _EARLY_MAX = 4096
 """Messages that are kept; beyond that the oldest are dropped, as if lost on the way."""
@@ -64,11 +68,11 @@ class Work:
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
-                context, self._data_flows, num_microbatches=num_microbatches
+                context, lambda: _of(DataFlows, self.flows), num_microbatches=num_microbatches
             )
         else:
             self.microbatches = RelayMicrobatches(
-                context, self._relay_flows, lambda: self.stage.loaded
+                context, lambda: _of(RelayFlows, self.flows), lambda: self.stage.loaded
             )
         self.num_committed = 0
         """Microbatches of committed iterations that this node has worked on."""
@@ -79,6 +83,7 @@ class Work:
         self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
         """What peers said of the next round's flows before this node had opened it."""
         self.readiness = Readiness(context)
+        self._idleness, self._worked = Idleness(context), True
 
     @property
     def deadline_s(self) -> float | None:
@@ -135,6 +140,7 @@ class Work:
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's round as the opening of the next says: keep its step, or undo it."""
         committed, aggregation = self.voted_for(opening.committed), self.aggregation
+        self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = aggregation.abandon() if aggregation is not None else []
         if committed and aggregation is not None:
             self.num_committed += len(self.microbatches.folded)
@@ -197,6 +203,8 @@ class Work:
             self.positions.begin()
         self.readiness.reset()
         amended = self.stage.opened() + self.entering.opened(opening) + self.returning.tell()
+        idle = self.stage.loaded and not self.paused and not self._worked
+        amended += self._idleness.opened(now_s, idle=idle)
         self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
 
@@ -374,6 +382,7 @@ class Work:
         """Take in the result of any job but `Build` and what comes before this node's entry."""
         if isinstance(job, MICROBATCH_JOBS):
             return self._microbatch_computed(now_s, job, event)
+        self._idleness.done(now_s, job, event)
         aggregation = self.aggregation
         match job, event.result:
             case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.keeping.awaits(job):
@@ -431,15 +440,14 @@ class Work:
                 return self.keeping.copy_failed(job, reason)
             case jobs.Snapshot():
                 return self.stage.copy_failed(reason)
+            case jobs.Measure():
+                return []
         return None
 
-    def _data_flows(self) -> DataFlows:
-        assert isinstance(self.flows, DataFlows)
-        return self.flows
 
-    def _relay_flows(self) -> RelayFlows:
-        assert isinstance(self.flows, RelayFlows)
-        return self.flows
+def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
+    assert isinstance(flows, kind)
+    return flows
 
 
 def _why_back(decision: _Decision, origin: Origin) -> str:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from decod.protocol.events import Fault
 from decod.sim.churn import Churn, Instants
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import Kernel
@@ -263,7 +264,7 @@ class Cluster:
                 self._known_links.add(frozenset((sender.name, receiver.name)))
                 then()
 
-        def failed(_: str) -> None:
+        def failed(_reason: str, _fault: Fault) -> None:
             self._notice(receiver, receiver.life)
 
         self._network.send_tensor(

@@ -102,6 +102,8 @@ class ComputeProfile:
                 return self.forward_s
             case jobs.Backward():
                 return self.backward_ratio * self.forward_s
+            case jobs.Measure():
+                return (1 + self.backward_ratio) * self.forward_s
             case jobs.Embed():
                 return self.embed_s
             case jobs.EmbedBackward():
@@ -197,6 +199,7 @@ class Compute:
             jobs.Reduce: self._reduce,
             jobs.Propose: self._propose,
             jobs.Commit: self._commit,
+            jobs.Measure: self._measure,
         }
 
     def run(self, job: Job, inputs: tuple[Content, ...]) -> Outcome:
@@ -225,6 +228,11 @@ class Compute:
         self.stage_index, self.iteration = stage_index, 0
         self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
         return Outcome(jobs.Built(self.parameter_hash))
+
+    @staticmethod
+    def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        return Outcome(jobs.Nothing())  # The host alone knows how long it took.
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> Outcome:
         _no_input(job, inputs)

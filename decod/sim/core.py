@@ -372,6 +372,8 @@ class Standing:
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
     """Of the last settled view."""
+    needed: frozenset[NodeId]
+    """Without whom the run can't go on: data nodes, and the last of each stage."""
     room: int
     """Microbatches for which the stage with the least room has room."""
     abstains: bool
@@ -399,6 +401,7 @@ def standing_of(machine: object) -> Standing | None:
         place=(context.view.term, context.round, context.view.version),
         members=ids_of(context.view),
         electors=electors,
+        needed=context.view.last_workers | {m.node_id for m in context.view.data_nodes},
         room=min(sum(m.capacity for m in workers) for workers in context.view.workers[1:]),
         abstains=election.abstains,
         may_stand=member is not None and member.role is Role.DATA and not election.abstains,

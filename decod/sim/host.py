@@ -6,31 +6,24 @@ twice, ask for a deadline that never moves) ends the run with words.
 """
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from decod.ids import JobId, NodeId, TensorId
+from decod.ids import NodeId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol.effects import Effect
-from decod.protocol.events import Event
+from decod.protocol.events import Event, Fault
 from decod.protocol.jobs import Job
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 from decod.protocol.params import ProtocolConfig
-from decod.protocol.patience import Patience
-from decod.sim.compute import (
-    Activation,
-    Compute,
-    ComputeProfile,
-    Content,
-    Gradient,
-    MisuseError,
-    Step,
-)
+from decod.sim.clock import HostClock
+from decod.sim.compute import Compute, ComputeProfile, Content, MisuseError, Step
 from decod.sim.core import Machine, term_of
+from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
@@ -49,10 +42,11 @@ class Observer(Protocol):
     """Sees everything that happens; raises if it must not happen."""
 
     def stepped(self, host: "Host", event: Event | None) -> None:
-        """The machine has taken an event (None: its start) and its effects are carried out."""
+        """The machine has taken an event (None: its start, or what it passes on) and its effects
+        are carried out."""
 
     def sent(self, host: "Host", to: NodeId, message: Message) -> None:
-        """The machine wants a message sent."""
+        """The machine wants a message of its own to get to a peer."""
 
     def computed(self, host: "Host", job: Job, duration_s: float) -> None:
         """A job has ended on this host."""
@@ -77,13 +71,6 @@ class World:
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     hosts: dict[NodeId, "Host"] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _QueuedJob:
-    id: JobId
-    job: Job
-    inputs: tuple[TensorId, ...]
 
 
 @dataclass(slots=True)
@@ -112,7 +99,7 @@ class Host:
         speed: Of its device, compared with `profile`; both may change while it runs.
         on_stop: Called with the host when its machine has ended.
         num_leaked: Tensors that the machine still owned, without use, when it ended.
-        num_microbatch_jobs: Forward and backward passes that it has run.
+        device: Its compute process.
         disk: Outlives crashes.
     """
 
@@ -139,22 +126,21 @@ class Host:
         self.control_by_kind: Counter[type] = Counter()
         self.num_bulk_sent = 0
         self.num_probes = 0
-        self.num_microbatch_jobs = 0
         self.num_leaked = 0
         self.disk = Disk(world.kernel)
         self.tensors = TensorTable(world.profile)
         self._world = world
         self.speed = speed
         self.profile = world.profile
-        self._rng = rng
         self._machine: Machine | None = None
         self._life = 0
-        self._compute_life = 0
         self.states = States(self, world.kernel, world.network)
-        self._jobs: deque[_QueuedJob] = deque()
-        self._patience = Patience(world.protocol)
-        self._hung = False
+        self.clock = HostClock(world.kernel)
+        self.device = Device(self, world.kernel, world.observer, world.protocol, rng)
         self._timer_s: float | None = None
+        """The world's instant of the timer that is planned."""
+        self._frozen_clock_s, self._num_freezes = 0.0, 0
+        """What the clock showed when the host froze last, and how often it has."""
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
         self._round_trips = RoundTrips(world.kernel, self.deliver)
@@ -164,7 +150,7 @@ class Host:
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
             fx.SendTensor: self._send_tensor,
-            fx.StartJob: self._start_job,
+            fx.StartJob: self.device.start,
             fx.FreeTensor: self._free,
             fx.FetchState: self.states.fetch,
             fx.ServeState: self.states.serve,
@@ -184,6 +170,16 @@ class Host:
     def machine(self) -> Machine:
         assert self._machine is not None, f"{self.name} has not started"
         return self._machine
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it stands still."""
+        return self._world.kernel.now_s < self.frozen_until_s
+
+    @property
+    def present(self) -> bool:
+        """Whether it is up, and does not stand still."""
+        return self.reachable and not self.frozen
 
     @property
     def life(self) -> int:
@@ -218,40 +214,12 @@ class Host:
     def freeze(self, duration_s: float) -> None:
         """Stall the whole host: nothing is lost, everything happens later."""
         now_s = self._world.kernel.now_s
-        if now_s >= self.frozen_until_s:
+        if not self.frozen:
             self.trace("host.frozen", duration_s=duration_s)
+            self._frozen_clock_s = self.clock.now_s
+            self._num_freezes += 1
         self.frozen_until_s = max(self.frozen_until_s, now_s + duration_s)
         self._world.kernel.at(self.frozen_until_s, self._thaw)
-
-    def hang_compute(self) -> None:
-        """Let the compute process stand still for good: until the node has no more patience."""
-        if not self._hung:
-            self._hung = True
-            self._compute_life += 1
-            self.trace("host.compute_hung")
-            self._look(self._compute_life)
-
-    def _look(self, life: int) -> None:
-        if life != self._compute_life:
-            return
-        kernel, patience = self._world.kernel, self._patience
-        if kernel.now_s >= self.frozen_until_s and patience.look(kernel.now_s) is not None:
-            self.fail_compute()
-        else:
-            kernel.after(patience.interval_s, self._look, life)
-
-    def fail_compute(self) -> None:
-        """Let the compute process die: its state and its jobs are gone, the node lives on."""
-        self._hung = False
-        failed = list(self._jobs)
-        self._jobs.clear()
-        self._compute_life += 1  # The job in progress never ends.
-        self.trace("host.compute_killed")
-        for entry in failed:
-            self.tensors.end_job(entry.inputs)
-        # Its end is noticed also while it has nothing to do.
-        for job_id in [entry.id for entry in failed] or [JobId(0)]:
-            self.deliver(ev.JobFailed(job_id, "compute process died", fatal=True))
 
     def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
         """Call back when the machine takes its event of this number, counted from 1."""
@@ -272,14 +240,24 @@ class Host:
         """Give the machine an event, now or when the host thaws."""
         if not self.reachable:
             return
-        if self._world.kernel.now_s < self.frozen_until_s:
-            self._backlog.append(partial(self._act, event))
+        if self.frozen:
+            self.when_thawed(partial(self._act, event))
         else:
             self._act(event)
 
+    def when_thawed(self, callback: Callable[[], None]) -> None:
+        """Call back when the host, which stands still, goes on."""
+        self._backlog.append(callback)
+
     def _thaw(self) -> None:
-        if self._world.kernel.now_s < self.frozen_until_s or not self.reachable:
+        if self.frozen:
             return
+        self.clock.stalled_since(self._frozen_clock_s)
+        if not self.reachable:
+            return
+        if self._num_freezes % 2:
+            # Every other time its timers come before what has arrived meanwhile.
+            self._expire()
         backlog, self._backlog = self._backlog, []
         for callback in backlog:
             if self.reachable:
@@ -290,10 +268,8 @@ class Host:
     def _down(self, *, refuses: bool) -> None:
         self.reachable, self.refuses = False, refuses
         self._life += 1
-        self._compute_life += 1
         self.states.down(refuses=refuses)
-        self._jobs.clear()
-        self._patience, self._hung = Patience(self._world.protocol), False
+        self.device.down()
         self.tensors.clear()
         self._backlog.clear()
         self._timer_s = None
@@ -301,7 +277,7 @@ class Host:
     def _act(self, event: Event | None) -> None:
         """Step the machine, carry out what it wants, have it checked."""
         world = self._world
-        now_s = world.kernel.now_s
+        now_s = self.clock.now_s
         self.num_events += 1
         if self._on_event and self.num_events in self._on_event:
             self._on_event.pop(self.num_events)()
@@ -319,7 +295,19 @@ class Host:
         except MisuseError as error:
             world.observer.misused(self, str(error), error)
         self._arm()
-        world.observer.stepped(self, event)
+        # What it only passes on is no business of its own.
+        world.observer.stepped(self, None if self._passes_on(event) else event)
+
+    def _passes_on(self, event: Event | None) -> bool:
+        way = event.way if isinstance(event, ev.Received) else None
+        return way is not None and way.goal != self.node_id
+
+    def _says(self, effect: fx.Send | fx.SendTensor) -> None:
+        """Have a message of this host looked at, whichever way it goes."""
+        way = effect.way
+        if way is None or way.origin == self.node_id:
+            to = effect.to if way is None else way.goal
+            self._world.observer.sent(self, to, effect.message)
 
     def _perform(self, effects: list[Effect]) -> None:
         perform_one = self._perform_one
@@ -336,26 +324,32 @@ class Host:
             return
         assert self._machine is not None
         deadline_s, timer_s = self._machine.deadline_s, self._timer_s
-        if deadline_s is None or (timer_s is not None and timer_s <= deadline_s):
+        if deadline_s is None:
             return
-        kernel = self._world.kernel
-        self._timer_s = max(deadline_s, kernel.now_s)
-        kernel.at(self._timer_s, self._wake, self._timer_s, self._life)
+        instant_s = self.clock.instant_of(deadline_s)
+        if timer_s is None or timer_s > instant_s:
+            self._timer_s = instant_s
+            self._world.kernel.at(instant_s, self._wake, instant_s, self._life)
 
     def _wake(self, time_s: float, life: int) -> None:
         if life != self._life or time_s != self._timer_s:
             return  # An earlier timer has taken its place.
         self._timer_s = None
-        if self._world.kernel.now_s < self.frozen_until_s:
+        if self.frozen:
             return  # Thawing arms it again.
-        deadline_s = self.machine.deadline_s
-        if deadline_s is not None and deadline_s <= self._world.kernel.now_s:
-            if self._spins.stuck(self._world.kernel.now_s):
-                text = f"{_SPIN_LIMIT} deadlines in a row at one instant: the machine is stuck"
-                self._world.observer.misused(self, text, None)
-            self._act(ev.DeadlinePassed())
-        else:
+        if not self._expire():
             self._arm()
+
+    def _expire(self) -> bool:
+        """Let the machine's deadline pass, if it has come; whether it has."""
+        deadline_s = self.machine.deadline_s
+        if deadline_s is None or not self.clock.reaches(deadline_s):
+            return False
+        if self._spins.stuck(self._world.kernel.now_s):
+            text = f"{_SPIN_LIMIT} deadlines in a row at one instant: the machine is stuck"
+            self._world.observer.misused(self, text, None)
+        self._act(ev.DeadlinePassed())
+        return True
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -365,16 +359,16 @@ class Host:
         self.num_control_sent += 1
         self.control_by_kind[type(effect.message)] += 1
         world, to, message = self._world, effect.to, effect.message
-        world.observer.sent(self, to, message)
-        receiver = world.hosts.get(to)
+        self._says(effect)
+        receiver, said = world.hosts.get(to), self._said(message, effect.way)
         world.network.send_control(
             Transfer(
                 sender=self,
                 receiver=receiver,
                 size_bytes=0,
-                delivered=partial(receiver.deliver, self._said(message)) if receiver else _nothing,
+                delivered=partial(receiver.deliver, said) if receiver else _nothing,
                 sent=self._round_trips.timed(to),
-                failed=partial(self._send_failed, to, message),
+                failed=partial(self._send_failed, effect),
             )
         )
 
@@ -383,17 +377,19 @@ class Host:
         receiver = self._world.hosts.get(effect.to)
         Probe(effect, self._world.network, self, receiver, self.deliver).start()
 
-    def _send_failed(self, to: NodeId, message: Message, reason: str) -> None:
-        self.deliver(ev.SendFailed(to, message, reason))
+    def _send_failed(self, effect: fx.Send, reason: str, fault: Fault) -> None:
+        failed = ev.SendFailed(effect.to, effect.message, reason, way=effect.way, fault=fault)
+        self.deliver(failed)
 
     def _send_tensor(self, effect: fx.SendTensor) -> None:
         if self._on_sent and not self._leaves(effect.message):
             return
         self.num_bulk_sent += 1
-        self._world.observer.sent(self, effect.to, effect.message)
+        self._says(effect)
         stored = self.tensors.usable(effect.tensor, effect)
         stored.num_sends += 1
-        receiver, said = self._world.hosts.get(effect.to), self._said(effect.message)
+        receiver = self._world.hosts.get(effect.to)
+        said = self._said(effect.message, effect.way)
         self._world.network.send_tensor(
             Transfer(
                 sender=self,
@@ -404,74 +400,36 @@ class Host:
                 ),
                 sent=partial(self._tensor_sent, self._life, effect),
                 failed=partial(self._tensor_failed, self._life, effect),
+                late=partial(receiver.deliver, ev.TensorLate(self.node_id)) if receiver else None,
             )
         )
 
-    def _said(self, message: Message) -> ev.Received:
-        return ev.Received(self.node_id, message, term=term_of(self._machine))
+    def _said(self, message: Message, way: Way | None) -> ev.Received:
+        if way is None:
+            return ev.Received(self.node_id, message, term=term_of(self._machine))
+        return ev.Received(way.origin, message, term=way.term, way=way)
 
     def take_tensor(self, event: ev.Received, content: Content) -> None:
         """A peer's tensor has arrived in whole."""
         tensor = self.tensors.add(content)
-        self.deliver(ev.Received(event.sender, event.message, tensor, event.term))
+        self.deliver(replace(event, tensor=tensor))
 
     def _tensor_sent(self, life: int, effect: fx.SendTensor, duration_s: float) -> None:
         if life == self._life:
             size_bytes = self.tensors.end_send(effect.tensor)
             self.deliver(ev.TensorSent(effect.to, effect.tensor, size_bytes, duration_s))
 
-    def _tensor_failed(self, life: int, effect: fx.SendTensor, reason: str) -> None:
+    def _tensor_failed(
+        self, life: int, effect: fx.SendTensor, reason: str, fault: Fault = Fault.LINK
+    ) -> None:
         if life == self._life:
             self.tensors.end_send(effect.tensor)
             kept = effect.tensor if effect.tensor in self.tensors else None
-            self.deliver(ev.SendFailed(effect.to, effect.message, reason, kept))
+            to, message = effect.to, effect.message
+            self.deliver(ev.SendFailed(to, message, reason, kept, effect.way, fault))
 
     def _free(self, effect: fx.FreeTensor) -> None:
         self.tensors.free(effect.tensor, effect)
-
-    # --- jobs ---------------------------------------------------------------------------------
-
-    def _start_job(self, effect: fx.StartJob) -> None:
-        for tensor in effect.inputs:
-            self.tensors.usable(tensor, effect).num_jobs += 1
-        self._jobs.append(_QueuedJob(effect.job_id, effect.job, effect.inputs))
-        if len(self._jobs) == 1:
-            self._run_next()
-
-    def _run_next(self) -> None:
-        job = self._jobs[0].job
-        self._patience.begin(self._world.kernel.now_s, type(job).__name__.lower())
-        if self._hung:
-            return
-        jitter_ratio = self.profile.jitter_ratio
-        factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
-        duration_s = self.profile.seconds(job) * factor / self.speed
-        self._world.kernel.after(duration_s, self._job_done, duration_s, self._compute_life)
-
-    def _job_done(self, duration_s: float, life: int) -> None:
-        if life != self._compute_life:
-            return
-        if self._world.kernel.now_s < self.frozen_until_s:
-            self._backlog.append(partial(self._job_done, duration_s, life))
-            return
-        self._patience.end(self._world.kernel.now_s)
-        entry = self._jobs.popleft()
-        contents = tuple(map(self.tensors.content, entry.inputs))
-        self.tensors.end_job(entry.inputs)
-        try:
-            outcome = self.compute.run(entry.job, contents)
-        except MisuseError as error:
-            self._world.observer.misused(self, str(error), error)
-            raise
-        passed_on = [c for c in outcome.outputs if isinstance(c, (Activation, Gradient))]
-        self.num_microbatch_jobs += len(passed_on)
-        self._world.observer.computed(self, entry.job, duration_s)
-        if outcome.committed is not None:
-            self._world.observer.committed(self, outcome.committed)
-        outputs = tuple(map(self.tensors.add, outcome.outputs))
-        if self._jobs:
-            self._run_next()
-        self.deliver(ev.JobFinished(entry.id, outcome.result, outputs, duration_s))
 
     # --- the rest -----------------------------------------------------------------------------
 

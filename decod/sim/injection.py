@@ -52,6 +52,7 @@ class Injection:
             FaultKind.KILL: self._kill,
             FaultKind.VANISH: self._vanish,
             FaultKind.FREEZE: self._freeze,
+            FaultKind.CLOCK: self._stop_clock,
             FaultKind.STAGE: self._stage,
             FaultKind.RESTART: self._restart,
             FaultKind.COMPUTE: self._compute,
@@ -136,6 +137,10 @@ class Injection:
     def _freeze(self, host: Host, duration_s: float) -> None:
         host.freeze(duration_s)
 
+    def _stop_clock(self, host: Host, duration_s: float) -> None:
+        self._note(host, "clock.stopped", duration_s=duration_s)
+        host.clock.stop(duration_s)
+
     def _restart(self, host: Host, duration_s: float) -> None:
         host.kill()
         self._world.kernel.after(duration_s, self._start, host)
@@ -144,10 +149,10 @@ class Injection:
         if self._spares_leader and ends_run(host.machine):
             self._note(host, "compute.spared")  # As with `_drain`.
         else:
-            host.fail_compute()
+            host.device.fail()
 
     def _hang(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
-        host.hang_compute()
+        host.device.hang()
 
     def _drain(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         if self._spares_leader and ends_run(host.machine):
@@ -202,11 +207,18 @@ class Injection:
     def _cut(self, cut: Cut) -> None:
         until_s = self._world.kernel.now_s + cut.duration_s
         for here, there in product(cut.senders, cut.receivers):
-            self._world.network.cut(here, there, until_s=until_s)
+            self._impair(here, there, cut.rate_bytes_per_s, until_s)
             if cut.both_ways:
-                self._world.network.cut(there, here, until_s=until_s)
+                self._impair(there, here, cut.rate_bytes_per_s, until_s)
         first = self._hosts[cut.senders[0]]
-        self._note(first, "links.cut", which=str(cut))
+        self._note(first, "links.slowed" if cut.rate_bytes_per_s else "links.cut", which=str(cut))
+
+    def _impair(self, sender: str, receiver: str, rate: float, until_s: float) -> None:
+        """Let a link carry tensors at a rate only, or nothing."""
+        if rate:
+            self._world.network.slow(sender, receiver, rate=rate, until_s=until_s)
+        else:
+            self._world.network.cut(sender, receiver, until_s=until_s)
 
     def _bring_back(self, host: Host) -> None:
         """Plan the return of a node that the run has given up, as those who care for it do."""

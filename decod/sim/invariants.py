@@ -521,12 +521,12 @@ class Checker:
             host,
             num_views=max(1, view - counts.view_at_commit),
             duration_s=self._now_s - counts.committed_s,
-            num_microbatches=host.num_microbatch_jobs - counts.microbatches_at_commit,
+            num_microbatches=host.device.num_microbatch_jobs - counts.microbatches_at_commit,
         )
         counts.view_at_commit = view
         counts.control_per_iteration.append(num)
         counts.control_at_commit += num
-        counts.microbatches_at_commit = host.num_microbatch_jobs
+        counts.microbatches_at_commit = host.device.num_microbatch_jobs
         counts.committed_s = self._now_s
         if num > bound:
             raise self.violated("I8", host, f"{num} control messages sent, {bound} allowed")

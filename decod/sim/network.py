@@ -12,10 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from decod.protocol.events import Fault
 from decod.sim.kernel import Kernel, seeded
 
 CONTROL_MESSAGE_SIZE_BYTES = 200
 """What a control message weighs on a link. Small against every tensor; only its order matters."""
+
+
+RATE_MIN_BYTES_PER_S = 64.0 * 1024
+RATE_GRACE_S = 21.0
+"""Tensors that take so much longer than at the least rate are given up, as by the transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,10 @@ class Transfer:
     """At the receiver."""
     sent: Callable[[float], None] | None
     """At the sender, with the seconds that the transfer took. None: it does not care."""
-    failed: Callable[[str], None]
+    failed: Callable[[str, Fault], None]
     """At the sender, with the reason."""
+    late: Callable[[], None] | None = None
+    """At the receiver of a tensor that comes too slowly."""
 
 
 class Network:
@@ -128,6 +136,8 @@ class Network:
         self._seed = seed
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._cut: dict[tuple[str, str], float] = {}
+        self._slowed: dict[tuple[str, str], tuple[float, float]] = {}
+        """Bytes a second of tensors, and until when."""
         ratios = [faults.loss_ratio, faults.duplicate_ratio, faults.delay_ratio]
         ratios += [faults.reorder_ratio, faults.corrupt_ratio]
         self._faults_until_s = faults.until_s if any(ratios) else -math.inf
@@ -135,6 +145,10 @@ class Network:
     def cut(self, sender: str, receiver: str, *, until_s: float) -> None:
         """Let nothing through in this direction until an instant; sends fail meanwhile."""
         self._cut[sender, receiver] = max(until_s, self._cut.get((sender, receiver), 0.0))
+
+    def slow(self, sender: str, receiver: str, *, rate: float, until_s: float) -> None:
+        """Let tensors through in this direction at `rate` bytes a second until an instant."""
+        self._slowed[sender, receiver] = (rate, until_s)
 
     def change(self, sender: Endpoint, receiver: Endpoint, spec: LinkSpec) -> None:
         """Give an ordered pair another link from now on; what is on its way keeps its time."""
@@ -177,17 +191,38 @@ class Network:
             return
         pair = self._pair(transfer.sender, transfer.receiver)
         start_s = max(self._kernel.now_s, pair.bulk_free_s)
-        wire_s = transfer.size_bytes / pair.spec.bandwidth_bytes_per_s + self._drawn_delay(pair)
-        pair.bulk_free_s = start_s + wire_s
+        wire_s = self._wire_s(transfer, pair, start_s) + self._drawn_delay(pair)
+        limit_s = RATE_GRACE_S + transfer.size_bytes / RATE_MIN_BYTES_PER_S
+        pair.bulk_free_s = start_s + min(wire_s, limit_s)
+        if wire_s > limit_s:
+            self._kernel.at(pair.bulk_free_s, self._give_up, transfer)
+            return
         if self._drawn(pair, self._faults.loss_ratio):
             late_s = pair.bulk_free_s + self._faults.retry_timeout_s
             self._kernel.at(late_s, self._fail, transfer, "lost")
             return
         arrival_s = pair.bulk_free_s + pair.spec.latency_s
         if self._drawn(pair, self._faults.corrupt_ratio):
-            self._kernel.at(arrival_s, self._fail, transfer, "its checksum does not hold")
+            self._kernel.at(arrival_s, self._refuse, transfer, "its checksum does not hold")
             return
         self._kernel.at(arrival_s, self._arrive, transfer, start_s)
+
+    def _wire_s(self, transfer: Transfer, pair: _Pair, start_s: float) -> float:
+        """Return how long a tensor's bytes take that start at an instant."""
+        size_bytes, usual = transfer.size_bytes, pair.spec.bandwidth_bytes_per_s
+        assert transfer.receiver is not None
+        rate, until_s = self._slowed.get((transfer.sender.name, transfer.receiver.name), (0.0, 0.0))
+        if start_s >= until_s or rate >= usual:
+            return size_bytes / usual
+        slow_s = min(until_s - start_s, size_bytes / rate)
+        return slow_s + (size_bytes - slow_s * rate) / usual
+
+    def _give_up(self, transfer: Transfer) -> None:
+        """A tensor has come too slowly: both ends find out."""
+        receiver = transfer.receiver
+        if transfer.late is not None and receiver is not None and receiver.reachable:
+            transfer.late()
+        self._refuse(transfer, "it takes too long", Fault.RATE)
 
     def _pair(self, sender: Endpoint, receiver: Endpoint) -> _Pair:
         key = (sender.name, receiver.name)
@@ -254,6 +289,10 @@ class Network:
         if transfer.sent is not None and transfer.sender.reachable:
             transfer.sent(self._kernel.now_s - start_s)
 
+    def _refuse(self, transfer: Transfer, reason: str, fault: Fault = Fault.NONE) -> None:
+        if transfer.sender.reachable:
+            transfer.failed(reason, fault)
+
     def _fail(self, transfer: Transfer, reason: str) -> None:
         if transfer.sender.reachable:
-            transfer.failed(reason)
+            transfer.failed(reason, Fault.LINK)

@@ -7,7 +7,7 @@ from functools import partial
 from decod.ids import NodeId
 from decod.planner.cost import transfer_rate
 from decod.protocol.effects import ProbeLink
-from decod.protocol.events import LinkMeasured
+from decod.protocol.events import Fault, LinkMeasured
 from decod.sim.kernel import Kernel
 from decod.sim.network import Endpoint, Network, Transfer
 
@@ -63,7 +63,7 @@ class Probe:
             self.sender, self.receiver, size_bytes, delivered=_nothing, sent=sent, failed=self._fail
         )
 
-    def _fail(self, _reason: str) -> None:
+    def _fail(self, _reason: str, _fault: Fault) -> None:
         self.ended(LinkMeasured(self.effect.to))
 
 

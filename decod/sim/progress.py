@@ -4,16 +4,21 @@ Judged from outside: who of the newest view is there, whether that is a quorum, 
 stage has somebody. What the run says must be true: one that waits for a quorum while a quorum is
 there has violated the invariant just as one that waits in silence. Nor may a run stand still whose
 members are all there and led by somebody who waits for nothing: not longer than it takes to find
-out that one is lost.
+out that one is lost, or, while a relay's tensors trickle that can be done without, who that is.
 """
 
+import math
 from typing import Protocol
 
 from decod.protocol.electorate import is_quorum
 from decod.sim.core import Wait, standing_of
 from decod.sim.host import Host
 from decod.sim.invariants import Checker, InvariantViolation
+from decod.sim.network import RATE_GRACE_S, RATE_MIN_BYTES_PER_S
 from decod.sim.scenario import Scenario
+
+_TENSORS = 5
+"""Tensors that may be given up one after another before it is clear whose fault that is."""
 
 _MOVES_S = 4.0
 """An iteration's reduction and votes, and a state's way to a newcomer, take less."""
@@ -54,6 +59,10 @@ class Progress:
             + 4 * (protocol.heartbeat_timeout_s + protocol.probe_timeout_s)
         )
         self._still_s = _MOVES_S + protocol.heartbeat_timeout_s + protocol.probe_timeout_s
+        largest = max(scenario.profile.activation_bytes, scenario.profile.parameter_bytes)
+        tensor_s = RATE_GRACE_S + largest / RATE_MIN_BYTES_PER_S
+        self._crawls_s = self._still_s + _TENSORS * tensor_s
+        self._slowed = [cut for cut in scenario.cuts if cut.rate_bytes_per_s]
 
     def ended(self, now_s: float) -> bool:
         """Return whether the run rightly stands still for good.
@@ -62,7 +71,7 @@ class Progress:
             InvariantViolation: It stands still, and need not; or does not say why.
         """
         num = self._run.checker.num_iterations
-        num_passes = sum(host.num_microbatch_jobs for host in self._run.hosts.values())
+        num_passes = sum(host.device.num_microbatch_jobs for host in self._run.hosts.values())
         if (num, num_passes) != (self._num, self._num_passes) or not self._whole():
             self._num_passes, self._stands_s = num_passes, now_s
         if num != self._num:
@@ -70,12 +79,25 @@ class Progress:
         if self._calm_s is None:
             return False
         stands_s = now_s - max(self._calm_s, self._stands_s)
-        if num < self._num_wanted and stands_s > self._still_s:
-            raise self._stuck(self._run.acting, "all its members are there", self._still_s)
+        limit_s = self._limit_s(now_s)
+        if num < self._num_wanted and stands_s > limit_s:
+            raise self._stuck(self._run.acting, "all its members are there", limit_s)
         if now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
         self.waits_for = self._explained()
         return True
+
+    def _limit_s(self, now_s: float) -> float:
+        """How long the run may stand still: longer if tensors trickle somewhere, or did lately."""
+        fades_s = self._crawls_s
+        recent = [c for c in self._slowed if c.at_s <= now_s <= c.at_s + c.duration_s + fades_s]
+        if not recent:
+            return self._still_s
+        leader = self._run.acting
+        standing = standing_of(leader.machine) if leader is not None else None
+        hosts = [self._run.hosts[name] for cut in recent if (name := cut.culprit) is not None]
+        needed = standing is None or any(host.node_id in standing.needed for host in hosts)
+        return math.inf if needed else self._crawls_s
 
     def _whole(self) -> bool:
         """Whether all members of the view are there, with room for all, and nobody is waited for.
@@ -86,17 +108,17 @@ class Progress:
         standing = standing_of(leader.machine) if leader is not None else None
         if standing is None or standing.wait is not Wait.NOTHING or standing.room < self._num_batch:
             return False
-        known = {host.node_id: host for host in self._run.hosts.values() if host.reachable}
+        known = {host.node_id: host for host in self._run.hosts.values() if host.present}
         here = [standing_of(known[node].machine) for node in standing.members if node in known]
         alike = [other for other in here if other is not None and other.place == standing.place]
         return len(alike) == len(standing.members)
 
     def _explained(self) -> str:
-        alive = {host.node_id for host in self._run.hosts.values() if host.reachable}
+        alive = {host.node_id for host in self._run.hosts.values() if host.present}
         standings = {
             host.node_id: standing
             for host in self._run.hosts.values()
-            if host.reachable and (standing := standing_of(host.machine)) is not None
+            if host.present and (standing := standing_of(host.machine)) is not None
         }
         leader = self._run.acting
         if leader is not None:

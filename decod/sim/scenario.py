@@ -27,7 +27,9 @@ class FaultKind(StrEnum):
     VANISH = "vanish"
     """The machine is gone; senders wait for timeouts."""
     FREEZE = "freeze"
-    """Nothing happens there for a while, and nothing is lost."""
+    """Nothing happens there for a while, and nothing is lost: the process is stopped, say."""
+    CLOCK = "clock"
+    """Its clock stands still for a while; everything else goes on."""
     RESTART = "restart"
     """Crash, and a fresh process with the same identity after a while."""
     COMPUTE = "compute"
@@ -131,12 +133,12 @@ class HostFault:
         )
 
 
-_CUT = re.compile(r"([\w,-]+)([>|])([\w,-]+)@([\d.]+)\+([\d.]+)")
+_CUT = re.compile(r"([\w,-]+)([>|])([\w,-]+)@([\d.]+)\+([\d.]+)(?:=([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Links between some hosts and others that carry nothing for a while.
+    """Links between some hosts and others that carry nothing for a while, or little.
 
     A host that is on neither side still reaches both: it is the bridge.
     """
@@ -146,16 +148,26 @@ class Cut:
     at_s: float
     duration_s: float
     both_ways: bool = True
+    rate_bytes_per_s: float = 0.0
+    """Of tensors; messages travel as ever. 0: nothing gets through, no message either."""
+
+    @property
+    def culprit(self) -> str | None:
+        """The host whose links all these are; None if it may as well be another."""
+        sides = sorted((self.senders, self.receivers), key=len)
+        return sides[0][0] if len(sides[0]) == 1 < len(sides[1]) else None
 
     @override
     def __str__(self) -> str:
         sign = "|" if self.both_ways else ">"
         sides = f"{','.join(self.senders)}{sign}{','.join(self.receivers)}"
-        return f"{sides}@{self.at_s!r}+{self.duration_s!r}"
+        rate = f"={self.rate_bytes_per_s!r}" if self.rate_bytes_per_s else ""
+        return f"{sides}@{self.at_s!r}+{self.duration_s!r}{rate}"
 
     @staticmethod
     def parse(text: str) -> "Cut":
-        """Read `HOST,HOST|HOST@SECONDS+DURATION`; `>` for `|` cuts the way there only.
+        """Read `HOST,HOST|HOST@SECONDS+DURATION`; `>` for `|` cuts the way there only, and
+        `=RATE` at the end lets tensors through at so many bytes a second.
 
         Raises:
             ConfigError: The text says something else.
@@ -165,10 +177,12 @@ class Cut:
             raise ConfigError(
                 f"cut is {text!r}",
                 why="it does not say which links carry nothing, and when",
-                fix="write HOST,HOST|HOST,HOST@SECONDS+DURATION, with > for | to cut one way only",
+                fix="write HOST,HOST|HOST,HOST@SECONDS+DURATION, with > for | to cut one way only,"
+                " and =BYTES_PER_S at the end if tensors travel slowly",
             )
         here, there = tuple(match[1].split(",")), tuple(match[3].split(","))
-        return Cut(here, there, float(match[4]), float(match[5]), match[2] == "|")
+        rate = float(match[6]) if match[6] else 0.0
+        return Cut(here, there, float(match[4]), float(match[5]), match[2] == "|", rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from decod.sim.meter import Meter
 from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
 from decod.sim.progress import Progress
-from decod.sim.scenario import FaultKind, RoutingKind, Scenario
+from decod.sim.scenario import RoutingKind, Scenario
 from decod.sim.trace import Trace
 
 _SEARCH_S = 2.0
@@ -185,7 +185,7 @@ class Simulation:
         over_s = max(self.kernel.now_s, self.scenario.calm_s or 0.0)
         over_s += self.scenario.protocol.leader_timeout_s + _FAREWELL_S
         if not self.kernel.run(until_s=over_s, done=self._all_down):
-            left = [host.name for host in self.hosts.values() if host.reachable]
+            left = [host.name for host in self.hosts.values() if host.present]
             if left:
                 raise self._stuck(f"{', '.join(left)} did not hear that the run is over")
         if lost is None:
@@ -357,7 +357,8 @@ class Simulation:
     # --- the end ------------------------------------------------------------------------------
 
     def _all_down(self) -> bool:
-        return not any(host.reachable for host in self.hosts.values())
+        # Whoever stands still hears of the end when it goes on.
+        return not any(host.present for host in self.hosts.values())
 
     def _stuck(self, what: str) -> InvariantViolation:
         return self.checker.violated("I7", self.leader, what)
@@ -378,19 +379,24 @@ class Simulation:
         num = self.scenario.num_iterations
         if self.checker.num_iterations != num:
             raise self._stuck(f"{self.checker.num_iterations} iterations committed, {num} wanted")
-        # The end of the run may overtake the last commit where messages are lost or nodes stall.
-        freezes = any(fault.kind is FaultKind.FREEZE for fault in self.scenario.faults)
-        least = num - 1 if freezes or self.scenario.link_faults.loss_ratio else num
+        members = self._last_members()
         for host in self.hosts.values():
             if host.stop is not None:
                 self.checker.check_counted(host)
             finished = host.stop is not None and host.stop.reason is StopReason.FINISHED
-            if finished and not least <= host.compute.iteration <= num:
+            # Who was left out by then hears of the end too.
+            if finished and host.node_id in members and host.compute.iteration != num:
                 what = f"it finished after {host.compute.iteration} of {num} iterations"
                 raise self.checker.violated("I3", host, what)
             if finished and host.num_leaked:
                 what = f"{host.num_leaked} tensors were never freed"
                 raise self.checker.violated("I6", host, what)
+
+    def _last_members(self) -> tuple[NodeId, ...]:
+        """Return who took part when the run ended."""
+        standings = [standing_of(host.machine) for host in self.data_hosts if host.life]
+        known = [standing for standing in standings if standing is not None]
+        return max(known, key=lambda standing: standing.place).members
 
     def _result(self, lost_stage: int | None) -> Result:
         per_iteration = [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from decod.ids import NodeId, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
+from decod.protocol.events import Fault
 from decod.sim.compute import Content, MisuseError, StateBlob, manifest_of
 from decod.sim.kernel import Kernel
 from decod.sim.network import Network, Transfer
@@ -61,7 +62,7 @@ class _Fetch:
         elif self.take():
             self.asker.states.arrived(wanted, content)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, _fault: Fault = Fault.LINK) -> None:
         """It will not come from this donor."""
         if self.take():
             self.asker.states.failed(self.wanted, self.num_asked, reason)
@@ -296,7 +297,9 @@ class States:
         return fetch
 
 
-def _in_turn(first: Callable[[str], None], second: Callable[[str], None], reason: str) -> None:
+def _in_turn(
+    first: Callable[[str], None], second: Callable[[str], None], reason: str, _fault: Fault
+) -> None:
     first(reason)
     second(reason)
 

@@ -27,12 +27,23 @@ then rightly wait, which shows less than going on."""
 _DURATION_MAX_S = 12.0
 """Of one fault."""
 
+_SUSPENDED_RATIO = 0.3
+_SUSPENDED_MAX_S = 600.0
+"""Of the faults of hosts that may be lost, so many stop a process for up to this time, as a laptop
+does that sleeps. Others do without it meanwhile."""
+
+_SLOWED_RATIO = 0.15
+_SLOWED_MAX_S = 600.0
+"""Of runs in which a relay's tensors, or those of one link, trickle for up to this time. The run
+must get on meanwhile."""
+
 _LASTING = (FaultKind.KILL, FaultKind.VANISH, FaultKind.COMPUTE, FaultKind.DRAIN)
 """After these a host stays away."""
 
 _PASSING = (
     *[FaultKind.RESTART] * 3,
     *[FaultKind.FREEZE] * 3,
+    FaultKind.CLOCK,
     FaultKind.SLOW,
     FaultKind.DISK,
     FaultKind.PAUSE,
@@ -117,7 +128,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         num_iterations=num_iterations,
         duration_max_s=3600.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
-        profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000),
+        profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000, parameter_bytes=400_000),
         links=Links(spread_ratio=0.5),
         link_faults=_bad_links(rng, calm_s) if seed % 3 == 0 else LinkFaults(),
         protocol=ProtocolConfig(
@@ -131,7 +142,24 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
     num_faults = int(calm_s - BEGIN_S) if storm else rng.randint(0, 6)
     faults = _faults(rng, scenario, num_faults, calm_s=calm_s)
     cuts = _cuts(rng, scenario, calm_s=calm_s) if seed % 3 == 1 else ()
+    if rng.random() < _SLOWED_RATIO:
+        # The run must be able to do without the relay: the others have no faults of their own.
+        faults = tuple(fault for fault in faults if fault.host.startswith("data"))
+        cuts = (_trickle(rng, scenario, calm_s=calm_s),)
     return replace(scenario, faults=faults, cuts=cuts)
+
+
+def _trickle(rng: random.Random, scenario: Scenario, *, calm_s: float) -> Cut:
+    """Return a relay, or one direction of a link, whose tensors travel far too slowly."""
+    names = list(scenario.host_names)
+    relay = rng.choice(names[scenario.num_data_nodes :])
+    names.remove(relay)
+    others = tuple(names) if rng.random() < 0.5 else (rng.choice(names),)
+    here, there = ((relay,), others) if rng.random() < 0.7 else (others, (relay,))
+    at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
+    duration_s = round(rng.uniform(5.0, _SLOWED_MAX_S), 3)
+    rate = round(10 ** rng.uniform(0.0, 4.5), 1)
+    return Cut(here, there, at_s, duration_s, both_ways=False, rate_bytes_per_s=rate)
 
 
 def _bad_links(rng: random.Random, calm_s: float) -> LinkFaults:
@@ -159,16 +187,15 @@ def _faults(
         host = rng.choice(names)
         # A run with one data node has no other leader: it may stall, but must not be lost.
         only = num_data == 1 and host in data
-        kinds = (FaultKind.FREEZE, FaultKind.SLOW) if only else _PASSING
+        kinds = (FaultKind.FREEZE, FaultKind.SLOW, FaultKind.CLOCK) if only else _PASSING
+        duration_s = rng.uniform(0.3, _DURATION_MAX_S)
         if host not in spared and not only and rng.random() < 0.3:
             kinds = _LASTING
+            if rng.random() < _SUSPENDED_RATIO:
+                kinds, duration_s = (FaultKind.FREEZE,), _SUSPENDED_MAX_S ** rng.random()
+        at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
         faults.append(
-            HostFault(
-                rng.choice(kinds),
-                host,
-                at_s=round(rng.uniform(BEGIN_S, calm_s), 3),
-                duration_s=round(rng.uniform(0.3, _DURATION_MAX_S), 3),
-            )
+            HostFault(rng.choice(kinds), host, at_s=at_s, duration_s=round(duration_s, 3))
         )
     return tuple(sorted(faults, key=lambda fault: fault.at_s or 0.0))
 

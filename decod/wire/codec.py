@@ -18,6 +18,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import MicrobatchId, NodeId, Round, RunId
 from decod.protocol import election_messages as em
 from decod.protocol import messages as m
+from decod.protocol.accrual import SLACK_MAX
 from decod.protocol.detours import BYWAYS_MAX
 from decod.protocol.era import (
     HOLDERS_MAX,
@@ -30,6 +31,7 @@ from decod.protocol.era import (
     Source,
 )
 from decod.protocol.follow_messages import DONORS_MAX, Average, Follow, Followed
+from decod.protocol.membership import AWAITED_MAX
 from decod.protocol.view import Member, Opening, Role, View
 from decod.wire import fields as f
 from decod.wire import gwtf_codec, routing_codec, validate
@@ -146,6 +148,7 @@ def _verify_average(average: Average) -> None:
 
 
 _ROLE = _Role()
+_SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
 _ROUND = f.Struct(Round, {"iteration": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
 _MICROBATCH = f.Struct(
@@ -229,6 +232,7 @@ _LOAD = f.Struct(
         "num_microbatches": f.NUMBER,
         "state": f.STATE,
         "kept": _KEPT,
+        "awaited": f.Scalars(validate.node_id, AWAITED_MAX, unique=True),
     },
 )
 _MEMBER_HASH = f.Struct(_MemberHash, {"node_id": f.NODE_ID, "parameter_hash": f.SHA256})
@@ -279,7 +283,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
         },
     ),
-    "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),
+    "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION}),
     "prepared": f.Struct(
         m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ROUND}
     ),
@@ -308,7 +312,8 @@ _BODIES: Mapping[str, f.Struct] = {
         _verify_average,
     ),
     "heartbeat": f.Struct(m.Heartbeat, {"round": _ROUND}),
-    "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON}),
+    "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON, "slack": _SLACK}),
+    "passed": f.Struct(m.Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
     "pong": f.Struct(m.Pong, {"nonce": f.NUMBER}),
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
@@ -477,6 +482,8 @@ _BODIES: Mapping[str, f.Struct] = {
     ),
 }
 
+_NOBODY = NodeId("")
+
 _BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in _BODIES.items()}
 
 
@@ -489,12 +496,19 @@ class Decoded:
     term: int
     sequence: int
     message: m.Message
+    way: m.Way | None = None
+    """Not None: the sender passes the message on, or the receiver is to."""
 
 
 def encode(
-    run_id: RunId, sender: NodeId, term: int, sequence: int, message: m.Message
+    run_id: RunId,
+    sender: NodeId,
+    term: int,
+    sequence: int,
+    message: m.Message,
+    way: m.Way | None = None,
 ) -> pb.Envelope:
-    """Returns the envelope of a message of this node.
+    """Returns the envelope of a message of this node, or of one that it passes on.
 
     Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
     member, and 54 an elector where these differ, so that the limit of 4 MiB a message is reached at
@@ -505,6 +519,12 @@ def encode(
     """
     name = _BODY_NAMES[type(message)]
     envelope = pb.Envelope(run_id=run_id, sender_id=sender, term=term, sequence=sequence)
+    if way is not None:
+        envelope.term, envelope.ticket = way.term, way.ticket
+        if way.origin == sender:
+            envelope.goal_id = way.goal
+        else:
+            envelope.origin_id = way.origin
     try:
         _BODIES[name].write(envelope, name, message)
     except MalformedMessageError as error:
@@ -512,8 +532,12 @@ def encode(
     return envelope
 
 
-def decode(envelope: pb.Envelope) -> Decoded:
+def decode(envelope: pb.Envelope, *, receiver: NodeId = _NOBODY) -> Decoded:
     """Returns the message of an envelope.
+
+    Args:
+        envelope: As it came.
+        receiver: This node, as the goal of what another has passed on.
 
     Raises:
         MalformedMessageError: A field is missing or out of range, or there is no message that
@@ -527,7 +551,21 @@ def decode(envelope: pb.Envelope) -> Decoded:
     if name is None:
         raise validate.malformed("body", None, allowed="a message that this version knows")
     message = _BODIES[name].take(getattr(envelope, name))
-    return Decoded(run_id, sender, term, sequence, message)
+    way = _way_of(envelope, sender, receiver)
+    return Decoded(run_id, sender, term, sequence, message, way)
+
+
+def _way_of(envelope: pb.Envelope, sender: NodeId, receiver: NodeId) -> m.Way | None:
+    if not (envelope.goal_id or envelope.origin_id):
+        return None
+    ticket = validate.number("ticket", envelope.ticket)
+    if not envelope.origin_id:
+        goal = validate.node_id("goal_id", envelope.goal_id)
+        return m.Way(sender, goal, envelope.term, ticket)
+    if envelope.goal_id:
+        raise validate.malformed("goal_id", envelope.goal_id, allowed="nothing beside an origin")
+    origin = validate.node_id("origin_id", envelope.origin_id)
+    return m.Way(origin, receiver, envelope.term, ticket)
 
 
 def parse(cls: type[P], data: bytes) -> P:

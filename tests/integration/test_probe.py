@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from decod.daemon.gateway import Gateway
+from decod.daemon.gateway import Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.ids import NodeId, Round, RunId
 from decod.net.server import PeerServer
@@ -112,7 +112,13 @@ class Driver:
 
 
 def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
-    made = Gateway(RUN, node_id, activation_bytes=64, hello=lambda _: None, status=lambda: "{}")
+    made = Gateway(
+        RUN,
+        node_id,
+        sizes=TensorSizes(activation_bytes=64, model_bytes=1000),
+        hello=lambda _: None,
+        status=lambda: "{}",
+    )
     driver = Driver()
     made.attach(cast("NodeDriver", driver))
     return made, driver

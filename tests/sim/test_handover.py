@@ -73,7 +73,7 @@ def test_a_leader_without_another_data_node_ends_the_run() -> None:
     protocol = replace(TOGETHER.protocol, min_data_nodes=1)
     scenario = replace(TOGETHER, num_data_nodes=1, protocol=protocol, faults=(leave("data0", 9.0),))
     simulation = Simulation(scenario)
-    simulation.kernel.run(until_s=9.5)
+    simulation.kernel.run(until_s=11.0)
     stop = simulation.leader.stop
     assert stop is not None
     assert stop.reason is StopReason.FINISHED

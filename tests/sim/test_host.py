@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from decod.driver.loop import LATE_MAX_S, WAIT_MAX_S
 from decod.ids import FlowId, JobId, MicrobatchId, NodeId, Round, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
@@ -11,6 +12,7 @@ from decod.protocol import jobs
 from decod.protocol.effects import Effect
 from decod.protocol.events import Event
 from decod.protocol.messages import ForwardActivation, Message, Ping
+from decod.sim.clock import _STALL_COUNTS_S
 from decod.sim.compute import Compute, ComputeProfile, Step
 from decod.sim.host import Host, World
 from decod.sim.kernel import Kernel, seeded
@@ -199,14 +201,59 @@ def test_a_frozen_host_loses_nothing_and_keeps_the_order() -> None:
     pair.run()
     pings = [e.message for _, e in pair.a.seen if isinstance(e, ev.Received)]
     assert pings == [Ping(k) for k in range(5)]
-    assert {time_s for time_s, e in pair.a.seen if not isinstance(e, ev.JobFinished)} == {10.5}
-    assert pair.a.kinds.count("DeadlinePassed") == 1
+    assert pair.kernel.now_s > 10.5
+    arrived_s = {time_s for time_s, e in pair.a.seen if isinstance(e, ev.Received)}
+    assert arrived_s == {0.5 + _STALL_COUNTS_S}, "its clock stood still, but for a moment"
+    passed_s = [time_s for time_s, e in pair.a.seen if isinstance(e, ev.DeadlinePassed)]
+    assert passed_s == [3.0]
+
+
+def test_the_timers_of_a_frozen_host_come_first_every_other_time() -> None:
+    """As in a daemon: what has arrived may have to wait for the loop's next turn."""
+    kinds = []
+    for num_freezes in (1, 2):
+        pair = Pair()
+        pair.b.answer = lambda event: [fx.Send(A, Ping(1))] if event is None else []
+
+        def answer(event: Event | None, pair: Pair = pair) -> list[Effect]:
+            if isinstance(event, ev.DeadlinePassed):
+                pair.a.deadline_s = None
+            return []
+
+        pair.a.answer, pair.a.deadline_s = answer, 0.1
+        for k in range(num_freezes):
+            pair.kernel.at(0.001 * k, lambda p=pair, k=k: p.hosts[A].freeze(10.0 * k + 0.0005))
+        pair.run()
+        kinds.append(pair.a.kinds[-2:])
+    assert sorted(kinds) == [["DeadlinePassed", "Received"], ["Received", "DeadlinePassed"]]
+
+
+def test_a_host_whose_clock_stops_still_answers() -> None:
+    pair = Pair()
+    pair.b.answer = lambda event: [fx.Send(A, Ping(1))] if event is None else []
+    pair.a.deadline_s = 1.0
+
+    def answer(event: Event | None) -> list[Effect]:
+        if isinstance(event, ev.DeadlinePassed):
+            pair.a.deadline_s = None
+        return []
+
+    pair.a.answer = answer
+    pair.hosts[A].clock.stop(7.0)
+    pair.run()
+    assert [type(e).__name__ for _, e in pair.a.seen] == ["Received", "DeadlinePassed"]
+    assert [time_s for time_s, _ in pair.a.seen] == [0.0, 1.0]
+    assert pair.kernel.now_s == 8.0
+
+
+def test_a_stall_counts_as_it_does_in_a_daemon() -> None:
+    assert _STALL_COUNTS_S == WAIT_MAX_S + LATE_MAX_S
 
 
 def test_a_dead_compute_process_fails_all_its_jobs() -> None:
     pair = Pair()
     pair.a.answer = lambda event: [BUILD, EMBED] if event is None else []
-    pair.kernel.at(0.05, pair.hosts[A].fail_compute)
+    pair.kernel.at(0.05, pair.hosts[A].device.fail)
     pair.run()
     assert [e for _, e in pair.a.seen] == [
         ev.JobFailed(JobId(k), "compute process died", fatal=True) for k in (1, 2)

@@ -25,7 +25,7 @@ class Wires:
         self.network = Network(self.kernel, links, faults or LinkFaults(), seed=seed)
         self.a, self.b = Stub("a"), Stub("b")
 
-    def note(self, what: str, _detail: object = None) -> None:
+    def note(self, what: str, *_: object) -> None:
         self.seen.append((round(self.kernel.now_s, 6), what))
 
     def transfer(self, name: str, *, size_bytes: int = 0) -> Transfer:

@@ -4,7 +4,7 @@ from collections import Counter
 from unittest.mock import patch
 
 from decod.ids import RunId
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 from decod.protocol.params import Routing
 from decod.sim.elections import election_storm
 from decod.sim.host import Host
@@ -23,12 +23,14 @@ def test_whatever_nodes_say_in_storms_the_wire_carries() -> None:
     read: both look like a lost host, which a storm survives."""
     carried: Counter[str] = Counter()
 
-    def said(host: Host, message: Message) -> object:
-        received = _SAID(host, message)
-        envelope = codec.encode(RUN_ID, host.node_id, received.term, 0, message)
-        decoded = codec.decode(codec.parse(control_pb2.Envelope, envelope.SerializeToString()))
+    def said(host: Host, message: Message, way: Way | None) -> object:
+        received = _SAID(host, message, way)
+        envelope = codec.encode(RUN_ID, host.node_id, received.term, 0, message, way)
+        data = codec.parse(control_pb2.Envelope, envelope.SerializeToString())
+        goal = host.node_id if way is None else way.goal
+        decoded = codec.decode(data, receiver=goal)
         assert (decoded.sender, decoded.term) == (host.node_id, received.term)
-        assert decoded.message == message
+        assert (decoded.message, decoded.way) == (message, way)
         carried[type(message).__name__] += 1
         return received
 

@@ -72,6 +72,7 @@ def control_messages() -> list[m.Message]:
         Followed(1, 1, ROUND, "busy"),
         m.Heartbeat(ROUND),
         m.Suspect(BOB, "silent"),
+        m.Passed(3, arrived=False),
         m.Ping(1),
         m.Pong(1),
         m.Leave("bye", at_once=True),

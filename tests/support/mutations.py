@@ -55,7 +55,7 @@ MUTATIONS = (
         name="fence",
         without="who has missed a commit goes on with its old parameters",
         owner=node_module,
-        function="_in_step",
+        function="in_step",
         old="return committed.iteration == work.stage.iteration or voted",
         new="return True",
         seed=44,

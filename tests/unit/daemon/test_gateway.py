@@ -9,18 +9,27 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import gateway as module
-from decod.daemon.gateway import Gateway
+from decod.daemon.gateway import Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.effects import FetchState, Note
-from decod.protocol.events import Received
-from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
+from decod.protocol.events import Received, SendFailed
+from decod.protocol.messages import (
+    BackwardGradient,
+    CanTake,
+    ForwardActivation,
+    Join,
+    LinkProbe,
+    Message,
+    Way,
+)
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.train.checkpoint.transfer import StateSink
+from decod.wire.codec import Decoded
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
 RUN = RunId("r" * 26)
@@ -62,8 +71,19 @@ class FakeDriver:
         return self.state
 
 
+def said(message: Message, sender: NodeId = PEER, *, way: Way | None = None) -> Decoded:
+    """Returns what a peer said, in term 1."""
+    return Decoded(RUN, sender, 1, 1, message, way)
+
+
 def make_gateway() -> Gateway:
-    return Gateway(RUN, ME, activation_bytes=SIZE, hello=lambda _: None, status=lambda: "{}")
+    return Gateway(
+        RUN,
+        ME,
+        sizes=TensorSizes(activation_bytes=SIZE, model_bytes=1000),
+        hello=lambda _: None,
+        status=lambda: "{}",
+    )
 
 
 def run(
@@ -108,10 +128,9 @@ def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane")
 def test_nothing_is_taken_in_before_the_core_runs() -> None:
     async def main() -> None:
         gateway = make_gateway()
-        gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
-        assert (
-            gateway.allocate(PEER, ForwardActivation(Round(1, 1), M, FLOW, (PEER,)), SIZE) is None
-        )
+        gateway.deliver(said(CanTake(Round(1, 1))))
+        activation = ForwardActivation(Round(1, 1), M, FLOW, (PEER,))
+        assert gateway.allocate(said(activation), SIZE) is None
         request = StateRequest(
             run_id=RUN, sender=PEER, stage_index=1, iteration=1, with_optimizer=True
         )
@@ -133,16 +152,37 @@ def test_an_activation_has_exactly_the_runs_size(
 ) -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         for size_bytes in (0, SIZE - 1, SIZE + 1, 1 << 40):
-            assert gateway.allocate(PEER, message, size_bytes) is None
-        assert gateway.allocate(PEER, message, SIZE) is not None
+            assert gateway.allocate(said(message), size_bytes) is None
+        assert gateway.allocate(said(message), SIZE) is not None
 
     run(test)
 
 
 def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        assert gateway.allocate(PEER, CanTake(Round(1, 1)), 100) is not None
-        assert gateway.allocate(PEER, CanTake(Round(1, 1)), 101) is None
+        assert gateway.allocate(said(CanTake(Round(1, 1))), 100) is not None
+        assert gateway.allocate(said(CanTake(Round(1, 1))), 101) is None
+
+    run(test)
+
+
+def test_a_tensor_that_is_passed_on_may_be_of_any_stage() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        onwards = said(CanTake(Round(1, 1)), way=Way(PEER, OTHER, 1, 1))
+        assert gateway.allocate(onwards, 1000) is not None
+        assert gateway.allocate(onwards, 1001) is None
+        here = said(CanTake(Round(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
+        assert gateway.allocate(here, 100) is not None
+        assert gateway.allocate(here, 101) is None
+
+    run(test)
+
+
+def test_what_was_passed_on_is_said_by_its_origin() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        way = Way(PEER, ME, 1, 7)
+        gateway.deliver(said(CanTake(Round(1, 1)), OTHER, way=way))
+        assert driver.events == [Received(PEER, CanTake(Round(1, 1)), term=1, way=way)]
 
     run(test)
 
@@ -152,15 +192,15 @@ def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> N
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
-        assert gateway.allocate(PEER, probe, most + 1) is None
-        buffers = [gateway.allocate(PEER, probe, most) for _ in range(20)]
+        assert gateway.allocate(said(probe), most + 1) is None
+        buffers = [gateway.allocate(said(probe), most) for _ in range(20)]
         taken = [buffer for buffer in buffers if buffer is not None]
         assert 0 < len(taken) < 20
-        gateway.tensor_arrived(PEER, 1, probe, taken[0], 0.1)
+        gateway.tensor_arrived(said(probe), taken[0], 0.1)
         gateway.tensor_failed(taken[1])
-        assert gateway.allocate(PEER, probe, 0) is not None
-        assert gateway.allocate(PEER, probe, 0) is not None
-        assert gateway.allocate(PEER, probe, 0) is None
+        assert gateway.allocate(said(probe), 0) is not None
+        assert gateway.allocate(said(probe), 0) is not None
+        assert gateway.allocate(said(probe), 0) is None
         assert driver.events == []
         assert driver.freed == []
 
@@ -170,16 +210,16 @@ def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> N
 def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         message = ForwardActivation(Round(1, 1), M, FLOW, (PEER,))
-        buffer = gateway.allocate(PEER, message, SIZE)
+        buffer = gateway.allocate(said(message), SIZE)
         assert buffer is not None
         assert not gateway.stopped
         driver.stopped.set_result(None)
         assert gateway.stopped
-        gateway.tensor_arrived(PEER, 1, message, buffer, 0.1)
-        gateway.deliver(PEER, 1, CanTake(Round(1, 1)))
+        gateway.tensor_arrived(said(message), buffer, 0.1)
+        gateway.deliver(said(CanTake(Round(1, 1))))
         gateway.on_latency(PEER, 0.1)
         gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
-        gateway.on_send_failed(PEER, message, 1, reason="gone")
+        gateway.on_send_failed(SendFailed(PEER, message, "gone"), 1)
         assert driver.freed == [buffer]
         assert driver.events == []
 
@@ -188,7 +228,7 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
 
 def test_the_leader_remembers_where_a_candidate_is() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        gateway.deliver(said(offer()))
         assert gateway.client.address_of(PEER) == "127.0.0.1:7"
         assert gateway.name_of(PEER) == "merry-marlin"
         assert gateway.name_of(OTHER) is None
@@ -202,7 +242,7 @@ def test_an_offer_to_a_node_that_does_not_lead_changes_nothing() -> None:
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         gateway.use_members((member(PEER),))
-        gateway.deliver(PEER, 1, offer("6.6.6.6:6"))
+        gateway.deliver(said(offer("6.6.6.6:6")))
         assert gateway.client.address_of(PEER) == "127.0.0.1:9"
 
     run(test, leads=False)
@@ -212,10 +252,10 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        gateway.deliver(said(offer()))
         driver.known[PEER] = object()
-        gateway.deliver(OTHER, 1, offer())
-        gateway.deliver(PEER, 1, offer())
+        gateway.deliver(said(offer(), OTHER))
+        gateway.deliver(said(offer()))
         assert [event.sender for event in driver.events] == [PEER, PEER]
         assert gateway.client.address_of(OTHER) is None
 
@@ -239,13 +279,13 @@ def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        gateway.deliver(said(offer()))
         driver.known[PEER] = object()
         gateway.use_members((member(ME), member(PEER)))
-        gateway.deliver(OTHER, 1, offer())
+        gateway.deliver(said(offer(), OTHER))
         assert gateway.client.address_of(OTHER) is not None
         assert gateway.client.address_of(PEER) is not None
-        gateway.deliver(THIRD, 1, offer())
+        gateway.deliver(said(offer(), THIRD))
         assert gateway.client.address_of(OTHER) is None
         assert gateway.client.address_of(THIRD) is not None
 

@@ -31,6 +31,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Commit(4),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
+    jobs.Measure(),
     jobs.Mix(4, (1,), (json.dumps({"tensors": []}),)),
 )
 WITH_INPUT = (jobs.Forward, jobs.Head, jobs.Backward, jobs.EmbedBackward, jobs.Load, jobs.Mix)

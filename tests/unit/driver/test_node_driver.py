@@ -21,7 +21,7 @@ from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
 from decod.protocol.effects import Effect
-from decod.protocol.messages import CanTake, Message
+from decod.protocol.messages import CanTake, Message, Way
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.train.checkpoint.description import Chunk, describe_blob, entry_json
@@ -75,11 +75,17 @@ class FakeTransport:
         self.told: list[tuple[Any, ...]] = []
         self.fetched: Callable[[StateSink], str]
 
-    def send(self, to: NodeId, term: int, message: Message) -> None:
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
         self.told.append(("send", to, term, message))
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        token: object = None,
+        way: Way | None = None,
     ) -> None:
         self.told.append(("send_tensor", to, bytes(data), token))
 
@@ -148,7 +154,7 @@ class Bench:
         buffer = self.driver.allocate(len(data))
         assert buffer is not None
         buffer[:] = data
-        self.driver.tensor_arrived(PEER, 1, MESSAGE, buffer)
+        self.driver.tensor_arrived(ev.Received(PEER, MESSAGE, term=1), buffer)
         event = self.machine.events[-1]
         assert isinstance(event, ev.Received)
         assert event.tensor is not None
@@ -287,8 +293,8 @@ def test_a_tensor_that_breaks_off_or_fails_to_go_is_told() -> None:
         assert buffer is not None
         bench.driver.tensor_failed(buffer)
         assert bench.arena.used_bytes == 0
-        bench.driver.send_failed(PEER, MESSAGE, 3, reason="gone")
-        bench.driver.send_failed(PEER, MESSAGE, None, reason="gone")
+        bench.driver.send_failed(ev.SendFailed(PEER, MESSAGE, "gone"), 3)
+        bench.driver.send_failed(ev.SendFailed(PEER, MESSAGE, "gone"), None)
         assert bench.machine.events == [
             ev.SendFailed(PEER, MESSAGE, "gone", TensorId(3)),
             ev.SendFailed(PEER, MESSAGE, "gone", None),

@@ -25,6 +25,7 @@ from decod.net.server import (
     PeerServer,
 )
 from decod.protocol import messages as m
+from decod.protocol.events import SendFailed
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
@@ -32,7 +33,7 @@ from tests.support.messages import control_messages
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
-ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
+ALICE, BOB, CAROL = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
 ROUND = Round(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
@@ -43,6 +44,7 @@ class Host:
     """Fakes the driver: keeps what it is told."""
 
     def __init__(self) -> None:
+        self.received: list[codec.Decoded] = []
         self.delivered: list[tuple[NodeId, int, m.Message]] = []
         self.arrived: list[tuple[NodeId, m.Message, bytes]] = []
         self.num_allocated = 0
@@ -59,21 +61,21 @@ class Host:
         self.blob: StateBlob | str = "not here"
         self.on_deliver: Callable[[m.Message], None] = lambda _message: None
 
-    def deliver(self, sender: NodeId, term: int, message: m.Message) -> None:
-        self.on_deliver(message)
-        self.delivered.append((sender, term, message))
+    def deliver(self, received: codec.Decoded) -> None:
+        self.on_deliver(received.message)
+        self.received.append(received)
+        self.delivered.append((received.sender, received.term, received.message))
 
-    def allocate(self, sender: NodeId, message: m.Message, size_bytes: int) -> memoryview | None:
+    def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
         if self.refuse_tensors:
             return None
         self.num_allocated += 1
         return memoryview(bytearray(size_bytes))
 
-    def tensor_arrived(
-        self, sender: NodeId, term: int, message: m.Message, buffer: memoryview, seconds: float
-    ) -> None:
-        assert term >= 1
-        self.arrived.append((sender, message, bytes(buffer)))
+    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
+        assert received.term >= 1
+        self.received.append(received)
+        self.arrived.append((received.sender, received.message, bytes(buffer)))
 
     def tensor_failed(self, buffer: memoryview) -> None:
         self.num_given_back += 1
@@ -100,8 +102,8 @@ class Host:
     ) -> None:
         self.sent.append((to, message, token, size_bytes))
 
-    def on_send_failed(self, to: NodeId, message: m.Message, token: object, *, reason: str) -> None:
-        self.failed.append((to, message, token, reason))
+    def on_send_failed(self, failed: SendFailed, token: object) -> None:
+        self.failed.append((failed.to, failed.message, token, failed.reason))
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         self.latencies_s.append(seconds)
@@ -197,6 +199,25 @@ def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:
         assert await both.client.probe(BOB, 1, 1 << 18) is None
         assert await both.client.probe(ALICE, 1, 1 << 18) is None
         assert both.alice.failed == []
+
+    with_pair(test)
+
+
+def test_what_is_passed_on_says_from_whom_and_to_whom() -> None:
+    """Alice has Bob pass one on; another is passed on to Bob by her."""
+
+    async def test(both: Pair) -> None:
+        onwards, here = m.Way(ALICE, CAROL, 3, 1), m.Way(CAROL, BOB, 2, 9)
+        both.client.send(BOB, 3, m.CanTake(ROUND), onwards)
+        both.client.send(BOB, 3, m.CanTake(ROUND), here)
+        await both.client.flush(timeout_s=10.0)
+        both.client.send_tensor(BOB, 3, ACTIVATION, memoryview(b"abc"), 1, here)
+        await both.client.flush(timeout_s=10.0)
+        assert [(d.sender, d.term, d.way) for d in both.bob.received] == [
+            (ALICE, 3, onwards),
+            (ALICE, 2, here),
+            (ALICE, 2, here),
+        ]
 
     with_pair(test)
 

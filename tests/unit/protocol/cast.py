@@ -7,6 +7,7 @@ from decod.protocol.context import Context
 from decod.protocol.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.events import JobFailed, JobFinished, Tensor
 from decod.protocol.jobs import Job, JobResult, Nothing
+from decod.protocol.leader import Leader
 from decod.protocol.links import LinkTable
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
@@ -70,6 +71,11 @@ def context_of(
 
 def configured(**changes: float) -> ProtocolConfig:
     return dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type] # Ints are floats.
+
+
+def suspect(leader: Leader, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+    """Have a leader doubt a node."""
+    return leader.doubts.suspect(now_s, leader.view, node, reason)
 
 
 def sent(effects: list[Effect]) -> list[tuple[NodeId, Message]]:

@@ -23,6 +23,7 @@ from decod.protocol.messages import (
     Message,
     Ping,
     Prepared,
+    Refuse,
 )
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role, View
@@ -36,6 +37,7 @@ from tests.unit.protocol.cast import (
     ROUND,
     STRANGER,
     jobs_of,
+    notes_of,
     view_of,
 )
 
@@ -212,6 +214,21 @@ def test_who_is_treated_as_a_member_asks_since_when_it_is_one() -> None:
     assert joining.heard(13.0, beat) == asked
     context.adopt(view_of("d0", "r1a", "r1b"))
     assert joining.heard(15.0, beat) == []
+
+
+def test_a_refusal_that_may_pass_is_asked_about_for_a_while() -> None:
+    """A data node that comes within seconds of another's death finds that one's place taken."""
+    joining, _ = machine()
+    full, given_up_s = Refuse("it has them all", again_s=2.0), 3.0 + CONFIG.leader_timeout_s
+    joining.knock(0.0)
+    assert notes_of(joining.refused(1.0, full)) == ["candidate.refused"]
+    joining.heard(2.0, Received(D0, full))
+    assert joining.knock(2.0) == [Send(D0, OFFER)], "it asks on"
+    assert joining.refused(given_up_s, full) == []
+    (stop,) = joining.refused(given_up_s + 1.0, full)
+    assert stop == Stop(StopReason.REFUSED, "it has them all")
+    joining.assigned(ASSIGN)
+    assert notes_of(joining.refused(given_up_s + 2.0, full)) == ["candidate.refused"]
 
 
 def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:

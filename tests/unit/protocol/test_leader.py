@@ -40,6 +40,7 @@ from tests.unit.protocol.cast import (
     configured,
     notes_of,
     sent,
+    suspect,
 )
 
 CONFIG = configured(round_timeout_s=100.0, min_data_nodes=2)
@@ -68,7 +69,7 @@ class Run:
         )
         self.agreed_epoch = 0
         self.leader = Leader(D0, config, shape, lambda: self.agreed_epoch)
-        self.leader.start(0.0)
+        self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)
         for node in relays:
             self.enter(node)
@@ -325,8 +326,12 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     assert isinstance(message, Commit)
     assert message.opening.paused
     assert R1B not in message.opening.view, "nobody enters a run that is done"
-    assert effects[-1] == CompleteRun(1)
     assert run.leader.state is LeaderState.PAUSED
+    assert (D0, UtilisationQuery(1, run.leader.round)) in sent(effects)
+    assert CompleteRun(1) not in effects, "somebody may not have heard of the commit yet"
+    loads = tuple(NodeLoad(node, 0, 1, 0, "paused") for node in (D0, R1A))
+    assert run.leader.utilisation(2.0, loads) == [CompleteRun(1)]
+    assert run.leader.utilisation(2.5, loads) == [], "once"
     assert run.leader.report(3.0, D0, report(run.leader.round)) == []
 
 
@@ -385,21 +390,21 @@ def test_a_member_that_offers_what_the_run_refuses_stays_a_member() -> None:
 
 def test_a_suspect_that_answers_stays() -> None:
     leader = Run(R1A, R1B).leader
-    assert leader.suspect(5.0, R1B, "no heartbeat") == [Send(R1B, Ping(1))]
-    assert leader.suspect(6.0, R1B, "no heartbeat") == [], "it has been asked"
+    assert suspect(leader, 5.0, R1B, "no heartbeat") == [Send(R1B, Ping(1))]
+    assert suspect(leader, 6.0, R1B, "no heartbeat") == [], "it has been asked"
     assert leader.deadline_s == 1.0
-    leader.probes.answered(R1A, 1)
-    leader.probes.answered(R1B, 99)
-    assert leader.suspect(6.0, R1B, "again") == [], "an answer to another question does not count"
-    leader.probes.answered(R1B, 1)
+    leader.doubts.probes.answered(R1A, 1)
+    leader.doubts.probes.answered(R1B, 99)
+    assert suspect(leader, 6.0, R1B, "again") == [], "an answer to another question does not count"
+    leader.doubts.probes.answered(R1B, 1)
     leader.overdue(8.0)
     assert R1B in leader.view
-    assert leader.suspect(9.0, R1B, "again") == [Send(R1B, Ping(2))]
+    assert suspect(leader, 9.0, R1B, "again") == [Send(R1B, Ping(2))]
 
 
 def test_a_suspect_that_is_silent_is_removed_and_told() -> None:
     leader = Run(R1A, R1B).leader
-    leader.suspect(5.0, R1B, "no heartbeat")
+    suspect(leader, 5.0, R1B, "no heartbeat")
     effects = leader.overdue(8.0)
     message = decision(effects)
     assert isinstance(message, Mend)
@@ -421,14 +426,14 @@ def test_one_lost_ping_costs_no_member_two_do() -> None:
 
 def test_strangers_and_the_leader_itself_are_not_doubted() -> None:
     leader = Run(R1A).leader
-    assert leader.suspect(5.0, STRANGER, "gone") == []
-    assert leader.suspect(5.0, D0, "gone") == []
+    assert suspect(leader, 5.0, STRANGER, "gone") == []
+    assert suspect(leader, 5.0, D0, "gone") == []
 
 
 def test_a_candidate_that_is_gone_is_forgotten_and_costs_no_round() -> None:
     run = Run(R1A)
     run.enter(R1B)
-    run.leader.suspect(5.0, R1B, "refused")
+    suspect(run.leader, 5.0, R1B, "refused")
     assert notes_of(run.leader.overdue(8.0)) == ["candidate.lost"]
     assert R1B not in run.leader.admission.candidates
     assert run.leader.round == Round(1, 1)
@@ -437,7 +442,7 @@ def test_a_candidate_that_is_gone_is_forgotten_and_costs_no_round() -> None:
 def test_two_members_lost_at_once_are_one_loss() -> None:
     leader = Run(R1A, R1B, R1C).leader
     for node in (R1B, R1C):
-        leader.suspect(5.0, node, "no heartbeat")
+        suspect(leader, 5.0, node, "no heartbeat")
     effects = leader.overdue(8.0)
     assert leader.view.version == 2
     assert opening_view(effects) == {D0, D1, R1A}
@@ -447,7 +452,7 @@ def test_two_members_lost_at_once_are_one_loss() -> None:
 
 def test_a_stage_that_is_lost_before_the_first_commit_is_filled_again() -> None:
     run = Run(R1A)
-    run.leader.suspect(5.0, R1A, "no heartbeat")
+    suspect(run.leader, 5.0, R1A, "no heartbeat")
     run.leader.overdue(8.0)
     assert run.leader.state is LeaderState.GATHERING
     assert run.leader.overdue(1000.0) is not None
@@ -462,7 +467,7 @@ def test_a_stage_of_which_nothing_is_left_anywhere_ends_the_run() -> None:
     """No state is kept, and it has no neighbours: anything else would be another model."""
     run = Run(R1A, config=dataclasses.replace(CONFIG, snapshot_every_iterations=0))
     run.commit()
-    run.leader.suspect(5.0, R1A, "no heartbeat")
+    suspect(run.leader, 5.0, R1A, "no heartbeat")
     message = decision(run.leader.overdue(8.0))
     assert isinstance(message, Abort)
     assert not message.opening.failed, "others are asked first"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import JobId, NodeId, Round, TensorId
+from decod.ids import JobId, Round, TensorId
 from decod.protocol import events as ev
 from decod.protocol import messages
 from decod.protocol.effects import (
@@ -21,45 +21,14 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     STRANGER,
-    configured,
     flow,
     mb,
     notes_of,
     sent,
     tensor,
 )
+from tests.unit.protocol.small_run import LINGER_S, abort, context_of, stops, training
 from tests.unit.protocol.world import World
-
-
-def training(*relays: str, num_iterations: int = 2, **config: float) -> World:
-    """Return a world in which d0 and the relays are about to train their first microbatch."""
-    names = relays or ("r1a",)
-    world = World(
-        config=configured(min_nodes_per_stage=len(names), **config), num_iterations=num_iterations
-    )
-    world.start("d0")
-    for name in names:
-        world.start(name, stage_index=1)
-    world.settle(["ForwardActivation", f"to={names[0]}"])
-    world.seen.clear()
-    return world
-
-
-def context_of(world: World, name: str) -> object:
-    return world.hosts[NodeId(name)].machine.context
-
-
-def stops(world: World, name: str) -> Stop:
-    stop = world.hosts[NodeId(name)].stop
-    assert stop is not None
-    return stop
-
-
-def abort(world: World, round_: Round, view: View | None = None, **flags: bool) -> messages.Abort:
-    machine = world.hosts[D0].machine
-    opening = Opening(round_, Round(0, 0), view or machine.context.view, **flags)
-    return messages.Abort(machine.context.round, opening, "of a test")
-
 
 # --- a whole run ----------------------------------------------------------------------------------
 
@@ -77,7 +46,7 @@ def test_a_run_commits_all_its_iterations_and_holds_nothing_after(num_relays: in
         assert host.tensors == set(), "everything is freed at the commit (I6)"
         assert len(host.machine.context.tensors) == 0
     world.step("d0", ev.DrainRequested())
-    world.settle()
+    world.wait(LINGER_S)
     assert {h.stop.reason for h in world.hosts.values() if h.stop} == {StopReason.FINISHED}
     assert all(host.machine.state is NodeState.STOPPED for host in world.hosts.values())
 
@@ -240,22 +209,6 @@ def test_a_goodbye_to_a_former_self_is_not_for_a_candidate() -> None:
     assert world.hosts[R1B].stop is None
 
 
-def test_a_candidate_stops_when_the_run_ends() -> None:
-    world = training("r1a")
-    world.start("r1b", stage_index=1)
-    finished = abort(world, Round(1, 2), finished=True, failed=True)
-    world.step("r1b", ev.Received(D0, finished))
-    assert stops(world, "r1b") == Stop(StopReason.FAILED, "of a test")
-
-
-def test_a_commit_can_end_the_run_too() -> None:
-    world = training("r1a")
-    view = world.hosts[D0].machine.context.view
-    opening = Opening(Round(2, 1), Round(1, 1), view, finished=True)
-    world.step("r1a", ev.Received(D0, messages.Commit(Round(1, 1), opening, 1.0, 1)))
-    assert stops(world, "r1a") == Stop(StopReason.FINISHED, "the run is over")
-
-
 def test_a_node_that_missed_a_commit_can_not_follow() -> None:
     """It does not hold the parameters that the others have now (I3)."""
     world = training("r1a")
@@ -407,7 +360,7 @@ def test_a_relay_without_its_device_leaves_at_once() -> None:
 def test_a_leader_without_its_device_ends_the_run() -> None:
     world = training("r1a")
     world.step("d0", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
-    world.settle()
+    world.wait(LINGER_S)
     for name in ("d0", "r1a"):
         detail = "the leader's device failed: exit code 1"
         assert stops(world, name) == Stop(StopReason.FAILED, detail)
@@ -506,6 +459,7 @@ def test_commits_can_be_held_at_the_leader() -> None:
     world.settle()
     assert "d0 has the result of iteration 1" not in world.seen
     world.step("d0", ev.CommitsHeld(held=False))
+    world.settle()
     assert "d0 has the result of iteration 1" in world.seen
 
 

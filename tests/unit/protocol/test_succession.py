@@ -13,7 +13,7 @@ from decod.protocol.leader import Leader
 from decod.protocol.messages import Abort, Assign, Commit, Prepared
 from decod.protocol.office import for_leader
 from decod.protocol.view import Opening, View
-from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent, suspect
 from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
 from tests.unit.protocol.world import World
 
@@ -65,10 +65,10 @@ def test_a_leader_that_has_lost_most_members_waits_for_them() -> None:
     run = Run(R1A, R1B)
     leader = run.leader
     for node in (D1, R1A):
-        leader.suspect(1.0, node, "silent")
+        suspect(leader, 1.0, node, "silent")
     leader.overdue(1.0 + CONFIG.probe_timeout_s)
     assert leader.view.by_id.keys() == {D0, R1B}, "half of them, with the leader, is enough"
-    leader.suspect(5.0, R1B, "silent")
+    suspect(leader, 5.0, R1B, "silent")
     effects = leader.overdue(5.0 + CONFIG.probe_timeout_s)
     assert notes_of(effects) == ["member.lost", "quorum.lost"]
     assert leader.electorate.lacking == (R1B,)
@@ -81,9 +81,9 @@ def without_quorum(run: Run) -> float:
     """Have the leader of a run of four lose two members, and then the one without whom no quorum is
     left. Returns an instant after that."""
     for node in (D1, R1A):
-        run.leader.suspect(1.0, node, "silent")
+        suspect(run.leader, 1.0, node, "silent")
     run.leader.overdue(1.0 + CONFIG.probe_timeout_s)
-    run.leader.suspect(5.0, R1B, "silent")
+    suspect(run.leader, 5.0, R1B, "silent")
     run.leader.overdue(5.0 + CONFIG.probe_timeout_s)
     assert run.leader.electorate.lacking == (R1B,)
     return 6.0 + CONFIG.probe_timeout_s
@@ -116,7 +116,7 @@ def test_who_was_given_up_and_answers_is_waited_for_no_more() -> None:
     run = Run(R1A, R1B)
     leader, now_s = run.leader, 1.0 + CONFIG.probe_timeout_s
     for node in (D1, R1A, R1B):
-        leader.suspect(1.0, node, "cut")
+        suspect(leader, 1.0, node, "cut")
     leader.overdue(now_s)
     assert {*leader.electorate.lacking} == {D1, R1A, R1B}
     leader.join(now_s, R1A, run.offer(R1A))
@@ -135,7 +135,7 @@ def test_who_is_lost_again_before_it_has_prepared_is_taken_in_by_the_same_offer(
     leader, now_s = run.leader, without_quorum(run)
     back = run.offer(R1B)
     leader.join(now_s, R1B, back)
-    leader.suspect(now_s, R1B, "silent")
+    suspect(leader, now_s, R1B, "silent")
     leader.overdue(now_s + CONFIG.probe_timeout_s)
     assert R1B not in leader.admission.candidates
     now_s += 10.0

@@ -17,7 +17,7 @@ from decod.protocol import events as ev
 from decod.protocol import jobs
 from decod.protocol.admission import RunShape
 from decod.protocol.identity import Identity, RunFacts
-from decod.protocol.messages import Message
+from decod.protocol.messages import Message, Way
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role
@@ -32,6 +32,12 @@ class Parcel:
     to: NodeId
     message: Message
     tensor: TensorId | None = None
+    way: Way | None = None
+
+    @property
+    def text(self) -> str:
+        by = "" if self.way is None else f" ({self.way.origin} to {self.way.goal})"
+        return f"{text_of(self.message)}{by}"
 
     def matches(self, words: list[str]) -> bool:
         """Whether it is of the kind, sender and receiver that are named (`Deny from=r1a`)."""
@@ -206,19 +212,21 @@ class World:
         if not receiver.alive:
             self.fail(parcel)
             return
-        self.seen.append(f"{parcel.sender} -> {parcel.to} {text_of(parcel.message)}")
+        self.seen.append(f"{parcel.sender} -> {parcel.to} {parcel.text}")
         tensor = None
         if parcel.tensor is not None:
             tensor = self._new_tensor(receiver)
             if self.hosts[parcel.sender].alive:
                 self.step(parcel.sender, ev.TensorSent(parcel.to, parcel.tensor, 8, 1.0))
-        self.step(parcel.to, ev.Received(parcel.sender, parcel.message, tensor))
+        said_by = parcel.sender if parcel.way is None else parcel.way.origin
+        self.step(parcel.to, ev.Received(said_by, parcel.message, tensor, way=parcel.way))
 
     def fail(self, parcel: Parcel) -> None:
         """Let a message come back as undelivered."""
-        self.seen.append(f"{parcel.sender} -x {parcel.to} {text_of(parcel.message)}")
+        self.seen.append(f"{parcel.sender} -x {parcel.to} {parcel.text}")
         if self.hosts[parcel.sender].alive:
-            failed = ev.SendFailed(parcel.to, parcel.message, "unreachable", parcel.tensor)
+            why, tensor = "unreachable", parcel.tensor
+            failed = ev.SendFailed(parcel.to, parcel.message, why, tensor, parcel.way)
             self.step(parcel.sender, failed)
 
     def kill(self, name: str) -> None:
@@ -259,11 +267,11 @@ class World:
         host = self.hosts[node]
         for effect in effects:
             match effect:
-                case fx.Send(to, message):
-                    self.flight.append(Parcel(node, to, message))
-                case fx.SendTensor(to, message, tensor):
+                case fx.Send(to, message, way):
+                    self.flight.append(Parcel(node, to, message, way=way))
+                case fx.SendTensor(to, message, tensor, way):
                     assert tensor in host.tensors, f"{node} sends what it does not hold"
-                    self.flight.append(Parcel(node, to, message, tensor))
+                    self.flight.append(Parcel(node, to, message, tensor, way))
                 case fx.StartJob(_, _, inputs):
                     assert set(inputs) <= host.tensors, f"{node} uses what it does not hold"
                     host.work.append(effect)

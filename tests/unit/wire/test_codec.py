@@ -12,6 +12,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol import election_messages as em
 from decod.protocol import messages as m
+from decod.protocol.accrual import SLACK_MAX
 from decod.protocol.era import Holders, Kept, Mark, Origin, Source
 from decod.protocol.follow_messages import Average
 from decod.protocol.routing import gwtf_messages as gwtf
@@ -23,7 +24,7 @@ from decod.wire import codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 
 RUN = RunId("r" * 26)
-SENDER = NodeId("s" * 52)
+SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
 
 base32 = "abcdefghijklmnopqrstuvwxyz234567"
 node_ids = st.text(base32, min_size=52, max_size=52).map(NodeId)
@@ -244,6 +245,10 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "more": link_uses,
     "upstream": node_ids,
     "made": st.booleans(),
+    "ticket": numbers,
+    "arrived": st.booleans(),
+    "slack": st.floats(1, SLACK_MAX),
+    "again_s": st.floats(0, 86_400),
     "answer": st.booleans(),
     "outward": hop_numbers,
     "inward": hop_numbers,
@@ -291,6 +296,22 @@ def over_the_wire(message: m.Message) -> codec.Decoded:
 def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None:
     message = data.draw(messages_of(cls))
     assert over_the_wire(message) == codec.Decoded(RUN, SENDER, 3, 4, message)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        None,
+        m.Way(SENDER, RECEIVER, 3, 7),
+        m.Way(NodeId("o" * 52), RECEIVER, 2, 2**63 - 1),
+    ],
+    ids=["direct", "to be passed on", "passed on"],
+)
+def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: m.Way | None) -> None:
+    data = codec.encode(RUN, SENDER, 3, 4, m.Ping(1), way).SerializeToString()
+    decoded = codec.decode(codec.parse(pb.Envelope, data), receiver=RECEIVER)
+    term = 3 if way is None else way.term
+    assert decoded == codec.Decoded(RUN, SENDER, term, 4, m.Ping(1), way)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +368,12 @@ BAD: dict[str, pb.Envelope] = {
     "run id too short": pb.Envelope(run_id="r", sender_id=SENDER, ping=pb.Ping()),
     "sender in capitals": pb.Envelope(run_id=RUN, sender_id="S" * 52, ping=pb.Ping()),
     "negative term": pb.Envelope(run_id=RUN, sender_id=SENDER, term=-1, ping=pb.Ping()),
+    "goal in capitals": envelope(ping=pb.Ping(), goal_id="G" * 52),
+    "origin too short": envelope(ping=pb.Ping(), origin_id="o"),
+    "passed on and to be": envelope(ping=pb.Ping(), goal_id="g" * 52, origin_id="o" * 52),
+    "negative ticket": envelope(ping=pb.Ping(), goal_id="g" * 52, ticket=-1),
+    "no patience": envelope(suspect=pb.Suspect(node_id="n" * 52, slack=0.5)),
+    "endless patience": envelope(suspect=pb.Suspect(node_id="n" * 52, slack=math.inf)),
     "no round": envelope(heartbeat=pb.Heartbeat()),
     "iteration too large": envelope(heartbeat=pb.Heartbeat(round=pb.Round(iteration=2**48 + 1))),
     "negative attempt": envelope(can_take=pb.CanTake(round=pb.Round(attempt=-1))),

@@ -1,0 +1,96 @@
+"""What becomes of a node's messages after they have been sent.
+
+A message that could not be delivered is a doubt about its receiver, which the leader hears of, and
+is tried again as long as it means something; by way of another member if the direct link is broken
+(`decod.protocol.ways`).
+"""
+
+from decod.ids import NodeId
+from decod.protocol import messages
+from decod.protocol.context import Context
+from decod.protocol.deadline import earliest
+from decod.protocol.effects import Effect
+from decod.protocol.events import Fault, LinkMeasured, SendFailed, TensorSent
+from decod.protocol.follow_messages import FollowMessage
+from decod.protocol.joining import Joining
+from decod.protocol.membership import Membership
+from decod.protocol.office import Office
+from decod.protocol.outbox import Outbox
+from decod.protocol.survey import Survey
+from decod.protocol.ways import Ways
+from decod.protocol.work import Work, awaited_by
+
+
+class Delivery:
+    """Tells a node's machines what has arrived and what has not.
+
+    Args:
+        context: The node's.
+        ways: How its messages get to others.
+        work: What it does in the rounds.
+        office: Who leads.
+        joining: Its way in.
+    """
+
+    def __init__(
+        self, context: Context, ways: Ways, work: Work, office: Office, joining: Joining
+    ) -> None:
+        self.ways, self.outbox, self.survey = ways, Outbox(context), Survey(context)
+        self.membership = Membership(
+            context, lambda: awaited_by(work) | ways.receivers, ways.broken
+        )
+        self._tensors = context.tensors
+        self._work = work
+        self._office = office
+        self._joining = joining
+
+    @property
+    def deadline_s(self) -> float | None:
+        parts = (self.outbox, self.ways, self.membership, self.survey)
+        return earliest(*(part.deadline_s for part in parts))
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Send again, and try broken links."""
+        return self.outbox.overdue(now_s) + self.ways.overdue(now_s)
+
+    def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
+        """A tensor has arrived where it was sent to."""
+        self._work.followers.sent(event)
+        effects = self.ways.sent(event) + self.survey.sent(now_s, event)
+        return effects + self._tensors.release(event.tensor)
+
+    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+        """A link was timed."""
+        return self.ways.measured(now_s, event) + self.survey.measured(now_s, event)
+
+    def failed(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Something did not arrive where it was sent to."""
+        effects, failed = self.ways.undelivered(now_s, event)
+        if failed is None and event.fault is Fault.LINK:
+            # Another's message, or one that was to be passed on: the receiver is doubted alike.
+            return effects + self.membership.undelivered(now_s, event.to, event.reason)
+        return effects + self._undelivered(now_s, failed)
+
+    def passed(self, now_s: float, sender: NodeId, word: messages.Passed) -> list[Effect]:
+        """Somebody says what became of what it was to pass on."""
+        effects, failed = self.ways.passed(sender, word)
+        return effects + self._undelivered(now_s, failed)
+
+    def _undelivered(self, now_s: float, event: SendFailed | None) -> list[Effect]:
+        """Doubt the receiver, and try again later if the message still matters then."""
+        if event is None:
+            return []
+        if isinstance(event.message, FollowMessage):
+            effects = self._joining.missed(now_s, event, self._work.followers)
+            return effects + self._work.followed(now_s)
+        effects = self.outbox.undelivered(now_s, event)
+        effects += self._work.microbatches.undelivered(event)
+        self.survey.undelivered(event)
+        if event.tensor is not None and event.fault is not Fault.LINK:
+            late = event.fault is Fault.RATE
+            reason = messages.TOO_SLOW if late else messages.TENSOR_REFUSED
+            return effects + self.membership.suspect(now_s, event.to, reason)
+        handled = self._office.unreachable(now_s, event.to, event.message, event.reason)
+        if handled is not None:
+            return effects + handled
+        return effects + self.membership.undelivered(now_s, event.to, event.reason)

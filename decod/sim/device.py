@@ -1,0 +1,138 @@
+"""A simulated host's compute process: a queue of jobs, each of which takes its time."""
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decod.ids import JobId, TensorId
+from decod.protocol.effects import StartJob
+from decod.protocol.events import JobFailed, JobFinished
+from decod.protocol.jobs import Job, Measure, Measured
+from decod.protocol.params import ProtocolConfig
+from decod.protocol.patience import Patience
+from decod.sim.compute import Activation, Gradient, MisuseError
+from decod.sim.kernel import Kernel
+
+if TYPE_CHECKING:
+    from decod.sim.host import Host, Observer
+
+
+@dataclass(slots=True)
+class _QueuedJob:
+    id: JobId
+    job: Job
+    inputs: tuple[TensorId, ...]
+
+
+class Device:
+    """Runs the jobs of one host, one after the other.
+
+    Args:
+        host: Has the tensors, and what the jobs do (`compute`), at which pace.
+        kernel: The simulation's.
+        observer: Is told what has been computed.
+        protocol: Says for how long a job may show no progress.
+        rng: Source of the jitter.
+    """
+
+    def __init__(
+        self,
+        host: "Host",
+        kernel: Kernel,
+        observer: "Observer",
+        protocol: ProtocolConfig,
+        rng: random.Random,
+    ) -> None:
+        self._host, self._kernel, self._observer = host, kernel, observer
+        self._protocol, self._rng = protocol, rng
+        self._jobs: deque[_QueuedJob] = deque()
+        self._patience, self._hung = Patience(protocol), False
+        self._life = 0
+        """Grows with every start and end of the process: what belongs to an earlier one is void."""
+        self.num_microbatch_jobs = 0
+        """Forward and backward passes that it has run."""
+
+    def start(self, effect: StartJob) -> None:
+        """Run a job after those that wait."""
+        for tensor in effect.inputs:
+            self._host.tensors.usable(tensor, effect).num_jobs += 1
+        self._jobs.append(_QueuedJob(effect.job_id, effect.job, effect.inputs))
+        if len(self._jobs) == 1:
+            self._run_next()
+
+    def hang(self) -> None:
+        """Stand still for good: until the node has no more patience."""
+        if not self._hung:
+            self._hung = True
+            self._life += 1
+            self._host.trace("host.compute_hung")
+            self._look(self._life)
+
+    def _look(self, life: int) -> None:
+        if life != self._life:
+            return
+        patience = self._patience
+        if not self._host.frozen and patience.look(self._host.clock.now_s) is not None:
+            self.fail()
+        else:
+            self._kernel.after(patience.interval_s, self._look, life)
+
+    def fail(self) -> None:
+        """Die: the state and the jobs are gone, the node lives on."""
+        self._hung = False
+        failed = list(self._jobs)
+        self._jobs.clear()
+        self._life += 1  # The job in progress never ends.
+        self._host.trace("host.compute_killed")
+        for entry in failed:
+            self._host.tensors.end_job(entry.inputs)
+        # Its end is noticed also while it has nothing to do.
+        for job_id in [entry.id for entry in failed] or [JobId(0)]:
+            self._host.deliver(JobFailed(job_id, "compute process died", fatal=True))
+
+    def down(self) -> None:
+        """The host is down, and this with it."""
+        self._life += 1
+        self._jobs.clear()
+        self._patience, self._hung = Patience(self._protocol), False
+
+    def _run_next(self) -> None:
+        job, profile = self._jobs[0].job, self._host.profile
+        self._patience.begin(self._host.clock.now_s, type(job).__name__.lower())
+        if self._hung:
+            return
+        jitter_ratio = profile.jitter_ratio
+        factor = self._rng.uniform(1 - jitter_ratio, 1 + jitter_ratio) if jitter_ratio else 1.0
+        duration_s = profile.seconds(job) * factor / self._host.speed
+        self._kernel.after(duration_s, self._done, duration_s, self._life)
+
+    def _done(self, duration_s: float, life: int) -> None:
+        if life != self._life:
+            return
+        host = self._host
+        if host.frozen:
+            host.when_thawed(lambda: self._done(duration_s, life))
+            return
+        self._patience.end(host.clock.now_s)
+        entry = self._jobs.popleft()
+        contents = tuple(map(host.tensors.content, entry.inputs))
+        host.tensors.end_job(entry.inputs)
+        try:
+            outcome = host.compute.run(entry.job, contents)
+        except MisuseError as error:
+            self._observer.misused(host, str(error), error)
+            raise
+        passed_on = [c for c in outcome.outputs if isinstance(c, (Activation, Gradient))]
+        self.num_microbatch_jobs += len(passed_on)
+        self._observer.computed(host, entry.job, duration_s)
+        if outcome.committed is not None:
+            self._observer.committed(host, outcome.committed)
+        outputs = tuple(map(host.tensors.add, outcome.outputs))
+        if self._jobs:
+            self._run_next()
+        result = outcome.result
+        if isinstance(entry.job, Measure):
+            forward_s = duration_s / (1 + host.profile.backward_ratio)
+            result = Measured(forward_s, duration_s - forward_s)
+        host.deliver(JobFinished(entry.id, result, outputs, duration_s))

@@ -1,0 +1,42 @@
+"""Who was set aside may come back after a pause, which doubles."""
+
+import pytest
+
+from decod.protocol.aside import Aside
+from decod.protocol.effects import Note, Send
+from decod.protocol.messages import Refuse
+from tests.unit.protocol.cast import R1A, R1B, member
+
+
+def refused(aside: Aside, now_s: float) -> Refuse | None:
+    effects = aside.refused(now_s, R1A)
+    if not effects:
+        return None
+    (effect,) = effects
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, Refuse)
+    return effect.message
+
+
+def test_a_member_that_was_set_aside_is_told_when_it_may_ask_again() -> None:
+    aside = Aside()
+    note = aside.put(100.0, member("r1a"), "tensors take too long")
+    assert isinstance(note, Note)
+    assert dict(note.fields) == {"peer": R1A, "reason": "tensors take too long", "pause_s": 60}
+    answer = refused(aside, 110.0)
+    assert answer is not None
+    assert answer.again_s == pytest.approx(50.0)
+    assert answer.reason == "it was set aside for 60 s: tensors take too long"
+    assert refused(aside, 160.0) is None
+    assert aside.refused(110.0, R1B) == []
+
+
+def test_the_pause_doubles_up_to_an_hour() -> None:
+    aside, pauses_s, now_s = Aside(), list[float](), 0.0
+    for _ in range(8):
+        aside.put(now_s, member("r1a"), "x")
+        answer = refused(aside, now_s)
+        assert answer is not None
+        pauses_s.append(answer.again_s)
+        now_s += answer.again_s
+    assert pauses_s == [60, 120, 240, 480, 960, 1920, 3600, 3600]

@@ -1,0 +1,144 @@
+"""When members that live can't work together, and who goes."""
+
+import pytest
+
+from decod.ids import NodeId, Round
+from decod.protocol.discord import Discord, Doubt, Standing
+from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, ROUND, view_of
+
+VIEW = view_of("d0", "r1a", "r1b", "r2a")
+WIDE = view_of("d0", "r1a", "r1b", "r1c", "r2a", "r2b")
+PATIENCE_S = CONFIG.probe_timeout_s + 2 * CONFIG.heartbeat_interval_s
+
+
+def discord() -> Discord:
+    return Discord(CONFIG, lambda _: True)
+
+
+def told(
+    doubts: Discord, *times_s: float, ends: tuple[NodeId, NodeId] = (R1A, R2A), **changes: Round
+) -> dict[NodeId, str]:
+    """Tell of one doubt again and again; return who goes then."""
+    standing = Standing(VIEW, changes.get("round_", ROUND), batch_done=False)
+    for now_s in times_s:
+        doubts.doubted(now_s, Doubt(ends, slow=False), standing)
+    return doubts.due()
+
+
+def slowed(doubts: Discord, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
+    """Tell of tensors that were given up, in a round of its own; return who goes then."""
+    standing = Standing(WIDE, Round(1, int(now_s) + 1), batch_done=False)
+    for ends in pairs:
+        doubts.doubted(now_s, Doubt(ends, slow=True), standing)
+    return doubts.due()
+
+
+# --- links that are cut -----------------------------------------------------------------------
+
+
+def test_a_doubt_that_stays_costs_the_end_that_is_missed_less() -> None:
+    """r2a is the last of its stage: r1a goes, though it was r1a that doubted."""
+    doubts = discord()
+    assert not told(doubts, 0.0, 1.0, PATIENCE_S - 0.1)
+    assert list(told(doubts, PATIENCE_S)) == [R1A]
+    assert not doubts.due()
+
+
+def test_a_round_that_gets_on_has_no_cut_link() -> None:
+    doubts = discord()
+    assert not told(doubts, 0.0, PATIENCE_S - 0.1)
+    assert not told(doubts, PATIENCE_S, round_=Round(2, 1))
+
+
+def test_two_mishaps_far_apart_are_no_cut_link() -> None:
+    """A round may be long, and a message may get lost twice in it."""
+    doubts = discord()
+    apart_s = 2 * CONFIG.heartbeat_timeout_s + 1.0
+    assert not told(doubts, 0.0, apart_s, 2 * apart_s)
+    assert told(doubts, 2 * apart_s + PATIENCE_S)
+
+
+def test_data_nodes_and_the_last_of_a_stage_stay() -> None:
+    doubts = discord()
+    times_s = (0.0, PATIENCE_S / 2, PATIENCE_S)
+    assert not told(doubts, *times_s, ends=(D0, R2A))
+    assert list(told(doubts, *times_s, ends=(D0, R1B))) == [R1B]
+
+
+# --- tensors that are too slow ----------------------------------------------------------------
+
+
+def test_one_link_that_is_too_slow_costs_nobody_its_place() -> None:
+    """Its tensors go by way of others."""
+    doubts = discord()
+    assert not slowed(doubts, 0.0, (R1A, R2A), (R2A, R1A))
+    assert not slowed(doubts, 20.0, (R1A, R2A))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [[(R1A, R2A), (R1A, R1B)], [(R2A, R1A), (R1B, R1A)], [(R1A, R2A), (D0, R1A)]],
+    ids=["it says so", "others do", "both"],
+)
+def test_who_is_too_slow_for_several_others_goes(pairs: list[tuple[NodeId, NodeId]]) -> None:
+    """Doubts add up over repeated rounds: they come tens of seconds apart."""
+    doubts = discord()
+    assert not slowed(doubts, 0.0, pairs[0])
+    assert list(slowed(doubts, 50.0, pairs[1])) == [R1A]
+
+
+def test_nobody_goes_if_it_is_not_clear_whose_fault_it_is() -> None:
+    doubts = discord()
+    assert not slowed(doubts, 0.0, (R1A, R2A), (R1B, R2B))
+    # Now both r1a and r2b have two others each, and one of these is the other.
+    assert not slowed(doubts, 1.0, (R1A, R2B))
+
+
+def test_a_commit_clears_everybody_of_slowness() -> None:
+    doubts = discord()
+    assert not slowed(doubts, 0.0, (R1A, R2A))
+    doubts.committed()
+    assert not slowed(doubts, 30.0, (R1A, R2B))
+
+
+def test_what_was_slow_long_ago_does_not_count() -> None:
+    doubts = discord()
+    assert not slowed(doubts, 0.0, (R1A, R2A))
+    assert not slowed(doubts, 181.0, (R1A, R2B))
+
+
+# --- rounds that stand still ------------------------------------------------------------------
+
+
+def test_after_a_second_round_without_progress_whoever_the_others_wait_for_goes() -> None:
+    doubts = discord()
+    awaited = {R1B: [R1A], R2A: [R1A], R1A: [], D0: [R2A]}
+    doubts.stalled(300.0, WIDE, awaited)
+    assert not doubts.due()
+    doubts.stalled(600.0, WIDE, awaited)
+    (reason,) = [why for node, why in doubts.due().items() if node == R1A]
+    assert "2 rounds stood still while r1b, r2a waited for it" in reason
+
+
+def test_who_waits_for_nobody_goes_before_who_waits_too() -> None:
+    """Three wait for r1c, which itself waits for r2b: nothing comes from there."""
+    doubts = discord()
+    awaited = {R1A: [R1C], R1B: [R1C], D0: [R1C], R1C: [R2B], R2B: []}
+    for at_s in (300.0, 600.0):
+        doubts.stalled(at_s, WIDE, awaited)
+    assert list(doubts.due()) == [R2B]
+
+
+def test_rounds_that_stand_still_with_commits_between_them_are_not_in_a_row() -> None:
+    doubts = discord()
+    for at_s in (300.0, 900.0):
+        doubts.stalled(at_s, WIDE, {R1B: [R1A]})
+        doubts.committed()
+    assert not doubts.due()
+
+
+def test_nobody_goes_of_whom_nobody_waits() -> None:
+    doubts = discord()
+    for at_s in (300.0, 600.0, 900.0):
+        doubts.stalled(at_s, WIDE, {})
+    assert not doubts.due()
