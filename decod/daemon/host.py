@@ -31,6 +31,7 @@ from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
+from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
@@ -240,6 +241,7 @@ class Node:
         control = ControlServer(config.state_dir, self._answer)
         await control.start()
         self._stack.push_async_callback(control.close)
+        keep_pauses_short()
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
 
     async def _start_compute(self) -> None:

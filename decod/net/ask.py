@@ -3,7 +3,7 @@
 import grpc
 import grpc.aio
 
-from decod.errors import NetworkError, RejectedError
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import split_address
@@ -43,7 +43,7 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
         try:
             data = await call(wire_request.SerializeToString(), timeout=limits.hello_timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise unreachable(address, error) from error
+            raise failed_call(address, error) from error
     response = codec.parse(enroll_pb2.HelloResponse, data)
     _raise_refusal(address, response, request.run_id)
     return _checked_info(response, request, limits)
@@ -98,8 +98,10 @@ def _checked_info(
     )
 
 
-def unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
-    """Returns the error for a call that nobody answered."""
+def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
+    """Returns the error for a call that nobody answered, or that was refused."""
+    if error.details() == channel.OTHER_RUN:
+        return _other_run(address)
     details = (error.details() or "no details").splitlines()[0][:120]
     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     return (UnansweredError if late else NetworkError)(
@@ -107,6 +109,15 @@ def unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
         why=f"{error.code().name.lower()}: {details}",
         fix="check the address, that the node there runs, and that its TCP port is open",
         code="E-NET-003",
+    )
+
+
+def _other_run(address: str) -> RejectedError:
+    return RejectedError(
+        f"{address} belongs to another run",
+        why="the node there refuses calls of this one",
+        fix="ask a node of this run",
+        code="E-REJ-003",
     )
 
 
@@ -127,17 +138,16 @@ async def ask_status(
             f"/{channel.STATE_SERVICE}/ReadStatus", channel.as_is, channel.as_is
         )
         try:
-            data = await call(request.SerializeToString(), timeout=timeout_s)
+            data = await call(
+                request.SerializeToString(),
+                timeout=timeout_s,
+                metadata=channel.run_metadata(run_id),
+            )
         except grpc.aio.AioRpcError as error:
-            raise unreachable(address, error) from error
+            raise failed_call(address, error) from error
     text = codec.parse(state_pb2.ReadStatusResponse, data).status_json
     if not text:
-        raise RejectedError(
-            f"{address} belongs to another run",
-            why=f"this node asked about {run_id}",
-            fix="ask a node of this run",
-            code="E-REJ-003",
-        )
+        raise _other_run(address)
     if len(text) > limits.state_manifest_size_max_bytes:
         allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
         raise validate.malformed("status_json", f"{len(text)} characters", allowed=allowed)

@@ -16,6 +16,12 @@ class Limits:
     """Envelopes that are put into one Deliver. The rest of a message is for their frames."""
     batch_length_max: int = 256
     """Envelopes in one Deliver: a receiver handles a whole batch without a pause."""
+    request_size_max_bytes: int = 4 * KIB
+    """Of a question: Hello and those about states and status."""
+    inline_size_max_bytes: int = 8 * KIB
+    """A larger message is read in a thread: the event loop would stand still for too long."""
+    pass_max_s: float = 0.005
+    """Time for messages in one pass of the event loop; what is left over waits for the next."""
     metadata_size_max_bytes: int = 8 * KIB
     frame_size_bytes: int = 1 * MIB
     """Bytes of a tensor in one message. 1 MiB was fastest of 64 KiB to 4 MiB on loopback."""
@@ -40,6 +46,17 @@ class Limits:
 
     concurrent_rpcs_max: int = 4096
     """Of all peers together."""
+    rpcs_per_host_max: int = 1024
+    """Calls of one host that are open at a time. Many nodes may share its address."""
+    streams_per_connection_max: int = 16
+    """Calls over one connection at a time. A node needs no more than two."""
+    faults_burst: int = 20
+    """Messages with faults that a host may send before connections over which more come are
+    closed."""
+    faults_per_s: float = 1 / 3
+    """So many more each second."""
+    fault_size_bytes: int = 64 * KIB
+    """So much of a large message with a fault counts as one more."""
     streams_per_sender_max: int = 8
     """Tensors that one sender may push at a time."""
     streams_per_peer: int = 2

@@ -251,7 +251,7 @@ _BYWAYS = f.Tuples(
     )
 )
 
-_BODIES: Mapping[str, f.Struct] = {
+BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
     **gwtf_codec.BODIES,
     "join": f.Struct(
@@ -477,7 +477,7 @@ _BODIES: Mapping[str, f.Struct] = {
     ),
 }
 
-_BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in _BODIES.items()}
+_BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in BODIES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +506,7 @@ def encode(
     name = _BODY_NAMES[type(message)]
     envelope = pb.Envelope(run_id=run_id, sender_id=sender, term=term, sequence=sequence)
     try:
-        _BODIES[name].write(envelope, name, message)
+        BODIES[name].write(envelope, name, message)
     except MalformedMessageError as error:
         raise AssertionError(f"outgoing {name}: {error.what}, but {error.why}") from error
     return envelope
@@ -526,7 +526,7 @@ def decode(envelope: pb.Envelope) -> Decoded:
     name = envelope.WhichOneof("body")
     if name is None:
         raise validate.malformed("body", None, allowed="a message that this version knows")
-    message = _BODIES[name].take(getattr(envelope, name))
+    message = BODIES[name].take(getattr(envelope, name))
     return Decoded(run_id, sender, term, sequence, message)
 
 

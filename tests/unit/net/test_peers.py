@@ -30,6 +30,7 @@ from tests.support.messages import control_messages
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
+OURS = channel.run_metadata(RUN)
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ROUND = Round(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
@@ -254,7 +255,6 @@ CONTROL = codec.encode(RUN, ALICE, 1, 1, m.Ping(1))
         ([header(crc32=2**32)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
         ([header(envelope=FOREIGN)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
         ([header(envelope=CONTROL)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
-        ([data_frame(memoryview(b"good"))], tensor_pb2.PUSH_STATE_MALFORMED, 0),
     ],
 )
 def test_pushes_that_are_not_whole_are_told_so(
@@ -263,7 +263,7 @@ def test_pushes_that_are_not_whole_are_told_so(
     async def test(both: Pair) -> None:
         opened, push = both.push()
         async with opened:
-            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
         assert answer.state == state
         assert both.bob.num_allocated == num_allocated
         assert both.bob.num_given_back + len(both.bob.arrived) == num_allocated
@@ -279,6 +279,9 @@ def test_pushes_that_are_not_whole_are_told_so(
         [header(), data_frame(memoryview(b"longer"))],
         [header(), b"rubbish"],
         [header(), header()],
+        [header() + header()],
+        [data_frame(memoryview(b"good"))],
+        [data_frame(memoryview(b"good")) + header()],
     ],
 )
 def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> None:
@@ -286,7 +289,7 @@ def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> 
         opened, push = both.push()
         async with opened:
             try:
-                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
                 assert answer.state == tensor_pb2.PUSH_STATE_MALFORMED
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
@@ -303,7 +306,7 @@ def test_a_stalled_stream_is_given_up() -> None:
     async def test(both: Pair) -> None:
         opened, push = both.push()
         async with opened:
-            call = push()
+            call = push(metadata=OURS)
             await call.write(header())
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
@@ -323,7 +326,7 @@ def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
         request = control_pb2.DeliverRequest(envelopes=[bad, foreign, own, bare, good])
         async with channel.open_channel(both.address, Limits()) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
-            answer = await deliver(request.SerializeToString())
+            answer = await deliver(request.SerializeToString(), metadata=OURS)
         assert control_pb2.DeliverResponse.FromString(answer).num_dropped == 4
         assert both.bob.delivered == [(ALICE, 1, m.Ping(1))]
         assert both.server.counters.by_peer("message.foreign") == {"ipv4:127.0.0.1": 2}
@@ -338,7 +341,7 @@ def test_a_message_above_the_limit_is_refused_by_the_transport() -> None:
         async with grpc.aio.insecure_channel(both.address, options=options) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await deliver(bytes(5 * 2**20))
+                await deliver(bytes(5 * 2**20), metadata=OURS)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     with_pair(test)
