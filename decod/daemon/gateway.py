@@ -6,10 +6,9 @@ book, and checks a tensor's size against what the run expects before it takes me
 
 import asyncio
 import math
-import resource
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
+from decod.daemon.files import PLENTY
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -36,11 +35,7 @@ FORGET_CANDIDATE_AFTER_S = 900.0
 """How long a candidate that is silent can still be reached: it may be building a large stage."""
 
 CANDIDATES_MAX = 1024
-"""Candidates that are known at a time; offers of others are dropped, and repeated by them. Fewer
-where the system gives few files: each candidate is dialled, and dials in."""
-
-_FILES_PER_CANDIDATE = 4
-_FILES_WANTED = 65536
+"""Candidates that are known at a time; offers of others are dropped, and repeated by them."""
 
 _NAMES_MAX = 20_000
 
@@ -50,20 +45,6 @@ _PROBES_MAX = 16
 
 _TELL_AGAIN_S = 60.0
 """After so long it is told again that the state which the run starts from can't be given."""
-
-
-def candidates_max() -> int:
-    """Return how many candidates this process has files for, after asking for more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    wanted = _FILES_WANTED if hard == unlimited else min(hard, _FILES_WANTED)
-    if soft != unlimited and soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    if soft == unlimited:
-        return CANDIDATES_MAX
-    return min(CANDIDATES_MAX, soft // _FILES_PER_CANDIDATE)
 
 
 class Gateway:
@@ -101,6 +82,8 @@ class Gateway:
         """Finds a state on this host's disk."""
         self.start_iteration = 0
         """The iteration of that state."""
+        self.files = PLENTY
+        """Candidates take those that members leave."""
         self._run_id = run_id
         self._node_id = node_id
         self._activation_bytes = activation_bytes
@@ -111,7 +94,6 @@ class Gateway:
         self._data_nodes: frozenset[NodeId] = frozenset()
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are no members, and when each is forgotten."""
-        self._candidates_max = candidates_max()
         self._names: dict[NodeId, str] = {node_id: name}
         self._probes: dict[int, memoryview] = {}
         """Buffers that probes of peers are being read into."""
@@ -152,16 +134,27 @@ class Gateway:
         """Take in where a candidate is; returns whether there is room for it."""
         assert self._driver is not None
         if sender not in self._candidates and sender not in self._members:
-            if len(self._candidates) >= self._candidates_max:
+            if not self._has_room():
                 leader = self._driver.machine.leader
                 wanted = leader.admission.candidates.keys() if leader is not None else ()
                 for node in self._candidates.keys() - wanted:
                     self._drop_candidate(node)
-            if len(self._candidates) >= self._candidates_max:
+            if not self._has_room():
+                num_nodes = len(self._members) + len(self._candidates) + 1
+                self.files.tell_if_few(num_nodes, self._note)
                 return False
             self._remember_candidate(sender)
         self.client.set_address(sender, address)
         return True
+
+    def _has_room(self) -> bool:
+        """Return whether another candidate can be dialled, and dial in."""
+        num = len(self._candidates)
+        return num < CANDIDATES_MAX and num + len(self._members) < self.files.peers_max
+
+    def _note(self, event: str, **fields: object) -> None:
+        assert self._driver is not None
+        self._driver.note(Note(event, tuple(fields.items())))
 
     def _remember_leader(self, node: NodeId, address: str) -> None:
         """Take in where another leader is, unless the members' own addresses say it."""
@@ -263,11 +256,10 @@ class Gateway:
 
     def _tell_failed(self, stage_index: int, reason: str) -> None:
         """Tell why nobody can begin, now and then: those who want to ask every other second."""
-        assert self._driver is not None
         now_s = asyncio.get_running_loop().time()
         if now_s - self._told_s >= _TELL_AGAIN_S:
             self._told_s = now_s
-            self._driver.note(Note("start.failed", (("stage", stage_index), ("reason", reason))))
+            self._note("start.failed", stage=stage_index, reason=reason)
 
     # --- from the client ----------------------------------------------------------------------
 

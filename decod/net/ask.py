@@ -13,6 +13,9 @@ from decod.protocol.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
+_CLOSED = "Socket closed"
+"""How gRPC says that a connection ended before it could be used."""
+
 
 class UnansweredError(NetworkError):
     """Somebody may be there, but does not answer in time: it may do so later."""
@@ -102,13 +105,21 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
     """Returns the error for a call that nobody answered, or that was refused."""
     if error.details() == channel.OTHER_RUN:
         return _other_run(address)
-    details = (error.details() or "no details").splitlines()[0][:120]
+    details = (error.details() or "no details").splitlines()[0]
+    what, code = f"no answer from {address}", "E-NET-003"
+    if details.endswith(_CLOSED):
+        return UnansweredError(
+            what,
+            why="somebody listens there, but closes new connections, as a node does that has many",
+            fix="try again in a minute, or with the address of another node",
+            code=code,
+        )
     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     return (UnansweredError if late else NetworkError)(
-        f"no answer from {address}",
-        why=f"{error.code().name.lower()}: {details}",
+        what,
+        why=f"{error.code().name.lower()}: {details[:120]}",
         fix="check the address, that the node there runs, and that its TCP port is open",
-        code="E-NET-003",
+        code=code,
     )
 
 

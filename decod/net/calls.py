@@ -43,27 +43,36 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         self._limits = limits
         self._error_ids = count(1)
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._open_to_all: set[str] = set()
+        self._open_to_all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
 
-    def add(self, path: str, method: Called[bytes], *, open_to_all: bool = False) -> None:
-        """Serves `path`, for calls that name this run unless it is open to all."""
-        self._methods[path] = grpc.stream_unary_rpc_method_handler(method)
-        if open_to_all:
-            self._open_to_all.add(path)
+    def open_to_all(self, path: str, method: Called[bytes]) -> None:
+        """Serves `path`, for strangers too."""
+        self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(method)
+
+    def add(self, path: str, method: Called[bytes]) -> None:
+        """Serves `path`, for calls that name this run."""
+        self._methods[path] = grpc.stream_unary_rpc_method_handler(self._known(method))
 
     def add_stream(self, path: str, method: Called[None]) -> None:
         """Serves `path` with a method that writes its answers to the context."""
-        self._methods[path] = grpc.stream_stream_rpc_method_handler(method)
+        self._methods[path] = grpc.stream_stream_rpc_method_handler(self._known(method))
+
+    def _known(self, method: Called[T]) -> Called[T]:
+        async def called(requests: object, context: Context) -> T:
+            self._door.know(context)
+            return await method(requests, context)
+
+        return called
 
     @override
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         path = handler_call_details.method
-        if path in self._open_to_all or self._door.names_run(
-            handler_call_details.invocation_metadata
-        ):
+        if path in self._open_to_all:
+            return self._open_to_all[path]
+        if self._door.names_run(handler_call_details.invocation_metadata):
             return self._methods.get(path)
         return self._stranger
 

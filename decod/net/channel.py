@@ -51,6 +51,8 @@ def server_options(limits: Limits) -> Options:
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_INTERVAL_MS // 2),
         ("grpc.max_concurrent_streams", limits.streams_per_connection_max),
+        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        ("grpc.server_handshake_timeout_ms", int(limits.handshake_timeout_s * 1000)),
     ]
 
 

@@ -1,14 +1,14 @@
-"""Ends connections that gRPC has accepted: its Python interface can't.
+"""Counts and ends connections that gRPC has accepted: its Python interface can't.
 
-A connection is found among this process's open files by the address of its far end, and shut down.
-gRPC then sees an end like any other.
+Connections are found among this process's open files, by the address of their far end. To gRPC, a
+connection that is shut down here has ended like any other.
 """
 
 import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,18 +28,29 @@ def plain_ip(host: str) -> str:
     return str(mapped or ip)
 
 
-def shut_down(local_port: int, far: Address) -> bool:
-    """End the TCP connection between a port of this host and `far`; return whether there was one.
+def num_open_files() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir(_OPEN_FILES))
+
+
+def shut_down(local_port: int, is_meant: Callable[[Address], bool]) -> set[Address]:
+    """End TCP connections to a port of this host; return the far ends of those.
 
     Looks at all open files, so call it in a thread.
+
+    Args:
+        local_port: Of the connections.
+        is_meant: Tells from the far end of a connection whether it is to end.
     """
+    ended = set()
     for connection in _sockets():
         with connection, suppress(OSError):
             near_end, far_end = connection.getsockname(), connection.getpeername()
-            if near_end[1] == local_port and (plain_ip(far_end[0]), far_end[1]) == far:
+            far = (plain_ip(far_end[0]), far_end[1])
+            if near_end[1] == local_port and is_meant(far):
                 connection.shutdown(socket.SHUT_RDWR)
-                return True
-    return False
+                ended.add(far)
+    return ended
 
 
 def _sockets() -> Iterator[socket.socket]:

@@ -48,6 +48,12 @@ class Limits:
     """Of all peers together."""
     rpcs_per_host_max: int = 1024
     """Calls of one host that are open at a time. Many nodes may share its address."""
+    connections_max: int = 8192
+    """That others open to this node at a time. gRPC closes further ones at once."""
+    handshake_timeout_s: float = 10.0
+    """How long a new connection may take until it speaks HTTP/2."""
+    room_interval_s: float = 2.0
+    """Where connections are many, those that have not named the run for so long are closed."""
     streams_per_connection_max: int = 16
     """Calls over one connection at a time. A node needs no more than two."""
     faults_burst: int = 20

@@ -22,7 +22,7 @@ def ip_of(context: Context) -> str:
     return plain_ip(host_of(context).partition(":")[2].strip("[]"))
 
 
-def far_end_of(context: Context) -> Address | None:
-    """Returns the peer's end of the connection, or None if it has no port."""
-    port = context.peer().rpartition(":")[2]
-    return (ip_of(context), int(port)) if port.isdecimal() else None
+def far_end_of(peer: str) -> Address | None:
+    """Returns a peer's end of a connection, as `Context.peer` names it; None if it has no port."""
+    host, _, port = unquote(peer).rpartition(":")
+    return (plain_ip(host.partition(":")[2].strip("[]")), int(port)) if port.isdecimal() else None

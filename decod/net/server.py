@@ -154,6 +154,7 @@ class PeerServer:
         self.counters = counters or Counters()
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
+        self._keeping_room: asyncio.Task[None] | None = None
         self._reader: ThreadPoolExecutor | None = None
         """Reads large messages, one at a time."""
         self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
@@ -182,6 +183,7 @@ class PeerServer:
         await server.start()
         self._server, self._door.port = server, bound_port
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="decod-read")
+        self._keeping_room = asyncio.create_task(self._door.keep_room())
         self.donor.open()
         return bound_port
 
@@ -192,6 +194,9 @@ class PeerServer:
             self._server = None
         if self._reader is not None:
             self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._keeping_room is not None:
+            self._keeping_room.cancel()
+            await asyncio.gather(self._keeping_room, return_exceptions=True)
         self.donor.close()
 
     def _calls(self) -> Calls:
@@ -201,7 +206,7 @@ class PeerServer:
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
         calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
         hello = calls.once(self._hello, size_max_bytes=question)
-        calls.add(f"/{channel.ENROLL_SERVICE}/Hello", hello, open_to_all=True)
+        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
         for name, method in (
             ("Describe", self.donor.describe),
             ("Release", self.donor.release),

@@ -1,7 +1,6 @@
 """Between peers and driver: what is let in, what is dropped, and who is remembered."""
 
 import asyncio
-import resource
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import gateway as module
+from decod.daemon.files import Files
 from decod.daemon.gateway import Gateway
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -222,15 +222,21 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
     run(test)
 
 
-def test_candidates_are_fewer_than_files_and_more_files_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    for limits, expected in (((256, 1024), 256), ((256, 1 << 20), 1024), ((1 << 20, -1), 1024)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert module.candidates_max() == expected
-    assert asked == [(1024, 1024), (65536, 1 << 20)]
+def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.files = Files(96 + 4 * 3)
+        gateway.use_members((member(ME), member(PEER)))
+        gateway.deliver(OTHER, 1, offer())
+        driver.known[OTHER] = object()
+        assert gateway.client.address_of(OTHER) is not None
+        assert driver.notes == []
+        gateway.deliver(THIRD, 1, offer())
+        assert gateway.client.address_of(THIRD) is None
+        (told,) = driver.notes
+        assert told.event == "files.few"
+        assert dict(told.fields)["limit"] == 108
+
+    run(test)
 
 
 def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(

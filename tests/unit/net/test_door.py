@@ -11,9 +11,11 @@ import pytest
 
 from decod.ids import NodeId, RunId
 from decod.net import channel
+from decod.net.ask import UnansweredError, hello
 from decod.net.connections import plain_ip, shut_down
 from decod.net.limits import Limits
 from decod.net.rate import RateLimiter
+from decod.net.server import HelloRequest
 from decod.net.turns import Turns
 from decod.protocol import messages as m
 from decod.wire import codec
@@ -233,15 +235,49 @@ def test_only_the_connection_that_is_named_is_shut_down() -> None:
         accepted = [listener.accept()[0] for _ in callers]
         far = callers[0].getsockname()
         try:
-            assert shut_down(port, far)
+            assert shut_down(port, far.__eq__) == {far}
             assert callers[0].recv(1) == b""
             accepted[1].send(b"x")
             assert callers[1].recv(1) == b"x"
-            assert not shut_down(port + 1, callers[1].getsockname())
+            assert not shut_down(port + 1, callers[1].getsockname().__eq__)
         finally:
             for each in (*callers, *accepted):
                 each.close()
-        assert not shut_down(port, far)
+        assert not shut_down(port, far.__eq__)
+
+
+def test_strangers_do_not_use_up_the_connections_that_members_need() -> None:
+    """They connect, and say nothing, or nothing of the run."""
+
+    async def test(both: Pair) -> None:
+        both.client.send(BOB, 1, m.Ping(0))
+        await wait_until(lambda: both.bob.delivered)
+        port = int(both.address.rpartition(":")[2])
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        ends = [reader.read() for reader, _ in strangers]
+        async with channel.open_channel(both.address, Limits()) as opened, asyncio.timeout(20):
+            # Over the limit at first, and dialled again until strangers have lost theirs.
+            deliver = opened.unary_unary(DELIVER)
+            await deliver(batch(m.Ping(1)), metadata=OURS, wait_for_ready=True)
+            await asyncio.gather(*ends, return_exceptions=True)
+        both.client.send(BOB, 1, m.Ping(2))
+        await wait_until(lambda: len(both.bob.delivered) == 3)
+        assert both.alice.failed == []
+        assert both.server.counters.total("peer.dropped") >= 1
+        for _, writer in strangers:
+            writer.close()
+
+    with_pair(test, Limits(connections_max=8, room_interval_s=0.05))
+
+
+def test_a_node_that_has_no_room_for_a_stranger_may_have_some_later() -> None:
+    async def test(both: Pair) -> None:
+        both.client.send(BOB, 1, m.Ping(0))
+        await wait_until(lambda: both.bob.delivered)
+        with pytest.raises(UnansweredError, match=r"E-NET-003 .* closes new connections"):
+            await hello(both.address, HelloRequest())
+
+    with_pair(test, Limits(connections_max=1))
 
 
 @pytest.mark.parametrize(
