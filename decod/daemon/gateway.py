@@ -14,9 +14,11 @@ from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.net.client import PeerClient, Probed
+from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
+from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
@@ -45,6 +47,10 @@ _PROBES_MAX = 16
 
 _TELL_AGAIN_S = 60.0
 """After so long it is told again that the state which the run starts from can't be given."""
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Gateway:
@@ -92,6 +98,12 @@ class Gateway:
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
         self._data_nodes: frozenset[NodeId] = frozenset()
+        self._dial_back = DialBack(run_id, node_id)
+        self._reached: dict[NodeId, tuple[str, int]] = {}
+        """Where candidates were found when they were dialled, and in which life."""
+        self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._told_of = RateLimiter(_clock, rate_per_s=0.1, burst=5.0)
+        """Strangers can make up any number of candidates."""
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are no members, and when each is forgotten."""
         self._names: dict[NodeId, str] = {node_id: name}
@@ -108,7 +120,7 @@ class Gateway:
         """Take a control message."""
         if self._driver is None or self._driver.stopped.done():
             return
-        if isinstance(message, Join) and not self._meet(sender, message):
+        if isinstance(message, Join) and not self._meet(sender, term, message):
             return
         if isinstance(message, Follow) and not self._known(sender, message.address):
             return
@@ -118,17 +130,47 @@ class Gateway:
             self._remember_leader(message.leader, message.address)
         self._driver.post(Received(sender, message, term=term))
 
-    def _meet(self, sender: NodeId, offer: Join) -> bool:
+    def _meet(self, sender: NodeId, term: int, offer: Join) -> bool:
         """Take in a candidate's address; returns whether its offer can be looked at."""
         assert self._driver is not None
         leader = self._driver.machine.leader
         if leader is None:
             # Only the leader answers offers; nobody else needs to know where the stranger is.
             return False
+        if self._reached.get(sender) != (offer.address, offer.incarnation):
+            if sender not in self._dialling:
+                self._dialling[sender] = asyncio.create_task(self._reach(sender, term, offer))
+                self._dialling[sender].add_done_callback(lambda _: self._dialling.pop(sender))
+            return False
         if not self._known(sender, offer.address):
             return False
         self._remember_name(sender, offer.name)
         return True
+
+    async def _reach(self, sender: NodeId, term: int, offer: Join) -> None:
+        """Dial a candidate where it says it is; if it is there, look at its offer."""
+        unreached = await self.dial_back(sender, offer.address)
+        if self._driver is None or self._driver.stopped.done():
+            return
+        if unreached == "":
+            self._reached.pop(sender, None)
+            self._reached[sender] = (offer.address, offer.incarnation)
+            if len(self._reached) > _NAMES_MAX:
+                del self._reached[next(iter(self._reached))]
+            self.deliver(sender, term, offer)
+        elif unreached is not None and self._told_of.allow("unreachable"):
+            address = offer.address
+            self._note("candidate.unreachable", peer=sender, address=address, reason=unreached)
+
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        """Return why a node can't be reached at an address; empty if it can."""
+        return await self._dial_back.dial(node, address)
+
+    async def close(self) -> None:
+        """End what it has begun, and all connections that it has opened."""
+        await self._dial_back.close()
+        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+        await self.client.close()
 
     def _known(self, sender: NodeId, address: str) -> bool:
         """Take in where a candidate is; returns whether there is room for it."""

@@ -305,7 +305,7 @@ class Node:
             else:
                 break
         self._stack.push_async_callback(self.server.stop, 0.5)
-        self._stack.push_async_callback(self.gateway.client.close)
+        self._stack.push_async_callback(self.gateway.close)
         self._stack.push_async_callback(self.dht.close)
         return port
 

@@ -25,7 +25,8 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     """Asks the node at `address` about its run.
 
     Args:
-        request: Who asks. `observed_address` is ignored: the node sees for itself.
+        request: Who asks. `observed_address` is ignored: the node sees for itself. With sender and
+            its address, the node dials that before it answers.
 
     Raises:
         NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
@@ -41,10 +42,13 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
         sender_id=request.sender or "",
         sender_address=request.sender_address,
     )
+    timeout_s = limits.hello_timeout_s
+    if request.sender_address:
+        timeout_s += limits.dial_timeout_s
     async with channel.open_channel(address, limits) as opened:
         call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello", channel.as_is, channel.as_is)
         try:
-            data = await call(wire_request.SerializeToString(), timeout=limits.hello_timeout_s)
+            data = await call(wire_request.SerializeToString(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise failed_call(address, error) from error
     response = codec.parse(enroll_pb2.HelloResponse, data)
@@ -98,6 +102,7 @@ def _checked_info(
         leader=leader,
         leader_address=leader_address,
         observed_address=validate.printable(64)("observed_address", response.observed_address),
+        unreached=validate.reason("unreached", response.unreached),
     )
 
 

@@ -39,6 +39,13 @@ class Limits:
     control_timeout_s: float = 5.0
     """For one attempt to deliver control messages."""
     hello_timeout_s: float = 5.0
+    """Of somebody who answers at once. Who dials back first may take that much longer."""
+    dial_timeout_s: float = 4.0
+    """For dialling back a node that wants to be let in."""
+    dial_again_s: float = 5.0
+    """How long a node is believed to be where a dial has found it."""
+    dials_max: int = 64
+    """Nodes that are dialled back at a time. Another takes the place of the oldest."""
     retry_delays_s: tuple[float, ...] = (0.1, 0.4, 1.0)
     """Waits before each new attempt at a peer that is unavailable."""
     refused_retries_max: int = 1

@@ -86,6 +86,9 @@ class HelloInfo:
     leader_address: str = ""
     observed_address: str = ""
     """IP address of the asker, as the node sees it. The server fills it in."""
+    unreached: str = ""
+    """Why the asker can't be reached where it says, for its operator; the server fills that in.
+    Empty: it can, or nobody has tried."""
 
 
 class PeerHandler(Protocol):
@@ -114,6 +117,9 @@ class PeerHandler(Protocol):
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Returns what a stranger may know, or None if this node knows too little itself."""
+
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        """Returns why `node` can't be reached at `address`; empty if it can, None if not tried."""
 
     def status(self) -> str:
         """Returns what this node knows of the run, as JSON."""
@@ -371,6 +377,9 @@ class PeerServer:
         response.leader_address = info.leader_address if info.leader else ""
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
+        if checked.sender is not None and checked.sender_address:
+            unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
+            response.unreached = validate.clip_reason(unreached or "")
         return response.SerializeToString()
 
     async def _read_status(self, data: bytes, context: Context) -> bytes:

@@ -145,6 +145,11 @@ _SPECS = (
     ),
     # What the leader decides.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
+    EventSpec(
+        "candidate.unreachable",
+        "{peer} can't be reached at {address}, and is not let in: {reason}",
+        _W,
+    ),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec(
         "candidate.lost", "{peer} is gone, who was to enter: its place is free ({reason})", _W

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.events import Received
@@ -21,12 +23,28 @@ from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.train.checkpoint.transfer import StateSink
+from tests.waiting import wait_until
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
 RUN = RunId("r" * 26)
 M = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ME, 0)
 SIZE = 64
+
+
+class FakeDialBack:
+    """Finds everybody who is not said to be away."""
+
+    def __init__(self) -> None:
+        self.away: dict[NodeId, str] = {}
+        self.dialled: list[tuple[NodeId, str]] = []
+
+    async def dial(self, node: NodeId, address: str) -> str:
+        self.dialled.append((node, address))
+        return self.away.get(node, "")
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeDriver:
@@ -71,12 +89,13 @@ def run(
 ) -> None:
     async def main() -> None:
         gateway, driver = make_gateway(), FakeDriver(leads=leads)
+        gateway._dial_back = cast("DialBack", FakeDialBack())
         gateway.attach(cast("NodeDriver", driver))
         try:
             async with asyncio.timeout(10):
                 await test(gateway, driver)
         finally:
-            await gateway.client.close()
+            await gateway.close()
 
     asyncio.run(main())
 
@@ -91,6 +110,12 @@ def offer(address: str = "127.0.0.1:7", name: str = "merry-marlin") -> Join:
         incarnation=1,
         name=name,
     )
+
+
+async def offered(gateway: Gateway, node: NodeId, message: Join | None = None) -> None:
+    """Delivers an offer, and waits until the candidate has been dialled if it has to be."""
+    gateway.deliver(node, 1, message or offer())
+    await wait_until(lambda: not gateway._dialling)
 
 
 def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane") -> Member:
@@ -188,11 +213,53 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
 
 def test_the_leader_remembers_where_a_candidate_is() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        await offered(gateway, PEER)
         assert gateway.client.address_of(PEER) == "127.0.0.1:7"
         assert gateway.name_of(PEER) == "merry-marlin"
         assert gateway.name_of(OTHER) is None
         assert driver.events == [Received(PEER, offer(), term=1)]
+
+    run(test)
+
+
+def test_a_candidate_is_dialled_once_in_each_life_and_at_each_address() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        lives = [offer(), offer(), replace(offer(), incarnation=2), offer("127.0.0.1:8")]
+        for each in lives:
+            await offered(gateway, PEER, each)
+        assert [event.message for event in driver.events] == lives
+        dialled = cast("FakeDialBack", gateway._dial_back).dialled
+        assert dialled == [(PEER, f"127.0.0.1:{port}") for port in (7, 7, 8)]
+
+    run(test)
+
+
+def test_who_can_not_be_reached_is_no_candidate_and_the_operator_hears_of_some() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        dial_back = cast("FakeDialBack", gateway._dial_back)
+        dial_back.away = {PEER: "nobody listens there"}
+        for _ in range(20):
+            await offered(gateway, PEER)
+        await offered(gateway, OTHER)
+        assert [event.sender for event in driver.events] == [OTHER]
+        assert gateway.client.address_of(PEER) is None
+        assert len(driver.notes) == 5
+        assert driver.notes[0].event == "candidate.unreachable"
+        fields = {"peer": PEER, "address": "127.0.0.1:7", "reason": "nobody listens there"}
+        assert dict(driver.notes[0].fields) == fields
+        del dial_back.away[PEER]
+        await offered(gateway, PEER)
+        assert driver.events[-1].sender == PEER
+
+    run(test)
+
+
+def test_offers_that_come_while_a_candidate_is_dialled_are_not_multiplied() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        for _ in range(5):
+            gateway.deliver(PEER, 1, offer())
+        await offered(gateway, PEER)
+        assert len(driver.events) == 1
 
     run(test)
 
@@ -212,10 +279,10 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        await offered(gateway, PEER)
         driver.known[PEER] = object()
-        gateway.deliver(OTHER, 1, offer())
-        gateway.deliver(PEER, 1, offer())
+        await offered(gateway, OTHER)
+        await offered(gateway, PEER)
         assert [event.sender for event in driver.events] == [PEER, PEER]
         assert gateway.client.address_of(OTHER) is None
 
@@ -226,11 +293,11 @@ def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         gateway.files = Files(96 + 4 * 3)
         gateway.use_members((member(ME), member(PEER)))
-        gateway.deliver(OTHER, 1, offer())
+        await offered(gateway, OTHER)
         driver.known[OTHER] = object()
         assert gateway.client.address_of(OTHER) is not None
         assert driver.notes == []
-        gateway.deliver(THIRD, 1, offer())
+        await offered(gateway, THIRD)
         assert gateway.client.address_of(THIRD) is None
         (told,) = driver.notes
         assert told.event == "files.few"
@@ -245,13 +312,13 @@ def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(PEER, 1, offer())
+        await offered(gateway, PEER)
         driver.known[PEER] = object()
         gateway.use_members((member(ME), member(PEER)))
-        gateway.deliver(OTHER, 1, offer())
+        await offered(gateway, OTHER)
         assert gateway.client.address_of(OTHER) is not None
         assert gateway.client.address_of(PEER) is not None
-        gateway.deliver(THIRD, 1, offer())
+        await offered(gateway, THIRD)
         assert gateway.client.address_of(OTHER) is None
         assert gateway.client.address_of(THIRD) is not None
 

@@ -56,6 +56,7 @@ class Host:
             run_id=RUN, manifest_json="{}", node_id=BOB, leader=ALICE, leader_address="h:1"
         )
         self.blob: StateBlob | str = "not here"
+        self.unreached: str | None = ""
         self.on_deliver: Callable[[m.Message], None] = lambda _message: None
 
     def deliver(self, sender: NodeId, term: int, message: m.Message) -> None:
@@ -80,6 +81,9 @@ class Host:
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         self.hellos.append(request)
         return self.info
+
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        return self.unreached
 
     def status(self) -> str:
         return '{"members":2}'
@@ -476,7 +480,12 @@ def test_hello_tells_the_run_and_where_the_asker_is() -> None:
             observed_address="127.0.0.1",
         )
         assert both.bob.hellos[0].sender == ALICE
-        assert (await hello(both.address, HelloRequest())).run_id == RUN
+        for told, heard in (("nobody\nlistens", "nobody listens"), (None, "")):
+            both.bob.unreached = told
+            assert (await hello(both.address, request)).unreached == heard
+        both.bob.unreached = "not asked"
+        info = await hello(both.address, HelloRequest())
+        assert (info.run_id, info.unreached) == (RUN, "")
 
     with_pair(test)
 
