@@ -100,7 +100,7 @@ class Gateway:
         self._data_nodes: frozenset[NodeId] = frozenset()
         self._dial_back = DialBack(run_id, node_id)
         self._reached: dict[NodeId, tuple[str, int]] = {}
-        """Where candidates were found when they were dialled, and in which life."""
+        """Address of each candidate that a dial has found there, and its life."""
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._told_of = RateLimiter(_clock, rate_per_s=0.1, burst=5.0)
         """Strangers can make up any number of candidates."""

@@ -20,7 +20,7 @@ _FOUND_MAX = 1024
 
 
 class DialBack:
-    """What is known of nodes' addresses.
+    """Dials nodes, each once at a time.
 
     Args:
         run_id: The run of those that are dialled.
