@@ -22,6 +22,8 @@ _LINE_SIZE_MAX_BYTES = 16 << 20
 """Longest answer: the status of a run with many thousand members."""
 _REQUEST_SIZE_MAX_BYTES = 1 << 16
 _REQUEST_TIMEOUT_S = 10.0
+_BACKLOG = 16
+"""Clients that wait. asyncio tries so often in a row to accept one, even if that can't succeed."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -106,7 +108,6 @@ class ControlServer:
             path.unlink(missing_ok=True)
             _at_socket(self._state_dir, listener.bind)
             path.chmod(0o600)
-            listener.listen(16)
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -118,7 +119,7 @@ class ControlServer:
             ) from error
         listener.setblocking(False)  # noqa: FBT003 - the standard library's signature.
         self._server = await asyncio.start_unix_server(
-            self._accept, sock=listener, limit=_REQUEST_SIZE_MAX_BYTES
+            self._accept, sock=listener, limit=_REQUEST_SIZE_MAX_BYTES, backlog=_BACKLOG
         )
 
     async def close(self) -> None:

@@ -6,19 +6,20 @@ book, and checks a tensor's size against what the run expects before it takes me
 
 import asyncio
 import math
-import resource
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
+from decod.daemon.files import PLENTY
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.net.client import PeerClient, Probed
+from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
+from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
@@ -45,11 +46,7 @@ FORGET_CANDIDATE_AFTER_S = 900.0
 """How long a candidate that is silent can still be reached: it may be building a large stage."""
 
 CANDIDATES_MAX = 1024
-"""Candidates that are known at a time; offers of others are dropped, and repeated by them. Fewer
-where the system gives few files: each candidate is dialled, and dials in."""
-
-_FILES_PER_CANDIDATE = 4
-_FILES_WANTED = 65536
+"""Candidates that are known at a time; offers of others are dropped, and repeated by them."""
 
 _NAMES_MAX = 20_000
 
@@ -61,18 +58,8 @@ _TELL_AGAIN_S = 60.0
 """After so long it is told again that the state which the run starts from can't be given."""
 
 
-def candidates_max() -> int:
-    """Return how many candidates this process has files for, after asking for more files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    wanted = _FILES_WANTED if hard == unlimited else min(hard, _FILES_WANTED)
-    if soft != unlimited and soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    if soft == unlimited:
-        return CANDIDATES_MAX
-    return min(CANDIDATES_MAX, soft // _FILES_PER_CANDIDATE)
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +107,8 @@ class Gateway:
         """Finds a state on this host's disk."""
         self.start_iteration = 0
         """The iteration of that state."""
+        self.files = PLENTY
+        """Candidates take those that members leave."""
         self._run_id = run_id
         self._node_id = node_id
         self._sizes = sizes
@@ -128,9 +117,14 @@ class Gateway:
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
         self._data_nodes: frozenset[NodeId] = frozenset()
+        self._dial_back = DialBack(run_id, node_id)
+        self._reached: dict[NodeId, tuple[str, int]] = {}
+        """Address of each candidate that a dial has found there, and its life."""
+        self._dialling: dict[NodeId, asyncio.Task[None]] = {}
+        self._told_of = RateLimiter(_clock, rate_per_s=0.1, burst=5.0)
+        """Strangers can make up any number of candidates."""
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are no members, and when each is forgotten."""
-        self._candidates_max = candidates_max()
         self._names: dict[NodeId, str] = {node_id: name}
         self._probes: dict[int, memoryview] = {}
         """Buffers that probes of peers are being read into."""
@@ -146,7 +140,7 @@ class Gateway:
         sender, message = received.sender, received.message
         if self._driver is None or self._driver.stopped.done():
             return
-        if isinstance(message, Join) and not self._meet(sender, message):
+        if isinstance(message, Join) and not self._meet(received, message):
             return
         if isinstance(message, Follow) and not self._known(sender, message.address):
             return
@@ -156,32 +150,75 @@ class Gateway:
             self._remember_leader(message.leader, message.address)
         self._driver.post(_received(received))
 
-    def _meet(self, sender: NodeId, offer: Join) -> bool:
+    def _meet(self, received: Decoded, offer: Join) -> bool:
         """Take in a candidate's address; returns whether its offer can be looked at."""
         assert self._driver is not None
+        sender = received.sender
         leader = self._driver.machine.leader
         if leader is None:
             # Only the leader answers offers; nobody else needs to know where the stranger is.
+            return False
+        if self._reached.get(sender) != (offer.address, offer.incarnation):
+            if sender not in self._dialling:
+                self._dialling[sender] = asyncio.create_task(self._reach(received, offer))
+                self._dialling[sender].add_done_callback(lambda _: self._dialling.pop(sender))
             return False
         if not self._known(sender, offer.address):
             return False
         self._remember_name(sender, offer.name)
         return True
 
+    async def _reach(self, received: Decoded, offer: Join) -> None:
+        """Dial a candidate where it says it is; if it is there, look at its offer."""
+        sender = received.sender
+        unreached = await self.dial_back(sender, offer.address)
+        if self._driver is None or self._driver.stopped.done():
+            return
+        if unreached == "":
+            self._reached.pop(sender, None)
+            self._reached[sender] = (offer.address, offer.incarnation)
+            if len(self._reached) > _NAMES_MAX:
+                del self._reached[next(iter(self._reached))]
+            self.deliver(received)
+        elif unreached is not None and self._told_of.allow("unreachable"):
+            address = offer.address
+            self._note("candidate.unreachable", peer=sender, address=address, reason=unreached)
+
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        """Return why a node can't be reached at an address; empty if it can."""
+        return await self._dial_back.dial(node, address)
+
+    async def close(self) -> None:
+        """End what it has begun, and all connections that it has opened."""
+        await self._dial_back.close()
+        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+        await self.client.close()
+
     def _known(self, sender: NodeId, address: str) -> bool:
         """Take in where a candidate is; returns whether there is room for it."""
         assert self._driver is not None
         if sender not in self._candidates and sender not in self._members:
-            if len(self._candidates) >= self._candidates_max:
+            if not self._has_room():
                 leader = self._driver.machine.leader
                 wanted = leader.admission.candidates.keys() if leader is not None else ()
                 for node in self._candidates.keys() - wanted:
                     self._drop_candidate(node)
-            if len(self._candidates) >= self._candidates_max:
+            if not self._has_room():
+                num_nodes = len(self._members) + len(self._candidates) + 1
+                self.files.tell_if_few(num_nodes, self._note)
                 return False
             self._remember_candidate(sender)
         self.client.set_address(sender, address)
         return True
+
+    def _has_room(self) -> bool:
+        """Return whether another candidate can be dialled, and dial in."""
+        num = len(self._candidates)
+        return num < CANDIDATES_MAX and num + len(self._members) < self.files.peers_max
+
+    def _note(self, event: str, **fields: object) -> None:
+        assert self._driver is not None
+        self._driver.note(Note(event, tuple(fields.items())))
 
     def _remember_leader(self, node: NodeId, address: str) -> None:
         """Take in where another leader is, unless the members' own addresses say it."""
@@ -284,11 +321,10 @@ class Gateway:
 
     def _tell_failed(self, stage_index: int, reason: str) -> None:
         """Tell why nobody can begin, now and then: those who want to ask every other second."""
-        assert self._driver is not None
         now_s = asyncio.get_running_loop().time()
         if now_s - self._told_s >= _TELL_AGAIN_S:
             self._told_s = now_s
-            self._driver.note(Note("start.failed", (("stage", stage_index), ("reason", reason))))
+            self._note("start.failed", stage=stage_index, reason=reason)
 
     # --- from the client ----------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -23,15 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig, parse_listen
+from decod.config.node import NodeConfig
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
+from decod.daemon.files import RAISE, Files, is_exhausted, raise_limit
 from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway, TensorSizes
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
+from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
+from decod.daemon.reach import advertised
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
 from decod.daemon.threads import in_thread
@@ -47,6 +49,7 @@ from decod.ids import NodeId, RunId
 from decod.net.dht import Dht
 from decod.net.identity import Identity as KeyIdentity
 from decod.net.identity import load_or_create_identity
+from decod.net.limits import LIMITS
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
@@ -113,6 +116,12 @@ def facts_of(manifest: Manifest) -> RunFacts:
     )
 
 
+def num_nodes_least(run: RunConfig) -> int:
+    """Return how many nodes a run begins with, data nodes and relays."""
+    num_relays = run.stages.num_relay_stages * run.protocol.min_nodes_per_stage
+    return run.batch.num_data_nodes + num_relays
+
+
 def _sizes_of(run: RunConfig) -> Sizes:
     wide = run.model.dtype.num_bytes == 8
     narrow = run.reduction.wire_dtype.value == "bfloat16"
@@ -123,8 +132,10 @@ def _sizes_of(run: RunConfig) -> Sizes:
     )
 
 
-def _model_bytes(run: RunConfig) -> int:
-    return count_parameters(run.model) * _sizes_of(run).sum_element_bytes
+def _tensor_sizes(run: RunConfig) -> TensorSizes:
+    sizes = _sizes_of(run)
+    model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
+    return TensorSizes(activation_bytes=sizes.activation_bytes, model_bytes=model_bytes)
 
 
 class Host:
@@ -132,7 +143,7 @@ class Host:
 
     Raises:
         ConfigError: The state folder is in use or can't be used.
-        HardwareError: The log can't be written.
+        HardwareError: The log can't be written, or too few files may be open.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -141,6 +152,7 @@ class Host:
         self._folder.lock()
         try:
             self.identity = load_or_create_identity(config.state_dir)
+            self.files = raise_limit()
             self.log = LogContext({"node_id": self.identity.node_id})
             set_up_logs(file=config.state_dir / "node.log", context=self.log)
         except BaseException:
@@ -178,6 +190,7 @@ class Node:
         self.part = part
         self.say = say
         self.identity: KeyIdentity = host.identity
+        self.files: Files = host.files
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
@@ -204,14 +217,17 @@ class Node:
             part.run_id,
             self.identity.node_id,
             name=config.name or self.identity.name,
-            sizes=TensorSizes(
-                activation_bytes=activation_size_bytes(run), model_bytes=_model_bytes(run)
-            ),
+            sizes=_tensor_sizes(run),
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
         )
+        self.gateway.files = self.files
         self.server = PeerServer(
-            self.identity.node_id, part.run_id, self.gateway, watch=self.gateway.watch
+            self.identity.node_id,
+            part.run_id,
+            self.gateway,
+            limits=dataclasses.replace(LIMITS, connections_max=self.files.connections_max),
+            watch=self.gateway.watch,
         )
         host.log.name_of = self.gateway.name_of
         self._named = host.log.named
@@ -246,7 +262,9 @@ class Node:
         control = ControlServer(config.state_dir, self._answer)
         await control.start()
         self._stack.push_async_callback(control.close)
+        keep_pauses_short()
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
+        self.files.tell_if_few(num_nodes_least(self.part.manifest.run) - 1, self.note)
 
     async def _start_compute(self) -> None:
         """Start the compute process first: it loads torch while the rest is built."""
@@ -293,7 +311,7 @@ class Node:
             else:
                 break
         self._stack.push_async_callback(self.server.stop, 0.5)
-        self._stack.push_async_callback(self.gateway.client.close)
+        self._stack.push_async_callback(self.gateway.close)
         self._stack.push_async_callback(self.dht.close)
         return port
 
@@ -307,6 +325,10 @@ class Node:
     def _task_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Write to the log what no task or callback caught: asyncio would print it."""
         error = context.get("exception")
+        if is_exhausted(error):
+            reason = str(context.get("message"))[:200]
+            self.note("files.exhausted", limit=self.files.limit, reason=reason, fix=RAISE)
+            return
         fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
         extra = {"event": "task.failed", "fields": fields}
         _log.error("task.failed", exc_info=error, extra=extra)
@@ -315,7 +337,7 @@ class Node:
         """Return an arena that is large enough for whatever this node may have to hold."""
         run = self.part.manifest.run
         sizes = _sizes_of(run)
-        model_bytes = _model_bytes(run)
+        model_bytes = _tensor_sizes(run).model_bytes
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
         batch = run.batch.num_microbatches * run.batch.num_data_nodes
         # What is kept for others is kept by members, averages that wait by candidates.
@@ -545,36 +567,13 @@ class Node:
     def _remember_members(self) -> None:
         assert self.driver is not None
         view, peers = self.driver.machine.context.view, KnownPeers(self.config.state_dir)
+        self.files.tell_if_few(len(view.members) - 1, self.note)
         in_thread(lambda: peers.keep(self.part.run_id, view, own=self.address))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""
         self.happenings.take(event, self._named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
-
-
-def advertised(config: NodeConfig, port: int) -> str:
-    """Return the address that others are told: the operator's, or what can be found out here."""
-    if config.advertise is None:
-        return f"{_reachable(config.listen_host)}:{port}"
-    host, port = parse_listen(config.advertise)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reachable(host: str) -> str:
-    """Return the address that others should dial when listening on `host`."""
-    if host not in ("0.0.0.0", "::"):  # noqa: S104
-        return f"[{host}]" if ":" in host else host
-    family = socket.AF_INET6 if host == "::" else socket.AF_INET
-    target = "2001:db8::1" if host == "::" else "192.0.2.1"
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            # Chooses the outgoing interface; nothing is sent.
-            probe.connect((target, 9))
-            found: str = probe.getsockname()[0]
-        except OSError:
-            found = "::1" if host == "::" else "127.0.0.1"
-    return f"[{found}]" if ":" in found else found
 
 
 def _ignore_signals() -> None:

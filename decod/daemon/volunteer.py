@@ -13,6 +13,7 @@ from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
+from decod.daemon.reach import require_reachable
 from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.status import without_leader
@@ -117,10 +118,14 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
         lead: Taken up if this node is elected; None: it can't be.
     """
 
+    async def begin() -> None:
+        await require_reachable(node)
+        await node.prepare()
+
     # Nothing waits for it: after much churn the DHT names many nodes that don't answer any more.
     announcing = asyncio.create_task(announce(node, contacts, leads=False))
     try:
-        if not await node.unless_drained(node.prepare()):
+        if not await node.unless_drained(begin()):
             return Stop(StopReason.DRAINED, "it had not begun to train")
         return await run_until_stopped(node, lead)
     finally:

@@ -5,6 +5,9 @@ import re
 
 from decod.errors import NetworkError
 
+Address = tuple[str, int]
+"""Host and port, as sockets take them."""
+
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 

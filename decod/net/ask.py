@@ -3,7 +3,7 @@
 import grpc
 import grpc.aio
 
-from decod.errors import NetworkError, RejectedError
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import split_address
@@ -12,6 +12,9 @@ from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
+
+_CLOSED = "Socket closed"
+"""How gRPC says that a connection ended before it could be used."""
 
 
 class UnansweredError(NetworkError):
@@ -22,7 +25,8 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
     """Asks the node at `address` about its run.
 
     Args:
-        request: Who asks. `observed_address` is ignored: the node sees for itself.
+        request: Who asks. `observed_address` is ignored: the node sees for itself. With sender and
+            its address, the node dials that before it answers.
 
     Raises:
         NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
@@ -38,12 +42,15 @@ async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS)
         sender_id=request.sender or "",
         sender_address=request.sender_address,
     )
+    timeout_s = limits.hello_timeout_s
+    if request.sender_address:
+        timeout_s += limits.dial_timeout_s
     async with channel.open_channel(address, limits) as opened:
         call = opened.unary_unary(f"/{channel.ENROLL_SERVICE}/Hello", channel.as_is, channel.as_is)
         try:
-            data = await call(wire_request.SerializeToString(), timeout=limits.hello_timeout_s)
+            data = await call(wire_request.SerializeToString(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise unreachable(address, error) from error
+            raise failed_call(address, error) from error
     response = codec.parse(enroll_pb2.HelloResponse, data)
     _raise_refusal(address, response, request.run_id)
     return _checked_info(response, request, limits)
@@ -95,18 +102,38 @@ def _checked_info(
         leader=leader,
         leader_address=leader_address,
         observed_address=validate.printable(64)("observed_address", response.observed_address),
+        unreached=validate.reason("unreached", response.unreached),
     )
 
 
-def unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
-    """Returns the error for a call that nobody answered."""
-    details = (error.details() or "no details").splitlines()[0][:120]
+def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
+    """Returns the error for a call that nobody answered, or that was refused."""
+    if error.details() == channel.OTHER_RUN:
+        return _other_run(address)
+    details = (error.details() or "no details").splitlines()[0]
+    what, code = f"no answer from {address}", "E-NET-003"
+    if details.endswith(_CLOSED):
+        return UnansweredError(
+            what,
+            why="somebody listens there, but closes new connections, as a node does that has many",
+            fix="try again in a minute, or with the address of another node",
+            code=code,
+        )
     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     return (UnansweredError if late else NetworkError)(
-        f"no answer from {address}",
-        why=f"{error.code().name.lower()}: {details}",
+        what,
+        why=f"{error.code().name.lower()}: {details[:120]}",
         fix="check the address, that the node there runs, and that its TCP port is open",
-        code="E-NET-003",
+        code=code,
+    )
+
+
+def _other_run(address: str) -> RejectedError:
+    return RejectedError(
+        f"{address} belongs to another run",
+        why="the node there refuses calls of this one",
+        fix="ask a node of this run",
+        code="E-REJ-003",
     )
 
 
@@ -127,17 +154,16 @@ async def ask_status(
             f"/{channel.STATE_SERVICE}/ReadStatus", channel.as_is, channel.as_is
         )
         try:
-            data = await call(request.SerializeToString(), timeout=timeout_s)
+            data = await call(
+                request.SerializeToString(),
+                timeout=timeout_s,
+                metadata=channel.run_metadata(run_id),
+            )
         except grpc.aio.AioRpcError as error:
-            raise unreachable(address, error) from error
+            raise failed_call(address, error) from error
     text = codec.parse(state_pb2.ReadStatusResponse, data).status_json
     if not text:
-        raise RejectedError(
-            f"{address} belongs to another run",
-            why=f"this node asked about {run_id}",
-            fix="ask a node of this run",
-            code="E-REJ-003",
-        )
+        raise _other_run(address)
     if len(text) > limits.state_manifest_size_max_bytes:
         allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
         raise validate.malformed("status_json", f"{len(text)} characters", allowed=allowed)

@@ -2,6 +2,7 @@
 
 import grpc.aio
 
+from decod.ids import RunId
 from decod.net.limits import Limits
 
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
@@ -9,8 +10,13 @@ TENSOR_SERVICE = "decod.wire.v1.TensorService"
 ENROLL_SERVICE = "decod.wire.v1.EnrollService"
 STATE_SERVICE = "decod.wire.v1.StateService"
 
+OTHER_RUN = "E-REJ-003"
+"""Details of the status with which a call of another run is refused."""
+
 CONSENT = ("decod-push", "accepted")
 """Initial metadata of a push whose tensor the receiver has made room for."""
+
+_RUN = "decod-run"
 
 # A client pings at most this often; a server takes no offence at pings half as far apart.
 _KEEPALIVE_INTERVAL_MS = 10_000
@@ -44,6 +50,9 @@ def server_options(limits: Limits) -> Options:
         # With it, a second daemon would bind the same port without an error.
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_INTERVAL_MS // 2),
+        ("grpc.max_concurrent_streams", limits.streams_per_connection_max),
+        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        ("grpc.server_handshake_timeout_ms", int(limits.handshake_timeout_s * 1000)),
     ]
 
 
@@ -59,6 +68,11 @@ def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
     return grpc.aio.insecure_channel(address, options=options)
+
+
+def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
+    """Returns what a call carries to say which run it is about, before any of its body is read."""
+    return ((_RUN, run_id),)
 
 
 def as_is(data: bytes) -> bytes:

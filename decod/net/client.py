@@ -162,6 +162,7 @@ class PeerClient:
     ) -> None:
         self._node_id = node_id
         self._run_id = run_id
+        self._metadata = channel.run_metadata(run_id)
         self._handler = handler
         self._limits = limits
         self._watch = watch or Stopwatch()
@@ -376,7 +377,9 @@ class PeerClient:
         # Not what opens the connection, is large, or may have queued behind a tensor of ours.
         timed = link.called and len(data) <= _TIMED_SIZE_MAX_BYTES and not link.share.num
         start_s = loop.time()
-        answer = await deliver(data, timeout=self._limits.control_timeout_s)
+        answer = await deliver(
+            data, timeout=self._limits.control_timeout_s, metadata=self._metadata
+        )
         link.called = True
         if timed and not link.share.num and not self._closed:
             self._handler.on_latency(link.node_id, loop.time() - start_s)
@@ -445,9 +448,9 @@ class PeerClient:
             return await self._push_frames(link, first, item, timeout_s)
         # A stream of one message is, on the wire, a unary call, which costs half as much here.
         with self._watch.measure("copy"):
-            frame = data_frame(item.data, head=first)
+            frame = data_frame(item.data, head=first) if item.data else first
         push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
-        answer: bytes = await push(frame, timeout=timeout_s)
+        answer: bytes = await push(frame, timeout=timeout_s, metadata=self._metadata)
         return answer
 
     async def _push_frames(self, link: _Link, first: bytes, item: _Bulk, timeout_s: float) -> bytes:
@@ -457,7 +460,7 @@ class PeerClient:
         the reason, so the next attempt waits before it sends data.
         """
         push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
-        call = push(None, timeout=timeout_s)
+        call = push(None, timeout=timeout_s, metadata=self._metadata)
         try:
             await call.write(first)
             if not item.cut_off or channel.CONSENT in (await call.initial_metadata()):

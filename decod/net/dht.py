@@ -16,9 +16,9 @@ from kademlia.node import Node
 
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.net.address import join_address, split_address
+from decod.net.address import Address, join_address, split_address
 from decod.net.counters import Counters
-from decod.net.dht_protocol import BUCKET_SIZE, Address, DhtProtocol
+from decod.net.dht_protocol import BUCKET_SIZE, DhtProtocol
 from decod.net.dht_record import (
     TTL_MAX_S,
     Record,

@@ -10,6 +10,7 @@ Further rules:
 - A contact that has moved is taken at its new address once it answers there.
 - A reply is never longer than the request, which is padded for that: nobody can use this node to
   flood a third one.
+- What comes unasked, or from another run, is dropped before it is decoded.
 - Calls end within a second, with one repeat on the way; a cancelled call leaves nothing behind.
 """
 
@@ -17,7 +18,6 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -26,21 +26,24 @@ from kademlia.node import Node
 from kademlia.routing import RoutingTable
 from typing_extensions import override
 
+from decod.net.address import Address
 from decod.net.counters import Counters
 from decod.net.dht_record import RecordStore
-
-Address = tuple[str, int]
+from decod.net.rate import RateLimiter
 
 DATAGRAM_SIZE_MAX_BYTES = 1200
 BUCKET_SIZE = 8
 ID_SIZE_BYTES = 20
 _HEAD_SIZE_BYTES = 1 + ID_SIZE_BYTES
 _REQUEST, _REPLY = b"\x00", b"\x01"
+_TAG_FIELD_SIZE_BYTES = 2 + 8
 # Covers the longest reply: a record of 1000 bytes, or eight contacts.
 _PADDED_SIZE_BYTES = 1100
 # A repeat after the first wait, then the rest of the second.
 _WAITS_S = (0.4, 0.6)
 _MEETINGS_MAX = 32
+# Datagrams of one address and port.
+_RATE_PER_S, _BURST = 50.0, 100.0
 
 # All that the decoder raises on hostile bytes.
 _UNPACK_ERRORS = (
@@ -53,31 +56,28 @@ _UNPACK_ERRORS = (
 )
 
 
-class RateLimiter:
-    """A bucket of tokens for each source; forgets the sources that were silent longest.
+def _opening(name: str, num_fields: int) -> bytes:
+    """Returns what the body of a request begins with, up to the sender's id."""
+    call = umsgpack.packb([name, [bytes(ID_SIZE_BYTES), *([0] * (num_fields - 1))]])
+    return bytes(call[: call.index(bytes(ID_SIZE_BYTES))])
 
-    Args:
-        clock: Seconds that never go back.
+
+_OPENINGS = tuple(
+    _opening(name, num_fields)
+    for name, num_fields in (("ping", 2), ("store", 3), ("find_node", 4), ("find_value", 4))
+)
+
+
+def _tag_field_of(request: bytes) -> bytes | None:
+    """Returns the bytes in which a request names its run, without decoding it.
+
+    None if it does not begin as a request does.
     """
-
-    def __init__(
-        self, clock: Callable[[], float], *, rate_per_s: float = 50.0, burst: float = 100.0
-    ) -> None:
-        self._clock = clock
-        self._rate_per_s = rate_per_s
-        self._burst = burst
-        self._buckets: OrderedDict[Address, tuple[float, float]] = OrderedDict()
-
-    def allow(self, source: Address) -> bool:
-        """Takes a token of `source`; returns whether there was one."""
-        now_s = self._clock()
-        tokens, then_s = self._buckets.pop(source, (self._burst, now_s))
-        tokens = min(self._burst, tokens + (now_s - then_s) * self._rate_per_s)
-        allowed = tokens >= 1
-        self._buckets[source] = (tokens - 1 if allowed else tokens, now_s)
-        if len(self._buckets) > 4096:
-            self._buckets.popitem(last=False)
-        return allowed
+    for opening in _OPENINGS:
+        if request.startswith(opening, _HEAD_SIZE_BYTES):
+            begin = _HEAD_SIZE_BYTES + len(opening) + ID_SIZE_BYTES
+            return request[begin : begin + _TAG_FIELD_SIZE_BYTES]
+    return None
 
 
 class DhtProtocol(asyncio.DatagramProtocol):
@@ -98,10 +98,13 @@ class DhtProtocol(asyncio.DatagramProtocol):
         on_lost: Callable[[], None],
     ) -> None:
         self._run_tag = run_tag
+        self._tag_field = bytes(umsgpack.packb(run_tag))
         self._store = store
         self._counters = counters
         self._on_lost = on_lost
-        self._limiter = RateLimiter(asyncio.get_running_loop().time)
+        self._limiter = RateLimiter(
+            asyncio.get_running_loop().time, rate_per_s=_RATE_PER_S, burst=_BURST
+        )
         self._transport: asyncio.DatagramTransport | None = None
         self._dual_stack = False
         self._outstanding: dict[bytes, tuple[Address, asyncio.Future[object]]] = {}
@@ -152,19 +155,21 @@ class DhtProtocol(asyncio.DatagramProtocol):
         if not self._limiter.allow(source):
             self._counters.add("dht.flood", source[0])
             return
-        body: object = None
-        whole = _HEAD_SIZE_BYTES <= len(data) <= DATAGRAM_SIZE_MAX_BYTES
-        if whole:
-            try:
-                body = umsgpack.unpackb(data[_HEAD_SIZE_BYTES:])
-            except _UNPACK_ERRORS:
-                # No reply has this form: its caller need not wait any longer.
-                body = ()
         message_id = data[1:_HEAD_SIZE_BYTES]
+        whole = _HEAD_SIZE_BYTES <= len(data) <= DATAGRAM_SIZE_MAX_BYTES
+        # What comes unasked, or from another run, is dropped before it is decoded.
         if whole and data[:1] == _REPLY:
-            self._settle(message_id, body, source)
-        elif whole and data[:1] == _REQUEST:
-            self._answer(message_id, body, source, len(data))
+            asked, _ = self._outstanding.get(message_id, (None, None))
+            if asked == source:
+                self._settle(message_id, _decoded(data))
+            else:
+                # Late, or made up: only the node that was asked knows the id.
+                self._counters.add("dht.unasked", source[0])
+        elif whole and data[:1] == _REQUEST and (tag := _tag_field_of(data)) is not None:
+            if tag == self._tag_field:
+                self._answer(message_id, _decoded(data), source, len(data))
+            else:
+                self._counters.add("dht.foreign", source[0])
         else:
             self._counters.add("dht.malformed", source[0])
 
@@ -183,15 +188,12 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
     def _answer(self, message_id: bytes, body: object, source: Address, size_bytes: int) -> None:
         match body:
-            case ["ping", [bytes(node_id), bytes(run_tag)]]:
+            case ["ping", [bytes(node_id), _]]:
                 reply: object = self.source.id
-            case ["store", [bytes(node_id), bytes(run_tag), bytes(data)]]:
-                # Stored below: not before the run is known to be ours.
+            case ["store", [bytes(node_id), _, bytes(data)]]:
+                # Stored below: not before the sender is known to be another node.
                 reply = data
-            case [
-                "find_node" | "find_value" as name,
-                [bytes(node_id), bytes(run_tag), bytes(key), _],
-            ]:
+            case ["find_node" | "find_value" as name, [bytes(node_id), _, bytes(key), _]]:
                 if len(key) != ID_SIZE_BYTES:
                     self._counters.add("dht.malformed", source[0])
                     return
@@ -201,9 +203,6 @@ class DhtProtocol(asyncio.DatagramProtocol):
                 return
         if len(node_id) != ID_SIZE_BYTES or node_id == self.source.id:
             self._counters.add("dht.malformed", source[0])
-            return
-        if run_tag != self._run_tag:
-            self._counters.add("dht.foreign", source[0])
             return
         if body[0] == "store":
             reply = self._store.put(reply, source=source[0])
@@ -334,12 +333,9 @@ class DhtProtocol(asyncio.DatagramProtocol):
         finally:
             del self._outstanding[message_id]
 
-    def _settle(self, message_id: bytes, body: object, source: Address) -> None:
-        address, future = self._outstanding.get(message_id, (None, None))
-        if future is None or address != source:
-            # Late, or made up: only the node that was asked knows the id.
-            self._counters.add("dht.unasked", source[0])
-        elif not future.done():
+    def _settle(self, message_id: bytes, body: object) -> None:
+        _, future = self._outstanding[message_id]
+        if not future.done():
             # None means "no reply", which a reply must not be able to say.
             future.set_result(() if body is None else body)
 
@@ -363,6 +359,16 @@ class DhtProtocol(asyncio.DatagramProtocol):
                 case _:
                     return None
         return nodes
+
+
+def _decoded(datagram: bytes) -> object:
+    """Returns the body of a datagram; if it can't be read, what no message looks like."""
+    try:
+        body: object = umsgpack.unpackb(datagram[_HEAD_SIZE_BYTES:])
+    except _UNPACK_ERRORS:
+        # Its caller need not wait any longer.
+        return ()
+    return body
 
 
 def _plain(addr: tuple[Any, ...]) -> Address:

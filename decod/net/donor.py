@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
 from decod.net.limits import Limits
-from decod.net.peer import Context, host_of
+from decod.net.peer import Context
 from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import Description, parse_description
@@ -62,7 +62,7 @@ class StateDonor:
     Args:
         run_id: Requests of other runs are refused.
         state: Returns a copy of a state, or why there is none.
-        count: Counts what a peer did wrong: name, its host, what it was.
+        blame: Counts what a peer did wrong: name, its call, what it was.
         limits: Of copies, streams and times.
         watch: Measures copies into frames.
     """
@@ -71,13 +71,13 @@ class StateDonor:
         self,
         run_id: RunId,
         state: Callable[[StateRequest], Awaitable[StateBlob | str]],
-        count: Callable[[str, str, str], None],
+        blame: Callable[[str, Context, str], None],
         limits: Limits,
         watch: Stopwatch,
     ) -> None:
         self._run_id = run_id
         self._state = state
-        self._count = count
+        self._blame = blame
         self._limits = limits
         self._watch = watch
         self._lent: dict[str, _Lent] = {}
@@ -91,8 +91,12 @@ class StateDonor:
         """Copies that are kept for peers at present."""
         return len(self._lent)
 
+    def open(self) -> None:
+        """Lends copies again after `close`."""
+        self._closed = False
+
     def close(self) -> None:
-        """Gives all copies back."""
+        """Gives all copies back, and lends no more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -120,7 +124,7 @@ class StateDonor:
 
     def _is_ours(self, run_id: RunId, context: Context) -> bool:
         if run_id != self._run_id:
-            self._count("message.foreign", host_of(context), f"run {run_id}")
+            self._blame("message.foreign", context, f"run {run_id}")
         return run_id == self._run_id
 
     async def _described(self, request: StateRequest) -> Description | str:

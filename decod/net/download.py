@@ -24,7 +24,7 @@ import grpc.aio
 from decod.errors import DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId
 from decod.net import channel
-from decod.net.ask import unreachable
+from decod.net.ask import failed_call
 from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
 from decod.net.limits import LIMITS, Limits
@@ -115,6 +115,7 @@ class _Download:
         limits: Limits,
     ) -> None:
         self._request = request
+        self._metadata = channel.run_metadata(request.run_id)
         self._donors = {donor.node_id: donor for donor in donors}
         self._sink = sink
         self._wanted_hash = wanted_hash
@@ -366,7 +367,7 @@ class _Download:
         )
         call = self._channel(node).unary_stream(
             f"/{channel.STATE_SERVICE}/Fetch", channel.as_is, channel.as_is
-        )(wire_request.SerializeToString())
+        )(wire_request.SerializeToString(), metadata=self._metadata)
         num_bytes = 0
         try:
             for index in run.indices:
@@ -381,7 +382,7 @@ class _Download:
                     self._transfer.num_arrived += chunk.num_bytes
                     self._transfer.from_donors[node] += chunk.num_bytes
         except grpc.aio.AioRpcError as error:
-            raise unreachable(self._donors[node].address, error) from error
+            raise failed_call(self._donors[node].address, error) from error
         except TimeoutError as error:
             raise NetworkError(
                 f"{self._donors[node].address} sends its state too slowly",
@@ -432,9 +433,11 @@ class _Download:
             f"/{channel.STATE_SERVICE}/{method}", channel.as_is, channel.as_is
         )
         try:
-            answer: bytes = await call(request.SerializeToString(), timeout=timeout_s)
+            answer: bytes = await call(
+                request.SerializeToString(), timeout=timeout_s, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
-            raise unreachable(self._donors[node].address, error) from error
+            raise failed_call(self._donors[node].address, error) from error
         return answer
 
     async def _release(self, node: NodeId) -> None:

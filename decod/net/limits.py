@@ -16,6 +16,12 @@ class Limits:
     """Envelopes that are put into one Deliver. The rest of a message is for their frames."""
     batch_length_max: int = 256
     """Envelopes in one Deliver: a receiver handles a whole batch without a pause."""
+    request_size_max_bytes: int = 4 * KIB
+    """Of a question: Hello and those about states and status."""
+    inline_size_max_bytes: int = 8 * KIB
+    """A larger message is read in a thread: the event loop would stand still for too long."""
+    pass_max_s: float = 0.005
+    """Time for messages in one pass of the event loop; what is left over waits for the next."""
     metadata_size_max_bytes: int = 8 * KIB
     frame_size_bytes: int = 1 * MIB
     """Bytes of a tensor in one message. 1 MiB was fastest of 64 KiB to 4 MiB on loopback."""
@@ -33,6 +39,13 @@ class Limits:
     control_timeout_s: float = 5.0
     """For one attempt to deliver control messages."""
     hello_timeout_s: float = 5.0
+    """Of somebody who answers at once. Who dials back first may take that much longer."""
+    dial_timeout_s: float = 4.0
+    """For dialling back a node that wants to be let in."""
+    dial_again_s: float = 5.0
+    """How long a node is believed to be where a dial has found it."""
+    dials_max: int = 64
+    """Nodes that are dialled back at a time. Another takes the place of the oldest."""
     retry_delays_s: tuple[float, ...] = (0.1, 0.4, 1.0)
     """Waits before each new attempt at a peer that is unavailable."""
     refused_retries_max: int = 1
@@ -40,6 +53,23 @@ class Limits:
 
     concurrent_rpcs_max: int = 4096
     """Of all peers together."""
+    rpcs_per_host_max: int = 1024
+    """Calls of one host that are open at a time. Many nodes may share its address."""
+    connections_max: int = 8192
+    """That others open to this node at a time. gRPC closes further ones at once."""
+    handshake_timeout_s: float = 10.0
+    """How long a new connection may take until it speaks HTTP/2."""
+    room_interval_s: float = 2.0
+    """Where connections are many, those that have not named the run for so long are closed."""
+    streams_per_connection_max: int = 16
+    """Calls over one connection at a time. A node needs no more than two."""
+    faults_burst: int = 20
+    """Messages with faults that a host may send before connections over which more come are
+    closed."""
+    faults_per_s: float = 1 / 3
+    """So many more each second."""
+    fault_size_bytes: int = 64 * KIB
+    """So much of a large message with a fault counts as one more."""
     streams_per_sender_max: int = 8
     """Tensors that one sender may push at a time."""
     streams_per_peer: int = 2

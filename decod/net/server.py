@@ -1,8 +1,11 @@
 """The gRPC server of a node: what comes in is checked here, then handed to a `PeerHandler`.
 
 When a peer calls, the server must:
+- refuse a call that does not name this run before it reads the body, except for Hello;
+- count what is in a message before it parses it, and never hold the event loop for long;
 - hand over messages of one sender in the order in which it sent them;
-- drop what is malformed or of another run, count it, and go on;
+- drop what is malformed or of another run, count it, and go on; end the connection of a peer that
+  sends nothing else;
 - ask for memory only after the size has been compared with the limits, and give it back whenever a
   tensor does not arrive whole;
 - never let the text of an exception reach a peer: it gets a code, and if that is a bug its number;
@@ -12,23 +15,28 @@ When a peer calls, the server must:
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from decod.errors import DecodError, MalformedMessageError, NetworkError
+from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import join_address
-from decod.net.counters import Counters, PeerLog
+from decod.net.calls import Calls, next_message
+from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
+from decod.net.door import Door
 from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, host_of, ip_of
 from decod.net.stream import Filler
+from decod.net.turns import Turns
 from decod.protocol.follow_messages import Average
 from decod.protocol.messages import (
     BULK_MESSAGES,
@@ -39,7 +47,9 @@ from decod.protocol.messages import (
 from decod.protocol.params import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wire import codec, validate
+from decod.wire.codec import Decoded
 from decod.wire.frame import split_head
+from decod.wire.reading import Header, envelopes_of, read_envelope, read_header
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 _log = logging.getLogger(__name__)
@@ -48,7 +58,6 @@ _WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
 """Messages that mean nothing alone."""
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,9 @@ class HelloInfo:
     leader_address: str = ""
     observed_address: str = ""
     """IP address of the asker, as the node sees it. The server fills it in."""
+    unreached: str = ""
+    """Why the asker can't be reached where it says, for its operator; the server fills that in.
+    Empty: it can, or nobody has tried."""
 
 
 class PeerHandler(Protocol):
@@ -103,6 +115,9 @@ class PeerHandler(Protocol):
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Returns what a stranger may know, or None if this node knows too little itself."""
 
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        """Returns why `node` can't be reached at `address`; empty if it can, None if not tried."""
+
     def status(self) -> str:
         """Returns what this node knows of the run, as JSON."""
 
@@ -111,14 +126,14 @@ class PeerHandler(Protocol):
 
 
 class PeerServer:
-    """Serves peers on one TCP port.
+    """Serves peers on one TCP port. May be started again after it was stopped.
 
     Args:
         node_id: This node. Messages that claim to come from it are dropped.
         run_id: Messages of other runs are dropped.
         handler: Takes what has been checked.
         counters: Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-            `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`.
+            `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`.
         watch: Measures what is done to messages and tensors here.
     """
 
@@ -139,10 +154,13 @@ class PeerServer:
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
         self._num_streams: Counter[NodeId] = Counter()
-        self._error_ids = count(1)
-        self._peer_log = PeerLog(_log, lambda: asyncio.get_running_loop().time())
         self.counters = counters or Counters()
-        self.donor = StateDonor(run_id, handler.state, self._count, limits, self._watch)
+        self._door = Door(run_id, self.counters, limits)
+        self._turns = Turns(limits.pass_max_s)
+        self._keeping_room: asyncio.Task[None] | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        """Reads large messages, one at a time."""
+        self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port (0 chooses a free one).
@@ -154,7 +172,7 @@ class PeerServer:
             options=channel.server_options(self._limits),
             maximum_concurrent_rpcs=self._limits.concurrent_rpcs_max,
         )
-        server.add_generic_rpc_handlers(self._rpc_handlers())
+        server.add_generic_rpc_handlers((self._calls(),))
         try:
             bound_port = server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
@@ -166,7 +184,10 @@ class PeerServer:
                 code="E-NET-002",
             ) from error
         await server.start()
-        self._server = server
+        self._server, self._door.port = server, bound_port
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="decod-read")
+        self._keeping_room = asyncio.create_task(self._door.keep_room())
+        self.donor.open()
         return bound_port
 
     async def stop(self, grace_s: float) -> None:
@@ -174,112 +195,96 @@ class PeerServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
+        if self._reader is not None:
+            self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._keeping_room is not None:
+            self._keeping_room.cancel()
+            await asyncio.gather(self._keeping_room, return_exceptions=True)
         self.donor.close()
 
-    def _rpc_handlers(self) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
-        # No serializers: bytes are parsed within the handlers, where our own error handling holds.
-        unary, fill, pour = (
-            grpc.unary_unary_rpc_method_handler,
-            grpc.stream_unary_rpc_method_handler,
-            grpc.unary_stream_rpc_method_handler,
-        )
-        methods = (
-            (channel.CONTROL_SERVICE, "Deliver", unary(self._guard(self._deliver))),
-            (channel.TENSOR_SERVICE, "Push", fill(self._guard(self._push))),
-            (channel.ENROLL_SERVICE, "Hello", unary(self._guard(self._hello))),
-            (channel.STATE_SERVICE, "Describe", unary(self._guard(self.donor.describe))),
-            (channel.STATE_SERVICE, "Fetch", pour(self._guard(self.donor.fetch))),
-            (channel.STATE_SERVICE, "Release", unary(self._guard(self.donor.release))),
-            (channel.STATE_SERVICE, "ReadStatus", unary(self._guard(self._read_status))),
-        )
-        return tuple(
-            grpc.method_handlers_generic_handler(service, {name: method})
-            for service, name, method in methods
-        )
-
-    def _guard(
-        self, method: Callable[[R, Context], Awaitable[T]]
-    ) -> Callable[[R, Context], Awaitable[T]]:
-        """Wraps a method so that its errors become codes; see the module's docstring."""
-
-        async def guarded(request: R, context: Context) -> T:
-            host = host_of(context)
-            try:
-                return await method(request, context)
-            except MalformedMessageError as error:
-                self._count("message.malformed", host, error.what)
-                status, text = grpc.StatusCode.INVALID_ARGUMENT, error.code
-            except (TimeoutError, grpc.aio.BaseError, grpc.RpcError) as error:
-                self._count("rpc.failed", host, type(error).__name__)
-                status, text = grpc.StatusCode.ABORTED, "E-NET-006"
-            except DecodError as error:
-                # It has a name, so it is no bug: a kept state has made room for a newer one, say.
-                self._count("rpc.failed", host, f"{error.what}: {error.why}")
-                status, text = grpc.StatusCode.INTERNAL, error.code
-            except Exception:  # noqa: BLE001 - gRPC would send its text to the peer.
-                error_id = next(self._error_ids)
-                self.counters.add("rpc.failed", host)
-                _log.exception("rpc.failed %s error id %d", host, error_id)
-                status, text = grpc.StatusCode.INTERNAL, f"E-INT-001 {error_id}"
-            await context.abort(status, text)
-            raise AssertionError("abort raises")
-
-        return guarded
-
-    def _count(self, name: str, host: str, reason: str) -> None:
-        self.counters.add(name, host)
-        self._peer_log.warn(host, name, reason)
-
-    def _accept(self, envelope: control_pb2.Envelope, host: str) -> codec.Decoded | None:
-        """Returns the message of an envelope, or None after counting what is wrong with it."""
-        try:
-            with self._watch.measure("serialize"):
-                decoded = codec.decode(envelope, receiver=self._node_id)
-        except MalformedMessageError as error:
-            self._count("message.malformed", host, f"{error.what}: {error.why}")
-            return None
-        if decoded.run_id != self._run_id or decoded.sender == self._node_id:
-            self._count("message.foreign", host, f"run {decoded.run_id}, from {decoded.sender}")
-            return None
-        return decoded
+    def _calls(self) -> Calls:
+        calls, limits = Calls(self._door, self._limits), self._limits
+        batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
+        deliver = calls.once(self._deliver, size_max_bytes=batch)
+        calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
+        calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
+        hello = calls.once(self._hello, size_max_bytes=question)
+        calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello)
+        for name, method in (
+            ("Describe", self.donor.describe),
+            ("Release", self.donor.release),
+            ("ReadStatus", self._read_status),
+        ):
+            answer = calls.once(method, size_max_bytes=question)
+            calls.add(f"/{channel.STATE_SERVICE}/{name}", answer)
+        fetch = calls.once(self.donor.fetch, size_max_bytes=question)
+        calls.add_stream(f"/{channel.STATE_SERVICE}/Fetch", fetch)
+        return calls
 
     async def _deliver(self, data: bytes, context: Context) -> bytes:
-        with self._watch.measure("serialize"):
-            request = codec.parse(control_pb2.DeliverRequest, data)
-        host = host_of(context)
         num_dropped = 0
-        for envelope in request.envelopes:
-            decoded = self._accept(envelope, host)
-            if decoded is None:
-                num_dropped += 1
-            elif isinstance(
-                decoded.message, (ForwardActivation, BackwardGradient, Average, LinkProbe)
-            ):
-                num_dropped += 1
-                what = f"{type(decoded.message).__name__} without its tensor"
-                self._count("message.malformed", host, what)
-            else:
-                self._handler.deliver(decoded)
+        read = partial(read_envelope, receiver=self._node_id)
+        for envelope in envelopes_of(data, self._limits.batch_length_max):
+            result = await self._result(read, envelope)
+            async with self._turns:
+                decoded = self._checked(result, context, len(envelope))
+                if decoded is None or not self._is_heard(decoded, context):
+                    num_dropped += 1
+                else:
+                    self._handler.deliver(decoded)
         return control_pb2.DeliverResponse(num_dropped=num_dropped).SerializeToString()
 
-    async def _push(self, _requests: object, context: Context) -> bytes:
+    async def _result(self, read: Callable[[bytes], R], data: bytes) -> Callable[[], R]:
+        """Return what returns or raises as `read` does: at once if the message is large.
+
+        That has been read in a thread then. A small one is read when it is called for.
+        """
+        if len(data) <= self._limits.inline_size_max_bytes:
+            return partial(read, data)
+        assert self._reader is not None
+        future = self._reader.submit(read, data)
+        with suppress(MalformedMessageError):
+            await asyncio.wrap_future(future)
+        return future.result
+
+    def _checked(self, result: Callable[[], R], context: Context, size_bytes: int) -> R | None:
+        """Return the result of reading, or None after counting what is wrong with the message."""
+        try:
+            with self._watch.measure("serialize"):
+                return result()
+        except MalformedMessageError as error:
+            reason = f"{error.what}: {error.why}"
+            self._door.blame("message.malformed", context, reason, size_bytes=size_bytes)
+            return None
+
+    def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
+        """Return whether a message is from another node of this run, and of the right kind."""
+        if decoded.run_id != self._run_id or decoded.sender == self._node_id:
+            reason = f"run {decoded.run_id}, from {decoded.sender}"
+            self._door.blame("message.foreign", context, reason)
+            return False
+        message = decoded.message
+        if with_tensor:
+            fits = isinstance(message, BULK_MESSAGES)
+        else:
+            fits = not isinstance(message, _WITH_TENSOR)
+        if not fits:
+            what = f"{type(message).__name__} {'with' if with_tensor else 'without'} a tensor"
+            self._door.blame("message.malformed", context, what)
+        return fits
+
+    async def _push(self, context: Context) -> bytes:
         state = await self._receive_tensor(context)
         return tensor_pb2.PushResponse(state=state).SerializeToString()
 
     async def _receive_tensor(self, context: Context) -> tensor_pb2.PushState:
-        host = host_of(context)
-        async with asyncio.timeout(self._limits.frame_timeout_s):
-            first = await _read(context)
-        head, data = split_head(first or b"")
-        with self._watch.measure("serialize"):
-            request = codec.parse(tensor_pb2.PushRequest, head)
-        header = request.header
-        decoded = self._accept(header.envelope, host)
-        if decoded is None:
+        head, data = split_head(await self._next_frame(context) or b"")
+        result = await self._result(partial(read_header, receiver=self._node_id), head)
+        async with self._turns:
+            header = self._checked(result, context, len(head))
+        if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
             return tensor_pb2.PUSH_STATE_MALFORMED
-        if not isinstance(decoded.message, BULK_MESSAGES) or not 0 <= header.crc32 < 2**32:
-            self._count("message.malformed", host, "no header of a tensor")
-            return tensor_pb2.PUSH_STATE_MALFORMED
+        decoded = header.decoded
         sender = decoded.sender
         buffer = None
         if (
@@ -290,14 +295,15 @@ class PeerServer:
         if buffer is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
+                host = host_of(context)
                 _log.debug("tensor.refused %s: %s, as this node has ended", host, reason)
             else:
-                self._count("tensor.refused", host, reason)
+                self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
         assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
         self._num_streams[sender] += 1
         try:
-            return await self._fill(context, buffer, header, data or request.data, decoded)
+            return await self._fill(context, buffer, header, data)
         finally:
             self._num_streams[sender] -= 1
             if not self._num_streams[sender]:
@@ -307,9 +313,8 @@ class PeerServer:
         self,
         context: Context,
         buffer: memoryview,
-        header: tensor_pb2.TensorHeader,
-        data: memoryview | bytes,
-        decoded: codec.Decoded,
+        header: Header,
+        data: memoryview,
     ) -> tensor_pb2.PushState:
         """Receives the rest of a tensor into `buffer`, and gives that to the handler either way."""
         loop = asyncio.get_running_loop()
@@ -333,18 +338,17 @@ class PeerServer:
             if not arrived:
                 self._handler.tensor_failed(buffer)
         if arrived:
-            seconds = loop.time() - start_s
-            self._handler.tensor_arrived(decoded, buffer, seconds)
+            self._handler.tensor_arrived(header.decoded, buffer, loop.time() - start_s)
             return tensor_pb2.PUSH_STATE_RECEIVED
         if not filler.complete:
-            self._count("tensor.broken", host_of(context), "it ended before its size was reached")
+            self._door.note("tensor.broken", context, "it ended before its size was reached")
             return tensor_pb2.PUSH_STATE_MALFORMED
-        self._count("tensor.corrupted", host_of(context), "its checksum does not hold")
+        self._door.note("tensor.corrupted", context, "its checksum does not hold")
         return tensor_pb2.PUSH_STATE_CORRUPTED
 
     async def _next_frame(self, context: Context) -> bytes | None:
         async with asyncio.timeout(self._limits.frame_timeout_s):
-            return await _read(context)
+            return await next_message(context)
 
     async def _hello(self, data: bytes, context: Context) -> bytes:
         request = codec.parse(enroll_pb2.HelloRequest, data)
@@ -358,7 +362,8 @@ class PeerServer:
             response.refusal = enroll_pb2.HELLO_REFUSAL_RUN_DIFFERS
             return response.SerializeToString()
         checked = replace(checked, observed_address=ip_of(context))
-        info = self._handler.hello(checked)
+        async with self._turns:
+            info = self._handler.hello(checked)
         if info is None:
             response.refusal = enroll_pb2.HELLO_REFUSAL_NOT_READY
             return response.SerializeToString()
@@ -367,6 +372,9 @@ class PeerServer:
         response.leader_address = info.leader_address if info.leader else ""
         response.observed_address = checked.observed_address
         response.node_id = info.node_id
+        if checked.sender is not None and checked.sender_address:
+            unreached = await self._handler.dial_back(checked.sender, checked.sender_address)
+            response.unreached = validate.clip_reason(unreached or "")
         return response.SerializeToString()
 
     async def _read_status(self, data: bytes, context: Context) -> bytes:
@@ -374,16 +382,11 @@ class PeerServer:
         run_id = validate.run_id("run_id", request.run_id)
         validate.node_id("sender_id", request.sender_id)
         if run_id != self._run_id:
-            self._count("message.foreign", host_of(context), f"run {run_id}")
+            self._door.blame("message.foreign", context, f"run {run_id}")
             return state_pb2.ReadStatusResponse().SerializeToString()
-        status = self._handler.status()
+        async with self._turns:
+            status = self._handler.status()
         return state_pb2.ReadStatusResponse(status_json=status).SerializeToString()
-
-
-async def _read(context: Context) -> bytes | None:
-    """Returns the next message of a client's stream, or None at its end."""
-    message: object = await context.read()
-    return message if isinstance(message, bytes) else None
 
 
 def _checked_hello(request: enroll_pb2.HelloRequest) -> HelloRequest:

@@ -54,6 +54,16 @@ _SPECS = (
         _E,
     ),
     EventSpec("worker.died", "compute process ended: {reason}", _E),
+    EventSpec(
+        "files.few",
+        "this process may open {limit} files: {reason}; to do: {fix}",
+        _W,
+    ),
+    EventSpec(
+        "files.exhausted",
+        "all {limit} files that this process may open are open ({reason}); to do: {fix}",
+        _E,
+    ),
     EventSpec("task.failed", "a bug in decod, see the log file: {reason}", _E),
     EventSpec("model.exported", "model of iteration {iteration} written to {path}"),
     EventSpec("checkpoint.written", "checkpoint of iteration {iteration} written to {path}"),
@@ -143,6 +153,11 @@ _SPECS = (
     ),
     # What the leader decides.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
+    EventSpec(
+        "candidate.unreachable",
+        "{peer} can't be reached at {address}, and is not let in: {reason}",
+        _W,
+    ),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec(
         "candidate.lost", "{peer} is gone, who was to enter: its place is free ({reason})", _W

@@ -2,7 +2,8 @@
 
 Records come from `log_note` (events of the core and of the daemon) or from plain `logging` calls
 of libraries. Strings are cleaned on the way out, because many come from peers. A full disk or a
-closed terminal loses records, counts them, and nothing more.
+closed terminal loses records, counts them, and nothing more. A warning that comes again and again
+is shown now and then, with its count.
 """
 
 import json
@@ -21,6 +22,7 @@ from typing_extensions import override
 from decod.errors import HardwareError
 from decod.obs.events import NUM_FIELDS_MAX, event_level, render_note
 from decod.obs.text import clean_text
+from decod.obs.throttle import Throttle, repeated
 
 LOG_SIZE_MAX_BYTES = 16 * 1024 * 1024
 NUM_OLD_LOGS = 3
@@ -78,6 +80,8 @@ class JsonFormatter(logging.Formatter):
         if line["event"] is None:
             line |= {"event": "log.written", "logger": record.name}
             line["message"] = clean_text(record.getMessage(), limit=1000)
+        if count := repeated(record):
+            line["count"] = count
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)[:8000]
         return json.dumps(line)
@@ -100,7 +104,9 @@ class TextFormatter(logging.Formatter):
         )
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         level = _LEVELS.get(record.levelname, record.levelname.lower())
-        return " ".join(part for part in (time, level, text) if part)
+        count = repeated(record)
+        often = f"({count} times within a minute)" if count else ""
+        return " ".join(part for part in (time, level, text, often) if part)
 
 
 class _CountingHandler(logging.Handler):
@@ -133,7 +139,7 @@ def set_up_logs(
     context: LogContext | None = None,
     terminal: TextIO | None = None,
 ) -> logging.Logger:
-    """Directs all records to a file and the terminal; calling it again replaces both.
+    """Directs records to a file and the terminal; calling it again replaces both.
 
     Args:
         file: Takes everything from DEBUG up, as JSON lines; kept to 4 times 16 MiB. None: no file.
@@ -147,7 +153,7 @@ def set_up_logs(
     Raises:
         HardwareError: The file cannot be opened.
     """
-    context = context or LogContext()
+    context, throttle = context or LogContext(), Throttle()
     logger = logging.getLogger(LOGGER_NAME)
     close_logs()
     logger.setLevel(logging.DEBUG)
@@ -166,10 +172,12 @@ def set_up_logs(
                 code="E-HW-010",
             ) from None
         handler.setFormatter(JsonFormatter(context))
+        handler.addFilter(throttle)
         logger.addHandler(handler)
     text = _TerminalHandler(terminal or sys.stderr)
     text.setLevel(terminal_level)
     text.setFormatter(TextFormatter(context))
+    text.addFilter(throttle)
     logger.addHandler(text)
     return logger
 

@@ -255,7 +255,7 @@ _BYWAYS = f.Tuples(
     )
 )
 
-_BODIES: Mapping[str, f.Struct] = {
+BODIES: Mapping[str, f.Struct] = {
     **routing_codec.BODIES,
     **gwtf_codec.BODIES,
     "join": f.Struct(
@@ -482,9 +482,9 @@ _BODIES: Mapping[str, f.Struct] = {
     ),
 }
 
-_NOBODY = NodeId("")
+NOBODY = NodeId("")
 
-_BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in _BODIES.items()}
+_BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in BODIES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,13 +526,13 @@ def encode(
         else:
             envelope.origin_id = way.origin
     try:
-        _BODIES[name].write(envelope, name, message)
+        BODIES[name].write(envelope, name, message)
     except MalformedMessageError as error:
         raise AssertionError(f"outgoing {name}: {error.what}, but {error.why}") from error
     return envelope
 
 
-def decode(envelope: pb.Envelope, *, receiver: NodeId = _NOBODY) -> Decoded:
+def decode(envelope: pb.Envelope, *, receiver: NodeId = NOBODY) -> Decoded:
     """Returns the message of an envelope.
 
     Args:
@@ -550,7 +550,7 @@ def decode(envelope: pb.Envelope, *, receiver: NodeId = _NOBODY) -> Decoded:
     name = envelope.WhichOneof("body")
     if name is None:
         raise validate.malformed("body", None, allowed="a message that this version knows")
-    message = _BODIES[name].take(getattr(envelope, name))
+    message = BODIES[name].take(getattr(envelope, name))
     way = _way_of(envelope, sender, receiver)
     return Decoded(run_id, sender, term, sequence, message, way)
 

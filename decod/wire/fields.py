@@ -158,6 +158,34 @@ class Scalars:
         return checked
 
 
+class Converted(Field):
+    """Base of what carries a value of the core in a message of another form."""
+
+    struct: Struct
+    """That form."""
+
+
+def extent(part: Field | None) -> tuple[int, Struct | None]:
+    """Return how often a field may come in its message, and what it consists of.
+
+    A field that nothing carries may come once.
+    """
+    match part:
+        case Repeated():
+            return part.num_max, part.struct
+        case Scalars():
+            return part.num_max, None
+        case Tuples():
+            return extent(part.items)
+        case Optional():
+            return extent(part.inner)
+        case Converted():
+            return 1, part.struct
+        case Struct():
+            return 1, part
+    return 1, None
+
+
 NODE_ID = Plain(validate.node_id)
 ADDRESS = Plain(validate.address)
 NAME = Plain(validate.name)

@@ -6,10 +6,10 @@ still the protobuf message that tensor.proto and state.proto describe.
 """
 
 from decod.errors import MalformedMessageError
+from decod.wire.varint import read_varint, write_varint
 
 _HEAD_TAG = 0x0A  # Field 1, length-delimited.
 _TAG = 0x12  # Field 2, length-delimited.
-_VARINT_SIZE_MAX = 5
 
 
 def data_frame(data: memoryview, *, head: bytes = b"") -> bytes:
@@ -19,13 +19,7 @@ def data_frame(data: memoryview, *, head: bytes = b"") -> bytes:
         head: A serialized message with the other fields. Two serialized messages in a row are, by
             protobuf's rules, one with all their fields.
     """
-    prefix = bytearray([_TAG])
-    rest = len(data)
-    while rest >= 0x80:
-        prefix.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    prefix.append(rest)
-    return b"".join((head, prefix, data))
+    return b"".join((head, bytes([_TAG]), write_varint(len(data)), data))
 
 
 def frame_data(frame: bytes | memoryview) -> memoryview:
@@ -34,39 +28,34 @@ def frame_data(frame: bytes | memoryview) -> memoryview:
     Raises:
         MalformedMessageError: The frame holds anything else, or no bytes at all.
     """
-    size, position = _varint(frame, 1)
-    if frame[:1] != bytes([_TAG]) or size == 0 or position + size != len(frame):
-        raise MalformedMessageError(
-            f"a frame of {len(frame)} bytes holds more or less than data",
-            why="only the first message of a stream has a header",
-            fix="run the same version of decod on every node",
-        )
-    return memoryview(frame)[position:]
+    if frame[:1] == bytes([_TAG]):
+        size, position = read_varint(frame, 1)
+        if size and position + size == len(frame):
+            return memoryview(frame)[position:]
+    raise _malformed(frame, "only the first message of a stream has a header")
 
 
 def split_head(frame: bytes) -> tuple[bytes, memoryview]:
-    """Returns the header's part of a message that `data_frame` made, and a view of the data.
+    """Returns the header in the first message of a push, and a view of the data behind it.
 
-    A message that is laid out in any other way comes back whole, with no data apart: protobuf then
-    reads all of it.
+    The header, field 1, comes first; data may follow, and nothing else.
+
+    Raises:
+        MalformedMessageError: The message is laid out in any other way.
     """
-    size, position = _varint(frame, 1)
+    if frame[:1] != bytes([_HEAD_TAG]):
+        raise _malformed(frame, "the first message of a stream begins with a header")
+    size, position = read_varint(frame, 1)
     end = position + size
-    if frame[:1] == bytes([_HEAD_TAG]) and end < len(frame):
-        try:
-            return frame[:end], frame_data(memoryview(frame)[end:])
-        except MalformedMessageError:
-            pass
-    return frame, memoryview(b"")
+    if end > len(frame):
+        raise _malformed(frame, "its header is cut short")
+    rest = memoryview(frame)[end:]
+    return frame[position:end], frame_data(rest) if rest else rest
 
 
-def _varint(frame: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Returns the number that begins at `position`, and where it ends; 0 where there is none."""
-    number = 0
-    for shift in range(0, 7 * _VARINT_SIZE_MAX, 7):
-        byte = frame[position] if position < len(frame) else 0
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    return number, position
+def _malformed(frame: bytes | memoryview, why: str) -> MalformedMessageError:
+    return MalformedMessageError(
+        f"a frame of {len(frame)} bytes does not hold what it should",
+        why=why,
+        fix="run the same version of decod on every node",
+    )

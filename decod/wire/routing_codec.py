@@ -7,8 +7,8 @@ of a data node speak of the same nodes and hops again and again; in `Claims` eac
 costs of links take 16 bytes, so that some 250000 of them fit: 64 flows through 12 stages of 300
 relays. `Routes` has room for 70000 relays: 4096 flows through 16 stages.
 
-Where the limits of single fields allow for more than that, the size decides: such a message is
-encoded, and the transport refuses to send it.
+Where the limits of single fields allow for more than that, the size decides, or `ENTRIES_MAX`: such
+a message is encoded, and the transport refuses to send it.
 
 **What is handed on.** A node puts what it was told by one peer into what it tells another: hops,
 paths, the begin of a walk, costs to the sink. The limits are such that what was accepted can be
@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message as Proto
+from typing_extensions import override
 
 from decod.ids import NodeId
 from decod.protocol.routing import messages as m
@@ -122,9 +123,6 @@ _UNITS = f.NUM_FLOWS
 _UNITS_ONE_UP = f.CAPACITY
 LINK_COST = f.Capped(LINK_COST_MAX)
 _EXIT = f.BOOLEAN
-_COUNTS_TO_SIZE = validate.COUNT_MAX
-"""Bounds nothing: the size of the message does."""
-
 _STEPS = f.Struct(
     _Steps,
     {
@@ -178,16 +176,19 @@ _INDEXED_CLAIM = f.Struct(
 _TABLE = f.Struct(
     _Table,
     {
-        "node_ids": f.Scalars(validate.node_id, _COUNTS_TO_SIZE, unique=True),
-        "hops": f.Repeated(_INDEXED_HOP, _COUNTS_TO_SIZE),
+        "node_ids": f.Scalars(validate.node_id, validate.ENTRIES_MAX, unique=True),
+        "hops": f.Repeated(_INDEXED_HOP, validate.ENTRIES_MAX),
         "claims": f.Repeated(_INDEXED_CLAIM, validate.CAPACITY_MAX),
     },
 )
 
 
-class _Walk:
+class _Walk(f.Converted):
     """Places and costs of a `Walk` travel together."""
 
+    struct = _STEPS
+
+    @override
     def write(self, target: Proto, field: str, value: Walk) -> None:
         if len(value.places) != len(value.costs):
             raise validate.malformed("costs", len(value.costs), allowed="one for each place")
@@ -195,15 +196,19 @@ class _Walk:
         steps = tuple(_Step(*place, cost) for place, cost in pairs)
         _STEPS.write(target, field, _Steps(steps, value.units))
 
+    @override
     def read(self, source: Proto, field: str) -> Walk:
         walk: _Steps = _STEPS.read(source, field)
         places: tuple[Place, ...] = tuple((step.node_id, step.exit) for step in walk.steps)
         return Walk(places, tuple(step.cost for step in walk.steps), walk.units)
 
 
-class _Claims:
+class _Claims(f.Converted):
     """Claims travel as a table of nodes and hops, and for each claim its rows in that."""
 
+    struct = _TABLE
+
+    @override
     def write(self, target: Proto, field: str, value: Sequence[tuple[m.Hop, ...]]) -> None:
         nodes: dict[NodeId, int] = {}
         hops: dict[m.Hop, int] = {}
@@ -230,6 +235,7 @@ class _Claims:
         )
         _TABLE.write(target, field, _Table(tuple(nodes), indexed, tuple(claims)))
 
+    @override
     def read(self, source: Proto, field: str) -> tuple[tuple[m.Hop, ...], ...]:
         table: _Table = _TABLE.read(source, field)
         hops = [

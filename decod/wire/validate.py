@@ -19,6 +19,8 @@ STAGE_INDEX_MAX = 4095
 CAPACITY_MAX = 65536
 DATA_NODE_INDEX_MAX = 65535
 MEMBERS_MAX = 100_000
+ENTRIES_MAX = 262_144
+"""Entries of all repeated fields of one message together."""
 NAME_LENGTH_MAX = 32
 REASON_LENGTH_MAX = 200
 ADDRESS_LENGTH_MAX = 262
@@ -38,7 +40,8 @@ _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]):([1-
 
 def malformed(field: str, value: object, *, allowed: str) -> MalformedMessageError:
     """Returns the error for one field; shows at most 60 characters of what was there."""
-    shown = repr(value)
+    # Cut before it is quoted: a text may have megabytes.
+    shown = repr(value[:61] if isinstance(value, (str, bytes)) else value)
     if len(shown) > 60:
         shown = shown[:57] + "..."
     return MalformedMessageError(

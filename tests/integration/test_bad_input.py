@@ -17,7 +17,13 @@ from decod.config.schema import Manifest
 from decod.daemon.manifests import KnownManifests
 from decod.ids import NodeId, Round, RunId
 from decod.net.ask import hello
-from decod.net.channel import CONTROL_SERVICE, ENROLL_SERVICE, STATE_SERVICE, TENSOR_SERVICE
+from decod.net.channel import (
+    CONTROL_SERVICE,
+    ENROLL_SERVICE,
+    STATE_SERVICE,
+    TENSOR_SERVICE,
+    run_metadata,
+)
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 from decod.protocol.messages import Heartbeat, Leave, Message, Suspect
@@ -278,6 +284,10 @@ METHODS = [
 ]
 
 
+def run_id_of(daemon: Daemon) -> RunId:
+    return RunId(daemon.status()["run_id"])
+
+
 def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
     """Returns what a node answers to bytes that are no message of ours."""
     host, port = address_of(daemon)
@@ -287,7 +297,7 @@ def call(daemon: Daemon, method: str, payload: bytes) -> grpc.StatusCode:
             method, request_serializer=bytes, response_deserializer=bytes
         )
         try:
-            method_call(payload, timeout=10.0)
+            method_call(payload, timeout=10.0, metadata=run_metadata(run_id_of(daemon)))
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -324,15 +334,16 @@ def test_broken_streams_are_given_up(training: Cluster) -> None:
     rng = random.Random(4)
     host, port = address_of(training.leader)
     before = training.leader.status()["counters"]
+    ours = run_metadata(run_id_of(training.leader))
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         push = channel.stream_unary(f"/{TENSOR_SERVICE}/Push", bytes, bytes)
         fetch = channel.unary_stream(f"/{STATE_SERVICE}/Fetch", bytes, bytes)
         for _ in range(10):
             noise = [b"\xff" + rng.randbytes(500) for _ in range(3)]
             with pytest.raises(grpc.RpcError):
-                push(iter(noise), timeout=10.0)
+                push(iter(noise), timeout=10.0, metadata=ours)
             with pytest.raises(grpc.RpcError):
-                list(fetch(noise[0], timeout=10.0))
+                list(fetch(noise[0], timeout=10.0, metadata=ours))
     wait_for_counters(training, training.leader, before, "", at_least=20)
     assert_unimpressed(training)
 
@@ -341,7 +352,7 @@ def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
     """Well-formed messages of the right run from a node that never joined: it says that it is far
     ahead, that it leaves, and that a live member is dead."""
     status = training.leader.status()
-    run_id, stranger = RunId(status["run_id"]), NodeId("b" * 51 + "a")
+    run_id, stranger = run_id_of(training.leader), NodeId("b" * 51 + "a")
     relay = next(node for node in stage_nodes(status) if node["name"] == "relay-1-0")
     said: list[Message] = [
         Heartbeat(Round(1_000_000, 1)),

@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from decod.net.channel import CONTROL_SERVICE
+from decod.ids import RunId
+from decod.net.channel import CONTROL_SERVICE, run_metadata
 from decod.wire.v1 import control_pb2
 from tests.support.cluster import Cluster, Daemon
 from tests.support.history import check, read_lives
@@ -17,6 +18,9 @@ from tests.support.runs import loss_error, make_run, reference
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 KINDS_LEAST = 15
+
+_CALLS_AT_ONCE = 8
+"""As many as may go over one connection, and more than a node needs."""
 
 
 def start(cluster: Cluster, name: str, *arguments: str) -> Daemon:
@@ -39,17 +43,22 @@ def recorded(folder: Path) -> list[tuple[str, bytes]]:
 def send_again(messages: list[tuple[str, bytes]]) -> None:
     channels = {address: grpc.insecure_channel(address) for address, _ in messages}
     try:
-        calls = [
-            channels[address]
-            .unary_unary(f"/{CONTROL_SERVICE}/Deliver", bytes, bytes)
-            .future(sent, timeout=20.0)
-            for address, sent in messages
-        ]
-        for call in calls:
-            call.result()
+        for first in range(0, len(messages), _CALLS_AT_ONCE):
+            calls = [
+                channels[address]
+                .unary_unary(f"/{CONTROL_SERVICE}/Deliver", bytes, bytes)
+                .future(sent, timeout=20.0, metadata=run_of(sent))
+                for address, sent in messages[first : first + _CALLS_AT_ONCE]
+            ]
+            for call in calls:
+                call.result()
     finally:
         for channel in channels.values():
             channel.close()
+
+
+def run_of(sent: bytes) -> tuple[tuple[str, str]]:
+    return run_metadata(RunId(control_pb2.DeliverRequest.FromString(sent).envelopes[0].run_id))
 
 
 def kinds_of(messages: list[tuple[str, bytes]]) -> set[str]:

@@ -241,8 +241,11 @@ class Cluster:
         wait_for(lambda: self.join_string(leader), "the join string", timeout_s=START_TIMEOUT_S)
         return leader
 
-    def start_relay(self, name: str, *arguments: str | Path) -> Daemon:
-        return self.start(name, "join", self.join_string(self.leader) or "", *arguments)
+    def start_relay(
+        self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD
+    ) -> Daemon:
+        join_string = self.join_string(self.leader) or ""
+        return self.start(name, "join", join_string, *arguments, program=program)
 
     def start_data_node(
         self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/enroll.proto\x12\rdecod.wire.v1\"c\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x16\n\x0esender_address\x18\x04 \x01(\t\"\xd4\x01\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x07refusal\x18\x03 \x01(\x0e\x32\x1b.decod.wire.v1.HelloRefusal\x12\x15\n\rmanifest_json\x18\x04 \x01(\t\x12\x11\n\tleader_id\x18\x05 \x01(\t\x12\x16\n\x0eleader_address\x18\x06 \x01(\t\x12\x18\n\x10observed_address\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\t*\x8c\x01\n\x0cHelloRefusal\x12\x1d\n\x19HELLO_REFUSAL_UNSPECIFIED\x10\x00\x12!\n\x1dHELLO_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19HELLO_REFUSAL_RUN_DIFFERS\x10\x02\x12\x1b\n\x17HELLO_REFUSAL_NOT_READY\x10\x03\x32S\n\rEnrollService\x12\x42\n\x05Hello\x12\x1b.decod.wire.v1.HelloRequest\x1a\x1c.decod.wire.v1.HelloResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/enroll.proto\x12\rdecod.wire.v1\"c\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x16\n\x0esender_address\x18\x04 \x01(\t\"\xe7\x01\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12,\n\x07refusal\x18\x03 \x01(\x0e\x32\x1b.decod.wire.v1.HelloRefusal\x12\x15\n\rmanifest_json\x18\x04 \x01(\t\x12\x11\n\tleader_id\x18\x05 \x01(\t\x12\x16\n\x0eleader_address\x18\x06 \x01(\t\x12\x18\n\x10observed_address\x18\x07 \x01(\t\x12\x0f\n\x07node_id\x18\x08 \x01(\t\x12\x11\n\tunreached\x18\t \x01(\t*\x8c\x01\n\x0cHelloRefusal\x12\x1d\n\x19HELLO_REFUSAL_UNSPECIFIED\x10\x00\x12!\n\x1dHELLO_REFUSAL_VERSION_DIFFERS\x10\x01\x12\x1d\n\x19HELLO_REFUSAL_RUN_DIFFERS\x10\x02\x12\x1b\n\x17HELLO_REFUSAL_NOT_READY\x10\x03\x32S\n\rEnrollService\x12\x42\n\x05Hello\x12\x1b.decod.wire.v1.HelloRequest\x1a\x1c.decod.wire.v1.HelloResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decod.wire.v1.enroll_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HELLOREFUSAL']._serialized_start=362
-  _globals['_HELLOREFUSAL']._serialized_end=502
+  _globals['_HELLOREFUSAL']._serialized_start=381
+  _globals['_HELLOREFUSAL']._serialized_end=521
   _globals['_HELLOREQUEST']._serialized_start=45
   _globals['_HELLOREQUEST']._serialized_end=144
   _globals['_HELLORESPONSE']._serialized_start=147
-  _globals['_HELLORESPONSE']._serialized_end=359
-  _globals['_ENROLLSERVICE']._serialized_start=504
-  _globals['_ENROLLSERVICE']._serialized_end=587
+  _globals['_HELLORESPONSE']._serialized_end=378
+  _globals['_ENROLLSERVICE']._serialized_start=523
+  _globals['_ENROLLSERVICE']._serialized_end=606
 # @@protoc_insertion_point(module_scope)

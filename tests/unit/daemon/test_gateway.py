@@ -1,19 +1,21 @@
 """Between peers and driver: what is let in, what is dropped, and who is remembered."""
 
 import asyncio
-import resource
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from decod.daemon import gateway as module
+from decod.daemon.files import Files
 from decod.daemon.gateway import Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.events import Received, SendFailed
@@ -30,12 +32,28 @@ from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
+from tests.waiting import wait_until
 
 ME, PEER, OTHER, THIRD = (NodeId(letter * 52) for letter in "abcd")
 RUN = RunId("r" * 26)
 M = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ME, 0)
 SIZE = 64
+
+
+class FakeDialBack:
+    """Finds everybody who is not said to be away."""
+
+    def __init__(self) -> None:
+        self.away: dict[NodeId, str] = {}
+        self.dialled: list[tuple[NodeId, str]] = []
+
+    async def dial(self, node: NodeId, address: str) -> str:
+        self.dialled.append((node, address))
+        return self.away.get(node, "")
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeDriver:
@@ -91,12 +109,13 @@ def run(
 ) -> None:
     async def main() -> None:
         gateway, driver = make_gateway(), FakeDriver(leads=leads)
+        gateway._dial_back = cast("DialBack", FakeDialBack())
         gateway.attach(cast("NodeDriver", driver))
         try:
             async with asyncio.timeout(10):
                 await test(gateway, driver)
         finally:
-            await gateway.client.close()
+            await gateway.close()
 
     asyncio.run(main())
 
@@ -111,6 +130,12 @@ def offer(address: str = "127.0.0.1:7", name: str = "merry-marlin") -> Join:
         incarnation=1,
         name=name,
     )
+
+
+async def offered(gateway: Gateway, node: NodeId, message: Join | None = None) -> None:
+    """Delivers an offer, and waits until the candidate has been dialled if it has to be."""
+    gateway.deliver(said(message or offer(), node))
+    await wait_until(lambda: not gateway._dialling)
 
 
 def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane") -> Member:
@@ -228,11 +253,53 @@ def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
 
 def test_the_leader_remembers_where_a_candidate_is() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(said(offer()))
+        await offered(gateway, PEER)
         assert gateway.client.address_of(PEER) == "127.0.0.1:7"
         assert gateway.name_of(PEER) == "merry-marlin"
         assert gateway.name_of(OTHER) is None
         assert driver.events == [Received(PEER, offer(), term=1)]
+
+    run(test)
+
+
+def test_a_candidate_is_dialled_once_in_each_life_and_at_each_address() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        lives = [offer(), offer(), replace(offer(), incarnation=2), offer("127.0.0.1:8")]
+        for each in lives:
+            await offered(gateway, PEER, each)
+        assert [event.message for event in driver.events] == lives
+        dialled = cast("FakeDialBack", gateway._dial_back).dialled
+        assert dialled == [(PEER, f"127.0.0.1:{port}") for port in (7, 7, 8)]
+
+    run(test)
+
+
+def test_who_can_not_be_reached_is_no_candidate_and_the_operator_hears_of_some() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        dial_back = cast("FakeDialBack", gateway._dial_back)
+        dial_back.away = {PEER: "nobody listens there"}
+        for _ in range(20):
+            await offered(gateway, PEER)
+        await offered(gateway, OTHER)
+        assert [event.sender for event in driver.events] == [OTHER]
+        assert gateway.client.address_of(PEER) is None
+        assert len(driver.notes) == 5
+        assert driver.notes[0].event == "candidate.unreachable"
+        fields = {"peer": PEER, "address": "127.0.0.1:7", "reason": "nobody listens there"}
+        assert dict(driver.notes[0].fields) == fields
+        del dial_back.away[PEER]
+        await offered(gateway, PEER)
+        assert driver.events[-1].sender == PEER
+
+    run(test)
+
+
+def test_offers_that_come_while_a_candidate_is_dialled_are_not_multiplied() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        for _ in range(5):
+            gateway.deliver(said(offer()))
+        await offered(gateway, PEER)
+        assert len(driver.events) == 1
 
     run(test)
 
@@ -252,25 +319,31 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(said(offer()))
+        await offered(gateway, PEER)
         driver.known[PEER] = object()
-        gateway.deliver(said(offer(), OTHER))
-        gateway.deliver(said(offer()))
+        await offered(gateway, OTHER)
+        await offered(gateway, PEER)
         assert [event.sender for event in driver.events] == [PEER, PEER]
         assert gateway.client.address_of(OTHER) is None
 
     run(test)
 
 
-def test_candidates_are_fewer_than_files_and_more_files_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    for limits, expected in (((256, 1024), 256), ((256, 1 << 20), 1024), ((1 << 20, -1), 1024)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert module.candidates_max() == expected
-    assert asked == [(1024, 1024), (65536, 1 << 20)]
+def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.files = Files(96 + 4 * 3)
+        gateway.use_members((member(ME), member(PEER)))
+        await offered(gateway, OTHER)
+        driver.known[OTHER] = object()
+        assert gateway.client.address_of(OTHER) is not None
+        assert driver.notes == []
+        await offered(gateway, THIRD)
+        assert gateway.client.address_of(THIRD) is None
+        (told,) = driver.notes
+        assert told.event == "files.few"
+        assert dict(told.fields)["limit"] == 108
+
+    run(test)
 
 
 def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
@@ -279,13 +352,13 @@ def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.deliver(said(offer()))
+        await offered(gateway, PEER)
         driver.known[PEER] = object()
         gateway.use_members((member(ME), member(PEER)))
-        gateway.deliver(said(offer(), OTHER))
+        await offered(gateway, OTHER)
         assert gateway.client.address_of(OTHER) is not None
         assert gateway.client.address_of(PEER) is not None
-        gateway.deliver(said(offer(), THIRD))
+        await offered(gateway, THIRD)
         assert gateway.client.address_of(OTHER) is None
         assert gateway.client.address_of(THIRD) is not None
 

@@ -12,7 +12,8 @@ import pytest
 
 from decod.config.node import NodeConfig
 from decod.daemon import host as module
-from decod.daemon.host import Host, advertised
+from decod.daemon.host import Host
+from decod.daemon.reach import advertised
 from decod.daemon.volunteer import Contact, _advertise_observed
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.dht import Dht

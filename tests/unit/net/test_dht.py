@@ -16,7 +16,6 @@ from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.counters import Counters
 from decod.net.dht import Dht
-from decod.net.dht_protocol import RateLimiter
 from decod.net.dht_record import (
     LEADER,
     Record,
@@ -453,12 +452,3 @@ def test_a_full_store_takes_no_more_until_something_ends() -> None:
     clock.now_s += 60
     assert put(3)
     assert len(store) == 1
-
-
-def test_a_source_is_limited_and_others_are_not() -> None:
-    clock = Clock()
-    limiter = RateLimiter(clock, rate_per_s=8, burst=5)
-    assert [limiter.allow(("a", 1)) for _ in range(6)] == [True] * 5 + [False]
-    assert limiter.allow(("b", 1))
-    clock.now_s += 0.125
-    assert [limiter.allow(("a", 1)) for _ in range(2)] == [True, False]

@@ -36,6 +36,7 @@ from decod.wire.v1 import state_pb2
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
+OURS = channel.run_metadata(RUN)
 ME = NodeId("m" * 52)
 WANTED = StateRequest(run_id=RUN, sender=ME, stage_index=1, iteration=5, with_optimizer=True)
 LIMITS = Limits(donor_pause_s=0.01, describe_grace_s=0.3)
@@ -403,9 +404,21 @@ def test_one_copy_serves_all_and_is_given_back_when_the_last_is_silent() -> None
         async with channel.open_channel(donor.address, LIMITS) as opened:
             describe = opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")
             for _ in range(2):
-                await describe(request.SerializeToString())
+                await describe(request.SerializeToString(), metadata=OURS)
         await wait_until(lambda: donor.num_copies == donor.num_released)
         assert donor.server.donor.num_lent == 0
+
+    run(test, donor)
+
+
+def test_a_server_that_was_started_again_lends_as_before() -> None:
+    """A node starts its server again where the UDP port of its first choice is in use."""
+    donor = Holder("a", BIG)
+
+    async def test(bench: Bench) -> None:
+        await donor.__aexit__()
+        await donor.__aenter__()
+        assert_is(await bench.fetch(), BIG)
 
     run(test, donor)
 
@@ -427,10 +440,10 @@ def test_only_chunks_that_are_there_can_be_asked_for(first: int, num: int, statu
         chunks = state_pb2.FetchRequest(**wanted, first_chunk=first, num_chunks=num)
         async with channel.open_channel(donor.address, LIMITS) as opened:
             await opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")(
-                request.SerializeToString()
+                request.SerializeToString(), metadata=OURS
             )
             fetch = opened.unary_stream(f"/{channel.STATE_SERVICE}/Fetch")
-            answer = fetch(chunks.SerializeToString())
+            answer = fetch(chunks.SerializeToString(), metadata=OURS)
             with suppress(grpc.aio.AioRpcError):
                 _ = [message async for message in answer]
             code = str(await answer.code())

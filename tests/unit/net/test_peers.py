@@ -33,6 +33,7 @@ from tests.support.messages import control_messages
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)
+OURS = channel.run_metadata(RUN)
 ALICE, BOB, CAROL = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
 ROUND = Round(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
@@ -59,6 +60,7 @@ class Host:
             run_id=RUN, manifest_json="{}", node_id=BOB, leader=ALICE, leader_address="h:1"
         )
         self.blob: StateBlob | str = "not here"
+        self.unreached: str | None = ""
         self.on_deliver: Callable[[m.Message], None] = lambda _message: None
 
     def deliver(self, received: codec.Decoded) -> None:
@@ -83,6 +85,9 @@ class Host:
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         self.hellos.append(request)
         return self.info
+
+    async def dial_back(self, node: NodeId, address: str) -> str | None:
+        return self.unreached
 
     def status(self) -> str:
         return '{"members":2}'
@@ -295,7 +300,6 @@ CONTROL = codec.encode(RUN, ALICE, 1, 1, m.Ping(1))
         ([header(crc32=2**32)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
         ([header(envelope=FOREIGN)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
         ([header(envelope=CONTROL)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
-        ([data_frame(memoryview(b"good"))], tensor_pb2.PUSH_STATE_MALFORMED, 0),
     ],
 )
 def test_pushes_that_are_not_whole_are_told_so(
@@ -304,7 +308,7 @@ def test_pushes_that_are_not_whole_are_told_so(
     async def test(both: Pair) -> None:
         opened, push = both.push()
         async with opened:
-            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
         assert answer.state == state
         assert both.bob.num_allocated == num_allocated
         assert both.bob.num_given_back + len(both.bob.arrived) == num_allocated
@@ -320,6 +324,9 @@ def test_pushes_that_are_not_whole_are_told_so(
         [header(), data_frame(memoryview(b"longer"))],
         [header(), b"rubbish"],
         [header(), header()],
+        [header() + header()],
+        [data_frame(memoryview(b"good"))],
+        [data_frame(memoryview(b"good")) + header()],
     ],
 )
 def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> None:
@@ -327,7 +334,7 @@ def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> 
         opened, push = both.push()
         async with opened:
             try:
-                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream)))
+                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
                 assert answer.state == tensor_pb2.PUSH_STATE_MALFORMED
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
@@ -344,7 +351,7 @@ def test_a_stalled_stream_is_given_up() -> None:
     async def test(both: Pair) -> None:
         opened, push = both.push()
         async with opened:
-            call = push()
+            call = push(metadata=OURS)
             await call.write(header())
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
@@ -364,7 +371,7 @@ def test_bad_envelopes_are_dropped_and_the_others_delivered() -> None:
         request = control_pb2.DeliverRequest(envelopes=[bad, foreign, own, bare, good])
         async with channel.open_channel(both.address, Limits()) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
-            answer = await deliver(request.SerializeToString())
+            answer = await deliver(request.SerializeToString(), metadata=OURS)
         assert control_pb2.DeliverResponse.FromString(answer).num_dropped == 4
         assert both.bob.delivered == [(ALICE, 1, m.Ping(1))]
         assert both.server.counters.by_peer("message.foreign") == {"ipv4:127.0.0.1": 2}
@@ -379,7 +386,7 @@ def test_a_message_above_the_limit_is_refused_by_the_transport() -> None:
         async with grpc.aio.insecure_channel(both.address, options=options) as opened:
             deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await deliver(bytes(5 * 2**20))
+                await deliver(bytes(5 * 2**20), metadata=OURS)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     with_pair(test)
@@ -514,7 +521,12 @@ def test_hello_tells_the_run_and_where_the_asker_is() -> None:
             observed_address="127.0.0.1",
         )
         assert both.bob.hellos[0].sender == ALICE
-        assert (await hello(both.address, HelloRequest())).run_id == RUN
+        for told, heard in (("nobody\nlistens", "nobody listens"), (None, "")):
+            both.bob.unreached = told
+            assert (await hello(both.address, request)).unreached == heard
+        both.bob.unreached = "not asked"
+        info = await hello(both.address, HelloRequest())
+        assert (info.run_id, info.unreached) == (RUN, "")
 
     with_pair(test)
 

@@ -14,6 +14,7 @@ from decod.errors import HardwareError
 from decod.obs.events import EVENTS, event_level, render_note
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.obs.text import clean_text
+from decod.obs.throttle import Throttle
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,48 @@ def test_a_plain_log_call_and_a_traceback_stay_on_one_line_of_json(tmp_path: Pat
     assert first["message"] == "broken by us"
     assert "ValueError: invalid literal" in first["traceback"]
     assert second["logger"] == "decod"
+
+
+def test_one_error_that_comes_again_and_again_is_shown_now_and_then(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    logger = set_up_logs(file=tmp_path / "log", terminal=terminal)
+    for _ in range(1234):
+        error = OSError(24, "Too many open files")
+        logging.getLogger("decod.net").error("accept failed", exc_info=error)
+    logging.getLogger("decod.net").error("something else")
+    log_note(logger, "worker.died", {"reason": "x"})
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line.get("count") for line in lines] == [None] * 5 + [10, 100, 1000] + [None] * 2
+    shown = terminal.getvalue().splitlines()
+    assert len(shown) == len(lines)
+    assert shown[7].endswith("error accept failed (1000 times within a minute)")
+
+
+def test_errors_of_a_kind_are_counted_by_the_minute() -> None:
+    now_s = 100.0
+    throttle = Throttle(lambda: now_s)
+
+    def passes(text: str, level: int = logging.ERROR, **more: object) -> bool:
+        record = logging.makeLogRecord({"name": "decod", "levelno": level, "msg": text, **more})
+        first = throttle.filter(record)
+        assert throttle.filter(record) == first, "another handler decides as the first"
+        return first
+
+    assert [passes("a") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert passes("b")
+    assert passes("a", fields={"peer": "x"})
+    assert passes("a", level=logging.WARNING)
+    now_s += 59.0
+    assert not passes("a")
+    now_s += 1.0
+    assert passes("a")
+
+
+def test_what_is_no_warning_is_always_written(tmp_path: Path) -> None:
+    logger = set_up_logs(file=tmp_path / "log", terminal=io.StringIO())
+    for _ in range(20):
+        log_note(logger, "iteration.committed", {"round": "1.1", "loss": 1.0})
+    assert len((tmp_path / "log").read_text().splitlines()) == 20
 
 
 def test_a_closed_terminal_loses_records_and_nothing_else(

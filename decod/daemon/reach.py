@@ -1,0 +1,91 @@
+"""Under which address others can reach this node, and whether they do."""
+
+import asyncio
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from decod.config.node import NodeConfig, parse_listen
+from decod.errors import NetworkError, PeerError, RejectedError
+from decod.net.address import split_address
+from decod.net.ask import hello
+from decod.net.server import HelloRequest
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+_PAUSES_S = (1.0, 3.0)
+"""Before the leader is asked again to dial: one attempt may fail on a busy host."""
+
+
+async def require_reachable(node: "Node") -> None:
+    """Have the run's leader dial this node at the address that it gives for itself.
+
+    Nothing is said if the leader can't be asked: it dials anyhow before it lets a node in.
+
+    Raises:
+        NetworkError: The leader can't reach it (E-NET-013).
+    """
+    part = node.part
+    request = HelloRequest(
+        run_id=part.run_id, sender=node.identity.node_id, sender_address=node.address
+    )
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            unreached = (await hello(part.leader_address, request)).unreached
+        except (NetworkError, PeerError, RejectedError):
+            return
+        if not unreached:
+            return
+        if pause_s is None:
+            raise NetworkError(
+                f"the leader at {part.leader_address} can't reach this node at {node.address}",
+                why=unreached,
+                fix=_advice(node),
+                code="E-NET-013",
+            )
+        await asyncio.sleep(pause_s)
+
+
+def _advice(node: "Node") -> str:
+    host, port = split_address(node.address)
+    if _is_loopback(host) and not _is_loopback(split_address(node.part.leader_address)[0]):
+        return (
+            f"{host} means another host to every host: listen on all addresses, with --listen "
+            f"0.0.0.0:{port}, or give --advertise HOST:PORT that others can dial"
+        )
+    return (
+        f"open TCP and UDP port {port} in this host's firewall; behind a router, forward the port "
+        "to this host, and say how others reach it with --advertise HOST:PORT"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def advertised(config: NodeConfig, port: int) -> str:
+    """Return the address that others are told: the operator's, or what can be found out here."""
+    if config.advertise is None:
+        return f"{_reachable(config.listen_host)}:{port}"
+    host, port = parse_listen(config.advertise)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """Return the address that others should dial when listening on `host`."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104
+        return f"[{host}]" if ":" in host else host
+    family = socket.AF_INET6 if host == "::" else socket.AF_INET
+    target = "2001:db8::1" if host == "::" else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Chooses the outgoing interface; nothing is sent.
+            probe.connect((target, 9))
+            found: str = probe.getsockname()[0]
+        except OSError:
+            found = "::1" if host == "::" else "127.0.0.1"
+    return f"[{found}]" if ":" in found else found

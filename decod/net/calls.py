@@ -1,0 +1,139 @@
+"""The way of every call from gRPC to its method: refusals, deadlines, and codes for errors.
+
+All methods take a stream, even those that take one message: only then can a call be refused, or
+given up, before its body has come. There are no serializers: bytes are parsed within the methods,
+whose errors are mapped to codes here. gRPC would send the text of an exception to the peer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from typing_extensions import override
+
+from decod.errors import DecodError, MalformedMessageError
+from decod.net import channel
+from decod.net.door import Door
+from decod.net.limits import Limits
+from decod.net.peer import Context, host_of
+from decod.wire import validate
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Called = Callable[[object, Context], Awaitable[T]]
+"""A method as gRPC calls it. The first argument is another way to the messages, and not used."""
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs' class takes one.
+    """The methods of one server.
+
+    Args:
+        door: Knows who calls.
+        limits: Of sizes and times.
+    """
+
+    def __init__(self, door: Door, limits: Limits) -> None:
+        self._door = door
+        self._limits = limits
+        self._error_ids = count(1)
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._open_to_all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
+
+    def open_to_all(self, path: str, method: Called[bytes]) -> None:
+        """Serves `path`, for strangers too."""
+        self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(method)
+
+    def add(self, path: str, method: Called[bytes]) -> None:
+        """Serves `path`, for calls that name this run."""
+        self._methods[path] = grpc.stream_unary_rpc_method_handler(self._known(method))
+
+    def add_stream(self, path: str, method: Called[None]) -> None:
+        """Serves `path` with a method that writes its answers to the context."""
+        self._methods[path] = grpc.stream_stream_rpc_method_handler(self._known(method))
+
+    def _known(self, method: Called[T]) -> Called[T]:
+        async def called(requests: object, context: Context) -> T:
+            self._door.know(context)
+            return await method(requests, context)
+
+        return called
+
+    @override
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        path = handler_call_details.method
+        if path in self._open_to_all:
+            return self._open_to_all[path]
+        if self._door.names_run(handler_call_details.invocation_metadata):
+            return self._methods.get(path)
+        return self._stranger
+
+    async def _refuse_stranger(self, _requests: object, context: Context) -> bytes:
+        self._door.blame("message.foreign", context, "a call of another run, or of none")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, channel.OTHER_RUN)
+        raise AssertionError("abort raises")
+
+    def once(
+        self, method: Callable[[bytes, Context], Awaitable[T]], *, size_max_bytes: int
+    ) -> Called[T]:
+        """Returns a method that takes one message of a bounded size, with its errors mapped."""
+
+        async def called(context: Context) -> T:
+            async with asyncio.timeout(self._limits.control_timeout_s):
+                data = await next_message(context) or b""
+            if len(data) > size_max_bytes:
+                allowed = f"at most {size_max_bytes} bytes"
+                raise validate.malformed("request", f"{len(data)} bytes", allowed=allowed)
+            return await method(data, context)
+
+        return self.guarded(called)
+
+    def guarded(self, method: Callable[[Context], Awaitable[T]]) -> Called[T]:
+        """Returns a method with its errors mapped to codes."""
+
+        async def called(_requests: object, context: Context) -> T:
+            host = host_of(context)
+            if not self._door.enter(host):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "E-NET-012")
+            try:
+                return await method(context)
+            except Exception as error:  # noqa: BLE001 - gRPC would send its text to the peer.
+                status, text = self._code_of(error, context)
+            finally:
+                self._door.leave(host)
+            await context.abort(status, text)
+            raise AssertionError("abort raises")
+
+        return called
+
+    def _code_of(self, error: Exception, context: Context) -> tuple[grpc.StatusCode, str]:
+        """Count an error of a method, and return what its caller is told of it."""
+        match error:
+            case MalformedMessageError():
+                self._door.blame("message.malformed", context, error.what)
+                return grpc.StatusCode.INVALID_ARGUMENT, error.code
+            case TimeoutError() | grpc.aio.BaseError() | grpc.RpcError():
+                self._door.note("rpc.failed", context, type(error).__name__)
+                return grpc.StatusCode.ABORTED, "E-NET-006"
+            case DecodError():
+                # It has a name, so it is no bug: a kept state has made room for a newer one, say.
+                self._door.note("rpc.failed", context, f"{error.what}: {error.why}")
+                return grpc.StatusCode.INTERNAL, error.code
+        error_id = next(self._error_ids)
+        self._door.note("rpc.failed", context, f"error id {error_id}")
+        _log.error("rpc.failed error id %d", error_id, exc_info=error)
+        return grpc.StatusCode.INTERNAL, f"E-INT-001 {error_id}"
+
+
+async def next_message(context: Context) -> bytes | None:
+    """Returns the next message of a client's stream, or None at its end."""
+    message: object = await context.read()
+    return message if isinstance(message, bytes) else None

@@ -1,0 +1,98 @@
+"""Dials a node at the address that it gives for itself, before it is let in.
+
+A node that others can't reach looks alive from its own side: it reaches them. So whoever lets it in
+tries first, and says in words for its operator what failed.
+"""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from contextlib import suppress
+
+from decod.errors import DecodError, RejectedError
+from decod.ids import NodeId, RunId
+from decod.net.address import split_address
+from decod.net.ask import hello
+from decod.net.limits import LIMITS, Limits
+from decod.net.server import HelloRequest
+
+_FOUND_MAX = 1024
+
+
+class DialBack:
+    """Dials nodes, each once at a time.
+
+    Args:
+        run_id: The run of those that are dialled.
+        own: The node that dials.
+        limits: Of times, and of dials at a time.
+    """
+
+    def __init__(self, run_id: RunId, own: NodeId, limits: Limits = LIMITS) -> None:
+        self._request = HelloRequest(run_id=run_id, sender=own)
+        self._limits = limits
+        self._dials: dict[tuple[NodeId, str], asyncio.Task[str]] = {}
+        self._found: OrderedDict[tuple[NodeId, str], float] = OrderedDict()
+        """When nodes were last found where they are."""
+
+    async def dial(self, node: NodeId, address: str) -> str | None:
+        """Return why `node` can't be reached at `address`; empty if it can.
+
+        A node that was found a moment ago is not dialled again. None: the dial was given up for
+        others that came.
+        """
+        key, loop = (node, address), asyncio.get_running_loop()
+        if key in self._found and loop.time() - self._found[key] < self._limits.dial_again_s:
+            return ""
+        if key not in self._dials:
+            if len(self._dials) >= self._limits.dials_max:
+                # Who is there answers long before it is the oldest.
+                next(iter(self._dials.values())).cancel()
+            self._dials[key] = loop.create_task(self._dial(node, address))
+            self._dials[key].add_done_callback(lambda _: self._dials.pop(key))
+        dial = self._dials[key]
+        # Others may wait for the same dial: whoever is cancelled does not end it.
+        await asyncio.wait({dial})
+        if dial.cancelled():
+            return None
+        if not dial.result():
+            self._found.pop(key, None)
+            self._found[key] = loop.time()
+            if len(self._found) > _FOUND_MAX:
+                self._found.popitem(last=False)
+        return dial.result()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+
+    async def _dial(self, node: NodeId, address: str) -> str:
+        try:
+            async with asyncio.timeout(self._limits.dial_timeout_s):
+                await _connect(address)
+                answered = (await hello(address, self._request, limits=self._limits)).node_id
+        except TimeoutError:
+            seconds = f"{self._limits.dial_timeout_s:g} s"
+            return f"no answer within {seconds}, so a firewall or router may be in the way"
+        except ConnectionRefusedError:
+            return "nobody listens there"
+        except socket.gaierror:
+            return "that name is unknown"
+        except OSError as error:
+            return f"the system says: {error.strerror or error}"
+        except RejectedError:
+            return "a node of another run, or another release, answers there"
+        except DecodError:
+            return "somebody listens there, but does not answer as a node does"
+        return "" if answered == node else "another node answers there"
+
+
+async def _connect(address: str) -> None:
+    """Open a connection, and close it: the system's own error says more than gRPC's."""
+    _, writer = await asyncio.open_connection(*split_address(address))
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()

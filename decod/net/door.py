@@ -1,0 +1,168 @@
+"""Refuses strangers' calls, counts peers' faults, and drops connections that keep sending garbage.
+
+A call can be refused before its body is read: it does not name this run, or its host has too many
+calls open already.
+
+Each fault costs the sender's host a token, a large message costs more, and tokens come back slowly.
+A fault without a token left costs its sender the connection. Other nodes behind the same address
+keep theirs: they send nothing wrong.
+
+gRPC closes connections beyond a fixed number as soon as they come. Strangers could use that number
+up and shut out the members, so connections that do not name the run are closed before it is
+reached.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from decod.ids import RunId
+from decod.net.address import Address
+from decod.net.channel import run_metadata
+from decod.net.connections import num_open_files, shut_down
+from decod.net.counters import Counters, PeerLog
+from decod.net.limits import Limits
+from decod.net.peer import Context, far_end_of, host_of
+from decod.net.rate import RateLimiter
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MANY = 0.75
+"""Part of the connections from which on strangers' are closed."""
+
+
+class Door:
+    """The state of one server's callers.
+
+    Args:
+        run_id: Calls that name another are refused.
+        counters: Counts by the peer's IP address.
+    """
+
+    def __init__(self, run_id: RunId, counters: Counters, limits: Limits) -> None:
+
+        def clock() -> float:
+            return asyncio.get_running_loop().time()
+
+        self._run = run_metadata(run_id)[0]
+        self._counters = counters
+        self._limits = limits
+        self._log = PeerLog(_log, clock)
+        self._patience = RateLimiter(
+            clock, rate_per_s=limits.faults_per_s, burst=float(limits.faults_burst)
+        )
+        self._num_open: Counter[str] = Counter()
+        self._dropping: dict[Address, asyncio.Task[None]] = {}
+        self._known: dict[str, None] = {}
+        """Connections over which the run was named, the latest last."""
+        self.port = 0
+        """On which the server listens."""
+
+    def names_run(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
+        """Return whether a call's metadata name this run."""
+        return self._run in metadata
+
+    def know(self, context: Context) -> None:
+        """Take note of a connection over which a call has named the run."""
+        peer = context.peer()
+        self._known.pop(peer, None)
+        self._known[peer] = None
+        if len(self._known) > 2 * self._limits.connections_max:
+            del self._known[next(iter(self._known))]
+
+    def enter(self, host: str) -> bool:
+        """Open a call of a host, unless it has too many; `leave` closes it."""
+        if self._num_open[host] >= self._limits.rpcs_per_host_max:
+            return False
+        self._num_open[host] += 1
+        return True
+
+    def leave(self, host: str) -> None:
+        """Close a call that `enter` has opened."""
+        self._num_open[host] -= 1
+        if not self._num_open[host]:
+            del self._num_open[host]
+
+    def note(self, name: str, context: Context, reason: str) -> None:
+        """Count and log something that the peer may not be able to help."""
+        self._note(name, host_of(context), reason)
+
+    def _note(self, name: str, host: str, reason: str) -> None:
+        self._counters.add(name, host)
+        self._log.warn(host, name, reason)
+
+    def blame(self, name: str, context: Context, reason: str, *, size_bytes: int = 0) -> None:
+        """Count and log what no node of this version and run sends.
+
+        Args:
+            name: Of the counter.
+            context: Of the call.
+            reason: For the log.
+            size_bytes: How much of it there was to look at.
+        """
+        self.note(name, context, reason)
+        cost = 1 + size_bytes // self._limits.fault_size_bytes
+        if not self._patience.allow(host_of(context), cost):
+            self._drop(context)
+
+    def _drop(self, context: Context) -> None:
+        """End the connection that a call came over."""
+        far, host = far_end_of(context.peer()), host_of(context)
+        if far is None or far in self._dropping:
+            return
+
+        async def drop() -> None:
+            if await self._looked(partial(shut_down, self.port, far.__eq__)):
+                self._note("peer.dropped", host, f"the connection from port {far[1]}: many faults")
+
+        task = asyncio.get_running_loop().create_task(drop())
+        self._dropping[far] = task
+        task.add_done_callback(lambda _: self._dropping.pop(far))
+
+    async def _looked(self, look: Callable[[], T]) -> T | None:
+        """Return what a look at the open files finds; None if that takes a file, and none is left.
+
+        gRPC can't accept anybody then, and says nothing.
+        """
+        try:
+            return await asyncio.to_thread(look)
+        except OSError as error:
+            _log.error("connections can't be looked at, or accepted: %s", error.strerror)
+            return None
+
+    async def keep_room(self) -> None:
+        """Close strangers' connections whenever there are many. Never returns.
+
+        A connection has at least `room_interval_s` to name the run.
+        """
+        strangers: set[Address] = set()
+        while True:
+            await asyncio.sleep(self._limits.room_interval_s)
+            close = partial(self._close_strangers, tuple(self._known), strangers)
+            strangers, ended = await self._looked(close) or (set(), set())
+            for host, num in Counter(host for host, _ in ended).items():
+                reason = f"{num} connections: there are many, and these do not name the run"
+                self._note("peer.dropped", host, reason)
+
+    def _close_strangers(
+        self, known: tuple[str, ...], before: set[Address]
+    ) -> tuple[set[Address], set[Address]]:
+        """Return the strangers that are connected, and those of `before` whose connection ended."""
+        if num_open_files() < _MANY * self._limits.connections_max:
+            return set(), set()
+        known_ends = set(map(far_end_of, known))
+        strangers = set()
+
+        def was_stranger(far: Address) -> bool:
+            if far in known_ends:
+                return False
+            strangers.add(far)
+            return far in before
+
+        ended = shut_down(self.port, was_stranger)
+        return strangers - ended, ended

@@ -1,0 +1,168 @@
+"""Counts what a serialized message holds before anything of it is parsed.
+
+Parsing costs far more than receiving: 4 MiB can hold two million empty submessages, and each
+becomes an object. `scan` walks over tags and lengths only, and stops at the first field that comes
+more often than its message allows. How often that is follows from the tables that decode it.
+
+The walk enters a submessage only if it can hold a repeated field. Everything else is bounded by the
+size of the whole message.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from decod.errors import MalformedMessageError
+from decod.wire import fields as f
+from decod.wire import validate
+from decod.wire.varint import read_varint
+
+_UNKNOWN_MAX = 16
+"""Fields of one message that this version does not know. A later version may add some."""
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+_CONTINUED = bytes(range(0x80, 0x100))
+"""Bytes of a varint that are not its last."""
+
+_WIRE_TYPES = {
+    FieldDescriptor.TYPE_DOUBLE: _FIXED64,
+    FieldDescriptor.TYPE_STRING: _LENGTH,
+    FieldDescriptor.TYPE_BYTES: _LENGTH,
+    FieldDescriptor.TYPE_MESSAGE: _LENGTH,
+}
+"""Types that are no varints, of those that our messages have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One field of a message, or all fields of a oneof."""
+
+    key: str
+    """Under which it is counted: its own name, or that of its oneof."""
+    wire_type: int
+    num_max: int = 1
+    repeated: bool = False
+    packed_width: int | None = None
+    """Bytes of one entry where many stand in one field, 0 for varints; None if that can't be."""
+    inner: "Shape | None" = None
+    """Of the submessage, if that can hold a repeated field."""
+
+
+_UNKNOWN = {
+    wire_type: _Kind("an unknown field", wire_type, _UNKNOWN_MAX)
+    for wire_type in (_VARINT, _FIXED64, _LENGTH, _FIXED32)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The fields that a message may have, and how often."""
+
+    name: str
+    kinds: Mapping[int, _Kind] = field(default_factory=dict)
+    """By tag: the field's number and its wire type."""
+    countable: bool = False
+    """Whether there is anything repeated in it, at any depth."""
+
+
+def shape_of(descriptor: Any, parts: Mapping[str, f.Field | Shape]) -> Shape:
+    """Return the shape of a message.
+
+    Args:
+        descriptor: Of its protobuf class: says numbers and types.
+        parts: Carriers of its fields: say how often each may come. A field without one may come
+            once.
+    """
+    kinds = {}
+    for each in descriptor.fields:
+        kind = _kind_of(each, parts.get(each.name))
+        kinds[each.number << 3 | kind.wire_type] = kind
+    countable = any(kind.repeated or kind.inner is not None for kind in kinds.values())
+    return Shape(descriptor.name, kinds, countable)
+
+
+def _kind_of(each: Any, part: f.Field | Shape | None) -> _Kind:
+    inner: Shape | None = None
+    num_max = 1
+    if isinstance(part, Shape):
+        inner = part
+    else:
+        num_max, struct = f.extent(part)
+        if struct is not None:
+            inner = shape_of(each.message_type, struct.parts)
+    wire_type = _WIRE_TYPES.get(each.type, _VARINT)
+    oneof = each.containing_oneof
+    packed = each.is_repeated and wire_type != _LENGTH
+    return _Kind(
+        key=each.name if oneof is None else oneof.name,
+        wire_type=_LENGTH if packed else wire_type,
+        num_max=num_max,
+        repeated=each.is_repeated,
+        packed_width=_WIDTHS.get(wire_type, 0) if packed else None,
+        inner=inner if inner is not None and inner.countable else None,
+    )
+
+
+def scan(shape: Shape, data: bytes) -> int:
+    """Return how many entries the repeated fields of a serialized message have together.
+
+    Raises:
+        MalformedMessageError: A field comes too often, there are more than `ENTRIES_MAX` entries,
+            or the bytes are no message.
+    """
+    return _Scan(data).walk(shape, 0, len(data))
+
+
+class _Scan:
+    """One walk over one message."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._num_entries = 0
+
+    def walk(self, shape: Shape, position: int, end: int) -> int:
+        data, kinds, counts = self._data, shape.kinds, dict[str, int]()
+        while position < end:
+            tag, position = read_varint(data, position)
+            kind = kinds.get(tag) or _UNKNOWN.get(tag & 7)
+            if kind is None:
+                raise _malformed(shape, f"tag {tag}")
+            begin, position = self._bounds(kind.wire_type, position)
+            if position > end:
+                raise _malformed(shape, f"{kind.key} cut short")
+            num = 1 if kind.packed_width is None else self._num_packed(kind, begin, position)
+            total = counts[kind.key] = counts.get(kind.key, 0) + num
+            if total > kind.num_max:
+                raise _malformed(shape, f"more than {kind.num_max} of {kind.key}")
+            if kind.repeated:
+                self._num_entries += num
+                if self._num_entries > validate.ENTRIES_MAX:
+                    raise _malformed(shape, f"more than {validate.ENTRIES_MAX} entries")
+            if kind.inner is not None:
+                self.walk(kind.inner, begin, position)
+        return self._num_entries
+
+    def _bounds(self, wire_type: int, position: int) -> tuple[int, int]:
+        """Return where a field's content begins, and where it ends."""
+        if wire_type == _LENGTH:
+            size, begin = read_varint(self._data, position)
+            return begin, begin + size
+        if wire_type == _VARINT:
+            return position, read_varint(self._data, position)[1]
+        return position, position + _WIDTHS[wire_type]
+
+    def _num_packed(self, kind: _Kind, begin: int, end: int) -> int:
+        if kind.packed_width:
+            return (end - begin) // kind.packed_width
+        return len(self._data[begin:end].translate(None, _CONTINUED))
+
+
+def _malformed(shape: Shape, what: str) -> MalformedMessageError:
+    return MalformedMessageError(
+        f"{shape.name} has {what}",
+        why="no message of this version does",
+        fix="run the same version of decod on every node",
+    )

@@ -1,0 +1,105 @@
+"""Throws messages of all shapes at a real run, and measures how long its event loops stand still.
+
+    python scripts/fuzz_wire.py
+    python scripts/fuzz_wire.py --seed 7 --rounds 3 --limit-ms 50
+
+Starts a leader and two relays that train on the loopback. The leader and one relay then get many
+small messages, few large ones, deep ones and repeated ones, on every method and on the UDP port
+(`tests/support/wire_shapes.py`). Exits with 1 if an event loop stood still for longer than the
+limit, if a member was removed, or if training does not go on. The limit is meant for an idle
+machine: with `--processor` the processor time of the loop's thread counts instead of the clock.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from decod.ids import RunId  # noqa: E402
+from tests.support import ticking  # noqa: E402
+from tests.support.cluster import Cluster, Daemon  # noqa: E402
+from tests.support.runs import make_run, prepare_corpus  # noqa: E402
+from tests.support.throwing import Pauses, throw_all  # noqa: E402
+from tests.support.wire_shapes import throws  # noqa: E402
+
+
+def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
+    """Throw everything at the leader and a relay; returns the exit code."""
+    complaints: list[str] = []
+    for round_index in range(options.rounds):
+        for daemon in cluster.daemons[:2]:
+            complaints += fuzz_daemon(daemon, f"{options.seed} {round_index}", options)
+    cluster.wait_for_iteration(cluster.leader.iteration + 2)
+    complaints += [str(record) for record in cluster.leader.events("member.lost")]
+    complaints += cluster.tracebacks()
+    for complaint in complaints:
+        print(f"FAILED: {complaint}")
+    return int(bool(complaints))
+
+
+def fuzz_daemon(daemon: Daemon, seed: str, options: argparse.Namespace) -> list[str]:
+    """Throw everything at one daemon; returns complaints."""
+    kind = "processor_s" if options.processor else "wall_s"
+    limit_s = options.limit_ms / 1000
+
+    def told(name: str, pauses: Pauses) -> None:
+        if pauses[kind] > limit_s or options.verbose:
+            print(f"  {in_ms(pauses)}  {name}", flush=True)
+
+    status = daemon.status()
+    host, _, port = status["node"]["address"].rpartition(":")
+    run_id = RunId(status["run_id"])
+    shapes = throws(random.Random(f"{seed} {daemon.name}"), run_id)  # noqa: S311
+    pauses = partial(ticking.pauses_of, daemon.state_dir)
+    outcome = throw_all((host, int(port)), run_id, shapes, pauses, told)
+    print(f"{daemon.name}: {outcome.num_throws} throws, longest {in_ms(outcome.longest)}")
+    for each, name in outcome.worst.items():
+        print(f"  {each} after {name}", flush=True)
+    if outcome.longest[kind] <= limit_s:
+        return []
+    return [f"{daemon.name} stood still after {outcome.worst[kind]!r}"]
+
+
+def in_ms(pauses: Pauses) -> str:
+    return "  ".join(f"{kind} {1000 * pauses[kind]:7.1f} ms" for kind in sorted(pauses))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fuzz and report; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--seed", type=int, default=None, help="decides what is not systematic; else the clock")
+    add("--rounds", type=int, default=1, help="times that everything is thrown (default: 1)")
+    add("--limit-ms", type=float, default=50.0, help="longest pause allowed (default: 50)")
+    add("--processor", action="store_true", help="count processor time, for a busy machine")
+    add("--verbose", action="store_true", help="show every throw")
+    options = parser.parse_args(arguments)
+    if options.seed is None:
+        options.seed = time.time_ns() // 1_000_000
+    print(f"seed {options.seed}", flush=True)
+    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    with tempfile.TemporaryDirectory(prefix="decod-fuzz-") as name:
+        folder = Path(name)
+        (folder / "data").mkdir()
+        corpus = prepare_corpus(folder / "data")
+        run = make_run(min_nodes_per_stage=1)
+        with Cluster(folder / "run", run, corpus, fork=False) as cluster:
+            cluster.start_leader(program=ticking.PROGRAM)
+            for stage in ("1", "2"):
+                options_of_relay = ("--stage", stage)
+                cluster.start_relay(f"relay-{stage}", *options_of_relay, program=ticking.PROGRAM)
+            cluster.wait_for_iteration(1)
+            return fuzz(cluster, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""A node that others can't reach is not let in, and its operator is told why and what to do."""
+
+import socket
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from decod.net.join_string import JoinString
+from tests.support import unhurried
+from tests.support.cluster import Cluster, assert_refused, run_decod
+from tests.support.network import Network, missing
+from tests.support.runs import make_run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def training(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    run = make_run(min_nodes_per_stage=1, num_data_nodes=2)
+    folder = tmp_path_factory.mktemp("training")
+    with Cluster(folder, run, corpus) as living:
+        living.start_leader(program=unhurried.PROGRAM)
+        yield living
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> list[str]:
+    return ["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--threads", "1"]
+
+
+def join_string(cluster: Cluster) -> str:
+    found = cluster.join_string(cluster.leader)
+    assert found is not None
+    return found
+
+
+def assert_no_candidate(cluster: Cluster) -> None:
+    """Checks that the leader has let nobody in but itself."""
+    joined = {record["peer"] for record in cluster.leader.events("candidate.joined")}
+    assert joined == {cluster.leader.status()["node"]["id"]}
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody else will."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield closed.getsockname()[1]
+
+
+@pytest.mark.parametrize("role", ["volunteer", "data node"])
+def test_a_closed_port_is_told(
+    training: Cluster, place: list[str], closed_port: int, role: str
+) -> None:
+    place += ["--advertise", f"127.0.0.1:{closed_port}"]
+    command = ["join", join_string(training)]
+    if role == "data node":
+        command = ["leader", str(training.run_file), "--join", join_string(training)]
+    result = run_decod(*command, *place)
+    address = f"127.0.0.1:{closed_port}"
+    holds = ["E-NET-013", f"at {address}: nobody listens there", "--advertise", "firewall"]
+    assert_refused(result, exit_code=4, holds=holds)
+    assert_no_candidate(training)
+
+
+def test_an_address_of_another_node_is_told(training: Cluster, place: list[str]) -> None:
+    (leader,) = JoinString.parse(join_string(training)).addresses
+    result = run_decod("join", join_string(training), *place, "--advertise", leader)
+    assert_refused(result, exit_code=4, holds=["E-NET-013", "another node answers there"])
+    assert_no_candidate(training)
+
+
+def test_an_address_where_somebody_else_listens_is_told(
+    training: Cluster, place: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = run_decod("join", join_string(training), *place, "--advertise", address)
+    assert_refused(result, exit_code=4, holds=["E-NET-013", "no answer within 4 s"])
+    assert_no_candidate(training)
+
+
+@pytest.mark.netns
+def test_a_host_that_listens_to_itself_alone_can_not_join_elsewhere(
+    tmp_path: Path, corpus: Path
+) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    hosts = ("leader", "near", "far")
+    rates = dict.fromkeys(permutations(hosts, 2), 100.0)
+    with (
+        Network(hosts, rates) as network,
+        Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus, network) as cluster,
+    ):
+        leader = cluster.start_leader()
+        alone = cluster.start_relay("near", "--stage", "1", "--listen", "127.0.0.1:0")
+        assert alone.wait(timeout_s=60.0) == 4
+        (line,) = (line for line in alone.stderr.splitlines() if line.startswith("error: "))
+        assert "E-NET-013" in line
+        assert "--listen 0.0.0.0:" in line
+        assert "nobody listens there" in line
+        # An address that is no host's, as one of a home network is to the world outside.
+        unknown = cluster.start_relay("far", "--stage", "1", "--advertise", "10.99.0.77:7700")
+        assert unknown.wait(timeout_s=60.0) == 4
+        assert "E-NET-013" in unknown.stderr
+        assert not leader.events("candidate.assigned")

@@ -1,0 +1,105 @@
+"""Throws messages of all shapes at a daemon and looks how long its event loop stood still."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from decod.ids import RunId
+from decod.net import channel
+from tests.support.wire_shapes import Throw
+
+_CONNECTIONS_MAX = 4
+_CALL_TIMEOUT_S = 30.0
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+Pauses = dict[str, float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Pauses of the event loop while messages were thrown."""
+
+    longest: Pauses = field(default_factory=dict)
+    """The longest pause, by kind: `wall_s`, `processor_s`."""
+    worst: dict[str, str] = field(default_factory=dict)
+    """After which throw it was."""
+    num_throws: int = 0
+
+    def take(self, name: str, pauses: Pauses) -> None:
+        """Takes in the pauses after one throw."""
+        self.num_throws += 1
+        for kind, seconds in pauses.items():
+            if seconds > self.longest.get(kind, 0.0):
+                self.longest[kind], self.worst[kind] = seconds, name
+
+
+def throw_all(
+    address: tuple[str, int],
+    run_id: RunId,
+    throws: Iterable[Throw],
+    pauses: Callable[[], Pauses],
+    told: Callable[[str, Pauses], None] = lambda _name, _pauses: None,
+) -> Outcome:
+    """Throws one after the other, and returns what came of it.
+
+    Args:
+        address: Of the daemon.
+        run_id: Its run.
+        throws: To send, one after the other.
+        pauses: Returns the longest pauses since it was called last.
+        told: Hears of every throw.
+    """
+    outcome = Outcome()
+    pauses()
+    for throw in throws:
+        asyncio.run(_throw(address, run_id, throw))
+        found = pauses()
+        outcome.take(throw.name, found)
+        told(throw.name, found)
+    return outcome
+
+
+def sample(rng: random.Random, throws: Iterable[Throw], num: int) -> Iterator[Throw]:
+    """Yields about `num` of the throws, in their order, without keeping the others."""
+    everything = list(throws)
+    chosen = set(rng.sample(range(len(everything)), min(num, len(everything))))
+    for index, throw in enumerate(everything):
+        if index in chosen:
+            yield throw
+
+
+async def _throw(address: tuple[str, int], run_id: RunId, throw: Throw) -> None:
+    if not throw.method:
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            for packet in throw.messages:
+                sender.sendto(packet, address)
+        return
+    opened = [
+        grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=_OPTIONS)
+        for _ in range(min(_CONNECTIONS_MAX, throw.num_calls))
+    ]
+    calls = (_call(opened[i % len(opened)], run_id, throw) for i in range(throw.num_calls))
+    await asyncio.gather(*calls)
+    for each in opened:
+        await each.close(None)
+
+
+async def _call(opened: grpc.aio.Channel, run_id: RunId, throw: Throw) -> None:
+    async def messages() -> AsyncIterator[bytes]:
+        for message in throw.messages:
+            yield message
+
+    metadata = channel.run_metadata(run_id) if throw.names_run else None
+    call = opened.stream_stream(throw.method)(
+        messages(), timeout=_CALL_TIMEOUT_S, metadata=metadata
+    )
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError:
+        pass  # Refused in whatever way: what counts is how long that took.

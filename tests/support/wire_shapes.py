@@ -1,0 +1,325 @@
+"""Shapes that a message can have on the wire, whether or not any node would send it.
+
+Fields are found in the descriptors, so a field that is added later is tried, too. Every repeated
+field of every request is filled in several ways: very often with nothing, often with a little,
+seldom with much. Other shapes repeat what should come once, nest groups, alternate between the
+bodies of an envelope, or alter what a node would send.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from decod.ids import FlowId, NodeId, Round, RunId
+from decod.net import channel
+from decod.net.limits import LIMITS, MIB
+from decod.protocol import messages as m
+from decod.protocol.routing import gwtf_messages as gwtf
+from decod.protocol.routing import messages as routing
+from decod.protocol.view import Member, Opening, Role, View
+from decod.wire import codec
+from decod.wire.frame import data_frame
+from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
+from decod.wire.varint import write_varint
+from tests.support.messages import control_messages
+
+FULL = 4 * MIB
+"""As much as a message may have."""
+
+_LENGTH = 2
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+
+REQUESTS: dict[str, Any] = {
+    f"/{channel.CONTROL_SERVICE}/Deliver": control_pb2.DeliverRequest,
+    f"/{channel.TENSOR_SERVICE}/Push": tensor_pb2.PushRequest,
+    f"/{channel.ENROLL_SERVICE}/Hello": enroll_pb2.HelloRequest,
+    f"/{channel.STATE_SERVICE}/Describe": state_pb2.DescribeRequest,
+    f"/{channel.STATE_SERVICE}/Fetch": state_pb2.FetchRequest,
+    f"/{channel.STATE_SERVICE}/Release": state_pb2.ReleaseRequest,
+    f"/{channel.STATE_SERVICE}/ReadStatus": state_pb2.ReadStatusRequest,
+}
+"""The request of each method."""
+
+DELIVER, PUSH = list(REQUESTS)[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Throw:
+    """Something to send, once or at once many times."""
+
+    name: str
+    method: str
+    """Path of the method; empty for datagrams."""
+    messages: tuple[bytes, ...]
+    """Of one call, or datagrams."""
+    num_calls: int = 1
+    names_run: bool = True
+    """Whether the call says of which run it is."""
+
+
+def throws(rng: random.Random, run_id: RunId, *, size_bytes: int = FULL) -> Iterator[Throw]:
+    """Yields something of every shape, as a node that is no member would send it.
+
+    Args:
+        rng: Decides what is not systematic.
+        run_id: The run whose nodes are thrown at.
+        size_bytes: Of large messages.
+    """
+    made = _Maker(rng, run_id, size_bytes)
+    for method, cls in REQUESTS.items():
+        for name, data in made.requests(cls):
+            yield Throw(f"{cls.__name__}: {name}", method, (data,))
+    for name, envelope in made.envelopes():
+        yield Throw(f"envelope: {name}", DELIVER, (field(1, envelope),))
+        header = field(1, envelope) + b"\x10\x08"
+        yield Throw(f"header: {name}", PUSH, (field(1, header), bytes(100)))
+    yield from made.batches()
+    yield from made.pushes()
+    yield from made.crowds()
+    yield from made.datagrams()
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Returns a length-delimited field."""
+    return write_varint(number << 3 | _LENGTH) + write_varint(len(content)) + content
+
+
+def number(number: int, value: int) -> bytes:
+    """Returns a field with a varint."""
+    return write_varint(number << 3) + write_varint(value)
+
+
+def _filled(piece: bytes, size_bytes: int) -> bytes:
+    return piece * (size_bytes // len(piece))
+
+
+def nested(chain: tuple[Any, ...], content: bytes) -> bytes:
+    """Returns what lies in the last field of a chain as it lies in the message."""
+    for each in reversed(chain):
+        content = field(each.number, content)
+    return content
+
+
+def fields_of(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the fields that lead to each field of a message and of those in it, outermost first.
+
+    Only what is repeated, or is a message, is of interest.
+    """
+    for each in descriptor.fields:
+        chain = (*above, each)
+        if each.is_repeated or each.message_type is not None:
+            yield chain
+        if each.message_type is not None:
+            yield from fields_of(each.message_type, chain)
+
+
+def repeated_fields(descriptor: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields those of `fields_of` that end with a repeated field."""
+    return (chain for chain in fields_of(descriptor) if chain[-1].is_repeated)
+
+
+def _node_id(index: int) -> NodeId:
+    digits = "".join(_BASE32[index >> shift & 31] for shift in (0, 5, 10, 15, 20))
+    return NodeId(digits + "a" * 47)
+
+
+class _Maker:
+    def __init__(self, rng: random.Random, run_id: RunId, size_bytes: int) -> None:
+        self._rng = rng
+        self._run_id = run_id
+        self._size_bytes = size_bytes
+        self._sender = _node_id(rng.randrange(1 << 20))
+
+    # --- any request --------------------------------------------------------------------------
+
+    def requests(self, cls: Any) -> Iterator[tuple[str, bytes]]:
+        rng, size = self._rng, self._size_bytes
+        yield "nothing", b""
+        yield "random bytes", rng.randbytes(rng.randrange(1, size))
+        yield "zeros", bytes(size)
+        yield "groups, one in another", b"\x0b" * size
+        yield "groups, one after another", _filled(b"\x0b\x0c", size)
+        yield "unknown numbers", _filled(number(200, rng.randrange(128)), size)
+        yield "unknown bytes", _filled(field(200, b""), size)
+        yield "one unknown field", field(200, bytes(size - 20))
+        yield "an endless number", b"\x08" + b"\xff" * (size - 1)
+        yield "a length beyond the end", b"\x0a" + write_varint(2**40) + bytes(100)
+        for each in cls.DESCRIPTOR.fields:
+            empty = write_varint(each.number << 3 | _LENGTH) + b"\0"
+            yield f"{each.name} again and again", _filled(empty, size)
+            yield f"{each.name}, one large", field(each.number, b"a" * (size - 20))
+            yield f"{each.name} as a number", _filled(number(each.number, 1), size)
+
+    # --- envelopes ----------------------------------------------------------------------------
+
+    def envelopes(self) -> Iterator[tuple[str, bytes]]:
+        for chain in fields_of(control_pb2.Envelope.DESCRIPTOR):
+            path = ".".join(each.name for each in chain)
+            for name, content in self._fillings(chain[-1]):
+                yield f"{path}, {name}", self._head() + nested(chain[:-1], content)
+        yield from self._odd_envelopes()
+        for message in self._large_messages():
+            yield f"a true {type(message).__name__}", self._envelope(message)
+
+    def _fillings(self, each: Any) -> Iterator[tuple[str, bytes]]:
+        rng, size = self._rng, self._size_bytes - 200
+        if not each.is_repeated:
+            yield "again and again", _filled(field(each.number, b""), size)
+            return
+        if each.message_type is None and each.type != each.TYPE_STRING:
+            yield "packed", field(each.number, _filled(bytes([0, 1, rng.randrange(128)]), size))
+            yield "unpacked", _filled(number(each.number, 1), size)
+            return
+        small = rng.randbytes(rng.randrange(1, 8)) if each.message_type is None else b"\x08\x01"
+        yield "many empty", _filled(field(each.number, b""), size)
+        yield "many small", _filled(field(each.number, small), rng.randrange(1, size))
+        yield "few large", field(each.number, bytes(size // 3)) * 3
+
+    def _odd_envelopes(self) -> Iterator[tuple[str, bytes]]:
+        rng, size, head = self._rng, self._size_bytes - 200, self._head()
+        bodies = [
+            field(each.number, b"")
+            for each in control_pb2.Envelope.DESCRIPTOR.oneofs_by_name["body"].fields
+        ]
+        yield "bodies in turn", head + _filled(b"".join(rng.sample(bodies, 2)), size)
+        yield "all bodies", head + _filled(b"".join(bodies), size)
+        yield "term again and again", head + _filled(number(3, 1), size)
+        yield "a long run id", field(1, ("é" * (size // 2)).encode())
+        for message in rng.sample(control_messages(), 10):
+            true = self._envelope(message)
+            position = rng.randrange(len(true))
+            altered = true[:position] + rng.randbytes(rng.randrange(1, 9)) + true[position + 1 :]
+            yield f"an altered {type(message).__name__}", altered
+            yield f"a {type(message).__name__} cut short", true[:position]
+            yield f"a {type(message).__name__} many times", _filled(true, size)
+
+    def _head(self) -> bytes:
+        return self._envelope(m.Ping(0))[: -len(field(16, b"")) - 1]
+
+    def _envelope(self, message: m.Message) -> bytes:
+        return codec.encode(self._run_id, self._sender, 1, 1, message).SerializeToString()
+
+    def _large_messages(self) -> Iterator[m.Message]:
+        """Yields messages that a large run could send, as large as they may be."""
+        num = self._size_bytes // 160
+        ids = [_node_id(index) for index in range(num)]
+        members = [_member(node_id, index) for index, node_id in enumerate(ids[: num // 2])]
+        view = View.of(members, version=1, leader=ids[0], term=1, num_stages=3)
+        opening = Opening(Round(2, 1), Round(1, 1), view)
+        yield m.Commit(Round(1, 1), opening, 1.0, 1)
+        yield m.UtilisationAnswer(1, Round(1, 1), tuple(m.NodeLoad(i, 1, 1, 1, "") for i in ids))
+        yield m.Ready(Round(1, 1), (), 1, votes=tuple((i, "0" * 64) for i in ids))
+        costs = tuple((node_id, 0.5) for node_id in ids[: num // 8])
+        hop = routing.Hop(ids[0], costs, costs)
+        flow = FlowId(ids[0], 0)
+        yield routing.Claim(1, 1, flow, (hop,))
+        claims = tuple((routing.Hop(ids[0], ((ids[1], float(i)),)),) for i in range(num // 2))
+        yield routing.Claims(1, 1, 2, costs, claims)
+        path = tuple(ids[:100])
+        settled = routing.SettledFlow(path, (0.5,) * 101)
+        yield routing.Routes(1, 1, (settled,) * (num // 60))
+        numbers = tuple(range(min(num, 65536)))
+        yield gwtf.StandingHops(1, numbers, numbers, answer=False)
+
+    # --- more than one ------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Throw]:
+        """Yields calls with many envelopes, each of which is in order."""
+        true = field(1, self._envelope(m.Ping(1)))
+        foreign = codec.encode(RunId("x" * 26), self._sender, 1, 1, m.Ping(1)).SerializeToString()
+        length = LIMITS.batch_length_max
+        yield Throw("a full batch", DELIVER, (true * length,))
+        yield Throw("too long a batch", DELIVER, (_filled(true, self._size_bytes),))
+        yield Throw("a batch of another run", DELIVER, (field(1, foreign) * length,))
+        kept = m.Join("127.0.0.1:1", Role.RELAY, 1, None, "0" * 64, 1, "mallory")
+        yield Throw("a batch of offers", DELIVER, (field(1, self._envelope(kept)) * length,))
+        # As large as an envelope can be and still be read within the event loop.
+        costs = routing.Claim(1, 1, FlowId(_node_id(1), 0), (_costly_hop(100),))
+        share = field(1, self._envelope(costs))
+        yield Throw("a batch of dear messages", DELIVER, (share * length,))
+
+    def pushes(self) -> Iterator[Throw]:
+        """Yields streams that begin well."""
+        rng = self._rng
+        message = rng.choice(
+            [m.LinkProbe(), m.ReducedPart(Round(1, 1), 1, 1), m.ReducePart(Round(1, 1), 1, 1, 1, 1)]
+        )
+        header = tensor_pb2.TensorHeader(
+            envelope=codec.encode(self._run_id, self._sender, 1, 1, message),
+            size_bytes=rng.choice([0, 1, MIB, 2**40, -1]),
+        )
+        head = tensor_pb2.PushRequest(header=header).SerializeToString()
+        frame = data_frame(memoryview(bytes(MIB)))
+        yield Throw("a push that goes on and on", PUSH, (head, *[frame] * 64))
+        yield Throw("a push of nothing", PUSH, (head, *[b""] * 1000))
+        yield Throw("a push of headers", PUSH, (head,) * 1000)
+        yield Throw("a push with two heads in one", PUSH, (head + head,))
+        yield Throw("a push with data first", PUSH, (frame + head,))
+
+    def crowds(self) -> Iterator[Throw]:
+        """Yields many calls at once."""
+        ids = {"run_id": self._run_id, "sender_id": self._sender}
+        for method, cls in REQUESTS.items():
+            known = {key: ids[key] for key in ids if key in cls.DESCRIPTOR.fields_by_name}
+            data = cls(**known).SerializeToString()
+            name = cls.__name__
+            yield Throw(f"{name}: many calls", method, (data,), num_calls=300)
+            yield Throw(f"{name}: many calls of no run", method, (data,), 300, names_run=False)
+            full = bytes(self._size_bytes)
+            yield Throw(f"{name}: many large calls", method, (full,), num_calls=24)
+        batch = field(1, self._envelope(m.Ping(1))) * LIMITS.batch_length_max
+        yield Throw("many full batches", DELIVER, (batch,), num_calls=24)
+        empty = _filled(field(1, b""), self._size_bytes)
+        yield Throw("many batches of nothing", DELIVER, (empty,), num_calls=3)
+        large = next(iter(self._large_messages()))
+        yield Throw("many large views", DELIVER, (field(1, self._envelope(large)),), num_calls=6)
+
+    # --- datagrams ----------------------------------------------------------------------------
+
+    def datagrams(self) -> Iterator[Throw]:
+        rng = self._rng
+        head = [kind + rng.randbytes(20) for kind in (b"\x00", b"\x01")]
+        bodies = {
+            "arrays, one in another": b"\x91" * 1179,
+            "maps, one in another": b"\x81\xa1a" * 393,
+            "many arrays": b"\xdc\x04\x90" + b"\x90" * 1168,
+            "an array that claims to be long": b"\xdd\xff\xff\xff\xff" + b"\x00" * 1174,
+            "a map that claims to be long": b"\xdf\xff\xff\xff\xff" + b"\x00" * 1174,
+            "bytes that claim to be long": b"\xc6\xff\xff\xff\xff" + bytes(1174),
+            "instants": b"\x9f" + b"\xc7\x0c\xff" + b"\xff" * 1160,
+            "random": rng.randbytes(1179),
+        }
+        for tag in (b"\0" * 8, _run_tag(self._run_id)):
+            for name in (b"ping", b"store", b"find_node", b"find_value"):
+                call = b"\x92" + bytes([0xA0 | len(name)]) + name + b"\x94\xc4\x14" + bytes(20)
+                filling = b"\xc4\x14" + bytes(20) + b"\xc5\x04\x00" + bytes(1024)
+                bodies[f"{name.decode()} of {tag.hex()}"] = call + b"\xc4\x08" + tag + filling
+        for name, body in bodies.items():
+            packets = tuple((head[i % 2] + body)[:1200] for i in range(200))
+            yield Throw(f"datagrams: {name}", "", packets)
+        sizes = (rng.randrange(1, 1400) for _ in range(200))
+        yield Throw("datagrams: random", "", tuple(map(rng.randbytes, sizes)))
+
+
+def _run_tag(run_id: RunId) -> bytes:
+    from decod.net.dht import Dht
+
+    return Dht(_node_id(1), run_id, wall_clock=lambda: 0.0)._run_tag
+
+
+def _member(node_id: NodeId, index: int) -> Member:
+    return Member(
+        node_id=node_id,
+        address="127.0.0.1:1",
+        role=Role.RELAY if index else Role.DATA,
+        stage_index=1 + index % 2 if index else 0,
+        capacity=1,
+        data_node_index=-1 if index else 0,
+        since_iteration=0,
+        name="",
+    )
+
+
+def _costly_hop(num: int) -> routing.Hop:
+    return routing.Hop(_node_id(0), tuple((_node_id(i), 0.5) for i in range(num)))
