@@ -57,6 +57,7 @@ _UPPER_LIMITS = {
     "optimizer.eps": 1.0,
     "optimizer.weight_decay": 1e3,
     "optimizer.warmup_iterations": 1 << 40,
+    "optimizer.clip_norm": 1e12,
     "protocol.heartbeat_timeout_s": 86_400.0,
 }
 

@@ -361,6 +361,30 @@ class ReducedPart:
     part: int
     view_version: int
     """Of the view whose members reduce."""
+    square_sum: float = 0.0
+    """Of the part's elements; 0 where no gradient is clipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSquares:
+    """From the first of a stage, up the tree: how long its stage's mean gradient is, squared, and
+    those of the stages below it."""
+
+    round: Round
+    square_sums: tuple[tuple[int, float], ...]
+    """(stage index, sum of the mean gradient's squares), in order."""
+    view_version: int
+    """Of the view whose members reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNorm:
+    """Down the tree: the norm of the mean gradient over all stages. Now the step can be taken."""
+
+    round: Round
+    gradient_norm: float
+    view_version: int
+    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +533,8 @@ Message = (
     | BeginAggregation
     | ReducePart
     | ReducedPart
+    | GradientSquares
+    | GradientNorm
     | Ready
     | Commit
     | Abort
@@ -519,7 +545,9 @@ Message = (
     | ElectionMessage
 )
 
-OF_ROUND_AND_VIEW = BeginAggregation | ReducePart | ReducedPart | Ready
+OF_ROUND_AND_VIEW = (
+    BeginAggregation | ReducePart | ReducedPart | GradientSquares | GradientNorm | Ready
+)
 """Messages of a round that mean a certain roster: of one view, whatever the round."""
 
 OF_CHANGED_PATH = ForwardActivation | Reroute

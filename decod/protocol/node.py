@@ -85,6 +85,8 @@ _Frequent = (
     | messages.ReducePart
     | messages.ReducedPart
     | messages.BeginAggregation
+    | messages.GradientSquares
+    | messages.GradientNorm
     | messages.Ready
     | messages.UtilisationQuery
     | messages.UtilisationAnswer
@@ -127,6 +129,7 @@ class NodeMachine:
             start_iteration=facts.shape.start_iteration,
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
+            clips=facts.clips,
         )
         self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng

@@ -85,6 +85,11 @@ class _Byway(NamedTuple):
     bandwidth_bytes_per_s: float
 
 
+class _StageSquares(NamedTuple):
+    stage_index: int
+    square_sum: float
+
+
 class _MemberHash(NamedTuple):
     node_id: NodeId
     parameter_hash: str
@@ -136,6 +141,10 @@ def _verify_opening(opening: Opening) -> None:
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
 
 
+def _verify_squares(message: m.GradientSquares) -> None:
+    validate.unique("square_sums", [stage_index for stage_index, _ in message.square_sums])
+
+
 def _verify_report(report: m.LinkReport) -> None:
     validate.unique("byways", [node_id for node_id, _ in report.byways])
 
@@ -177,6 +186,7 @@ _VIEW = f.Struct(
     _verify_view,
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
+_SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
 _HASHES = f.Tuples(f.Repeated(_HASH, _STAGES_MAX))
 _KEPT = f.Repeated(
@@ -304,6 +314,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "num_parts": f.Plain(validate.num_parts),
             "num_microbatches": f.Plain(validate.num_summed),
             "base_hash": f.Plain(validate.known_sha256),
+            "gradient_norm": f.MAGNITUDE,
         },
         _verify_average,
     ),
@@ -409,7 +420,21 @@ _BODIES: Mapping[str, f.Struct] = {
         },
     ),
     "reduced_part": f.Struct(
-        m.ReducedPart, {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION}
+        m.ReducedPart,
+        {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION, "square_sum": f.MAGNITUDE},
+    ),
+    "gradient_squares": f.Struct(
+        m.GradientSquares,
+        {
+            "round": _ROUND,
+            "square_sums": f.Tuples(f.Repeated(_SQUARES, _STAGES_MAX, num_min=1)),
+            "view_version": f.ITERATION,
+        },
+        _verify_squares,
+    ),
+    "gradient_norm": f.Struct(
+        m.GradientNorm,
+        {"round": _ROUND, "gradient_norm": f.MAGNITUDE, "view_version": f.ITERATION},
     ),
     "ready": f.Struct(
         m.Ready,

@@ -74,7 +74,11 @@ class Host:
                 self.iteration = iteration
             case jobs.Gather(num_parts):
                 return jobs.Nothing(), num_parts
-            case jobs.Embed() | jobs.Forward() | jobs.Backward() | jobs.Reduce():
+            case jobs.Reduce():
+                return jobs.Squared(2.0 if self.machine.context.clips else 0.0), 1
+            case jobs.Square():
+                return jobs.Squared(5.0), 0
+            case jobs.Embed() | jobs.Forward() | jobs.Backward():
                 return jobs.Nothing(), 1
         return jobs.Nothing(), 0
 
@@ -94,6 +98,7 @@ class World:
         num_stages: int = 1,
         num_microbatches: int = 1,
         num_iterations: int = 0,
+        clips: bool = False,
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
@@ -110,6 +115,7 @@ class World:
             shape=shape,
             num_microbatches=num_microbatches,
             activation_size_bytes=0,
+            clips=clips,
             initial_from_leader=initial_from_leader,
         )
         self.now_s = 0.0
