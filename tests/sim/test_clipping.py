@@ -12,26 +12,15 @@ from decod.ids import NodeId, Round
 from decod.protocol import messages as m
 from decod.protocol.clipping import Clipping
 from decod.protocol.effects import Effect
-from decod.protocol.params import ProtocolConfig
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
-from decod.sim.scenario import FaultKind, HostFault, Scenario
+from decod.sim.scenario import FaultKind, HostFault
 from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather
 from tests.sim.mortal import simulation_with_mortal
+from tests.sim.test_elections import TOGETHER as UNCLIPPED
 
-TOGETHER = Scenario(
-    num_data_nodes=2,
-    num_relays=6,
-    num_relay_stages=2,
-    num_iterations=5,
-    num_microbatches=4,
-    capacity_min=4,
-    capacity_max=6,
-    clip_norm=1.0,
-    duration_max_s=600.0,
-    protocol=ProtocolConfig(min_data_nodes=2, min_nodes_per_stage=3),
-)
+TOGETHER = replace(UNCLIPPED, clip_norm=1.0)
 
 
 @pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.FREEZE])
@@ -98,7 +87,7 @@ def test_some_storms_clip() -> None:
 
 def test_the_command_of_a_clipped_run_says_so() -> None:
     assert "--clip-norm 1.0" in TOGETHER.command()
-    assert "--clip-norm" not in replace(TOGETHER, clip_norm=0.0).command()
+    assert "--clip-norm" not in UNCLIPPED.command()
 
 
 def test_a_core_that_leaves_a_stage_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +106,7 @@ def test_a_core_that_leaves_a_stage_out_is_found_out(monkeypatch: pytest.MonkeyP
 def test_clipping_costs_each_node_a_few_messages_an_iteration() -> None:
     """The first of a stage sends its sum; the norm goes down the tree: as many as the votes."""
     plain, clipped = (
-        Simulation(replace(TOGETHER, clip_norm=norm)).run().num_control_mean for norm in (0.0, 1.0)
+        Simulation(scenario).run().num_control_mean for scenario in (UNCLIPPED, TOGETHER)
     )
     print(f"{plain:.1f} control messages a node and iteration, {clipped:.1f} with clipping")
     assert clipped < plain + 3
