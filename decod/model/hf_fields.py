@@ -135,6 +135,8 @@ _ORIGIN = {
     "summary_activation",
     "summary_proj_to_labels",
     "summary_first_dropout",
+    "predict_special_tokens",
+    "n_special",
     "transformers.js_config",
     "is_llama_config",
     "unsloth_fixed",

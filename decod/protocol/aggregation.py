@@ -296,9 +296,9 @@ class Aggregation:
     def _propose(self) -> list[Effect]:
         begun, num_parts, norm = self.begun, len(self._roster), self._clipping.norm
         ready = self.state is AggregationState.REDUCING and self.loaded
-        if begun is None or not ready or (self._shares and len(self._reduced) < num_parts):
+        if begun is None or norm is None or not ready:
             return []
-        if norm is None:
+        if self._shares and len(self._reduced) < num_parts:
             return []
         self.state = AggregationState.PROPOSING
         inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]

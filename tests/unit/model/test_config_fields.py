@@ -122,6 +122,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_ctx": 1024,
+        "n_special": 0,
+        "predict_special_tokens": True,
         "summary_first_dropout": 0.1,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     },
