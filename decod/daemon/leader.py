@@ -28,6 +28,7 @@ from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
+from decod.driver.loop import run_loop
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.ids import RunId
 from decod.model.config import ModelConfig, require_same
@@ -62,7 +63,7 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't start or can't go on.
     """
-    return asyncio.run(_run(options, say))
+    return run_loop(_run(options, say))
 
 
 async def _run(options: LeaderOptions, say: Say) -> int:

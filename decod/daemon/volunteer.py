@@ -17,6 +17,7 @@ from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
+from decod.driver.loop import run_loop
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.net.ask import ask_status
@@ -44,7 +45,7 @@ def run_join(options: JoinOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't be found, does not take this node, or goes on without it.
     """
-    return asyncio.run(_run(options, say))
+    return run_loop(_run(options, say))
 
 
 async def _run(options: JoinOptions, say: Say) -> int:

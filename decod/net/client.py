@@ -239,7 +239,7 @@ class PeerClient:
 
         async def push(data: bytes) -> tuple[float, float]:
             item = _Bulk(LinkProbe(), envelope, memoryview(data), None)
-            return await self._with_retries(partial(self._push, link, item))
+            return await self._push_with_retries(link, item)
 
         try:
             trips = [await push(b"") for _ in range(_NUM_PROBE_TRIPS)]
@@ -317,7 +317,8 @@ class PeerClient:
             while link.messages:
                 batch = self._take_batch(link)
                 try:
-                    await self._with_retries(partial(self._deliver, link, batch))
+                    deliver = partial(self._deliver, link, batch)
+                    await self._with_retries(deliver, self._limits.control_timeout_s)
                 except _FailedError as error:
                     for item in batch:
                         self._fail(link.node_id, item, str(error))
@@ -365,7 +366,7 @@ class PeerClient:
             while link.tensors:
                 item = link.tensors.popleft()
                 try:
-                    seconds, share = await self._with_retries(partial(self._push, link, item))
+                    seconds, share = await self._push_with_retries(link, item)
                 except _FailedError as error:
                     self._fail(link.node_id, item, str(error))
                     continue
@@ -380,6 +381,10 @@ class PeerClient:
                     )
         finally:
             link.num_bulk_tasks -= 1
+
+    async def _push_with_retries(self, link: _Link, item: _Bulk) -> tuple[float, float]:
+        timeout_s = self._limits.stream_timeout_s(len(item.data))
+        return await self._with_retries(partial(self._push, link, item), timeout_s)
 
     async def _push(self, link: _Link, item: _Bulk) -> tuple[float, float]:
         """Pushes a tensor; returns how long that took, in seconds, and its share of the link."""
@@ -444,10 +449,16 @@ class PeerClient:
 
     # --- retries ----------------------------------------------------------------------------
 
-    async def _with_retries(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _with_retries(
+        self, attempt: Callable[[], Coroutine[Any, Any, T]], timeout_s: float
+    ) -> T:
         """Returns what `attempt` returns; tries again while the peer is unavailable.
 
         Repeats are harmless: messages name the round, view or request that they belong to.
+
+        Args:
+            attempt: One try.
+            timeout_s: What it gives gRPC.
 
         Raises:
             _FailedError: The last attempt failed, or one in a way that a repeat does not mend.
@@ -455,7 +466,7 @@ class PeerClient:
         num_refused = 0
         for delay_s in (*self._limits.retry_delays_s, None):
             try:
-                return await attempt()
+                return await _while_running(attempt, timeout_s)
             except grpc.aio.UsageError:
                 raise _FailedError("the peer has left") from None
             except asyncio.CancelledError:
@@ -480,6 +491,23 @@ class PeerClient:
                     raise _FailedError("the receiver broke off") from None
                 await asyncio.sleep(delay_s)
         raise AssertionError("the last delay is None")
+
+
+async def _while_running(attempt: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+    """Returns what `attempt` returns; tries again at once if this process stood still meanwhile.
+
+    gRPC's deadlines pass while the process is stopped or its loop is blocked; the loop's clock
+    does not go on then. Such a deadline says nothing about the peer.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        start_s = loop.time()
+        try:
+            return await attempt()
+        except grpc.aio.AioRpcError as error:
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if not late or loop.time() - start_s > timeout_s / 2:
+                raise
 
 
 class _FailedError(Exception):

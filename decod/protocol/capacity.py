@@ -78,6 +78,10 @@ class Capacities:
         taken_back, self._taken_back = self._taken_back, []
         return taken_back
 
+    def forget(self, node: NodeId) -> None:
+        """A member is gone. A later life of it wants nothing yet, and counts its wishes anew."""
+        self._wishes.pop(node, None)
+
     def _wished(self, member: Member) -> Member:
         wish = self._wishes.get(member.node_id)
         if wish is None or wish.refusal or wish.request.capacity == member.capacity:

@@ -19,7 +19,8 @@ class Follow:
     """
 
     request_id: int
-    """Grows with each new beginning of the sender; a repeat gets the first answer again."""
+    """Another for each new beginning, and for each life, of the sender. A repeat gets the first
+    answer again."""
     stage_index: int
     address: str
     """Where the sender can be reached: it is no member."""

@@ -84,15 +84,17 @@ class Following:
     Args:
         context: The node's.
         address: Where the member can reach this node.
+        incarnation: Of this node. Its wishes are numbered from there: a member may still know a
+            wish of an earlier life, and would answer an equal number as a repeat of that.
     """
 
-    def __init__(self, context: Context, address: str) -> None:
+    def __init__(self, context: Context, address: str, *, incarnation: int) -> None:
         self._context = context
         self._address = address
         self._stage = 0
         self._donors: tuple[Member, ...] = ()
         self._choice = 0
-        self._request_id = 0
+        self._request_id = incarnation // 2  # Half: so that there are numbers behind it.
         self._followed: NodeId | None = None
         self._heard_s = 0.0
         self._base: Round | None = None

@@ -69,7 +69,7 @@ class Joining:
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
-        self.following = Following(context, identity.address)
+        self.following = Following(context, identity.address, incarnation=offer.incarnation)
         self.deadline_s: float | None = None
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:

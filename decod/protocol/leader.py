@@ -257,6 +257,7 @@ class Leader:
             if not admit:
                 effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
+            self.capacities.forget(node)
             self.polling.loads.pop(node, None)
             if node in self.view and node not in self.electorate.lacking:
                 effects.append(noted("member.lost", peer=node, reason=reason))
@@ -346,8 +347,7 @@ class Leader:
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.round, self.loss, self._pace.committed(now_s), begun)
         done = 0 < self.shape.num_iterations <= self.round.iteration
-        stay = _stay(self.view, self.leaving)
-        gone = [node for node in self.leaving if node not in stay]
+        gone = sorted(self.leaving.keys() - _stay(self.view, self.leaving))
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))

@@ -216,6 +216,30 @@ def test_a_leader_whom_the_others_have_forgotten_finds_out_that_another_leads() 
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_member_does_not_take_a_wish_to_follow_for_one_of_an_earlier_life() -> None:
+    """The relay comes back while averages for its earlier life are still being tried."""
+    words = (
+        "--seed 987222 --stages 1 --microbatches 1 --loss-ratio 0.02 --duplicate-ratio 0.05"
+        " --reorder-ratio 0.05 --link-faults-until-s 21.75 --data-nodes 2 --routing greedy"
+        " --calm-s 33.75"
+    )
+    assert main(_words(words, "restart:relay0@13.356+4.542", "")) == 0
+
+
+def test_a_relay_that_restarts_as_a_candidate_is_followed_by_its_later_life() -> None:
+    """Likewise with one data node and routing by flow."""
+    faults = (
+        "restart:relay0@4.281+8.333 slow:relay0@4.452+8.44 freeze:relay0@6.183+8.92"
+        " pause:relay1@7.628+10.163 restart:relay0@13.815+1.913 freeze:relay2@14.07+0.365"
+    )
+    words = (
+        "--seed 988428 --relays 3 --stages 1 --microbatches 1 --min-data-nodes 1 --loss-ratio 0.02"
+        " --duplicate-ratio 0.05 --delay-ratio 0.05 --reorder-ratio 0.05 --corrupt-ratio 0.01"
+        " --link-faults-until-s 16.168 --calm-s 28.168"
+    )
+    assert main(_words(words, faults, "")) == 0
+
+
 def _words(words: str, faults: str, cuts: str) -> list[str]:
     """Return the arguments of a command: all storms' settings, some own, faults and cuts."""
     told = [word for fault in faults.split() for word in ("--fault", fault)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from decod.driver.loop import run_loop
 from decod.errors import NetworkError, RejectedError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net import channel
@@ -137,7 +139,7 @@ def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = N
         async with pair(limits) as both:
             await test(both)
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 def test_every_control_message_arrives_in_order() -> None:
@@ -169,6 +171,24 @@ def test_a_small_call_is_timed_once_the_connection_stands() -> None:
         assert len(await deliver(100)) == 1
 
     with_pair(test)
+
+
+def test_a_deadline_that_passes_while_this_process_stands_still_fails_nothing() -> None:
+    limits = Limits(control_timeout_s=0.4)
+
+    async def test(both: Pair) -> None:
+        def stall(_message: m.Message) -> None:
+            if not both.bob.delivered:
+                threading.Event().wait(2 * limits.control_timeout_s)
+
+        both.bob.on_deliver = stall
+        both.client.send(BOB, 1, m.Ping(1))
+        await both.client.flush(timeout_s=10.0)
+        assert not both.alice.failed
+        # The repeat is harmless; that it was needed shows that the deadline had passed.
+        assert len(both.bob.delivered) == 2
+
+    with_pair(test, limits)
 
 
 def test_a_probe_that_is_refused_or_has_nowhere_to_go_shows_nothing() -> None:

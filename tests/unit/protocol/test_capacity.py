@@ -51,6 +51,16 @@ def test_a_view_gets_what_members_want() -> None:
     assert not capacities.pending(view)
 
 
+def test_a_later_life_of_a_member_starts_without_the_wishes_of_the_earlier() -> None:
+    """Where too few are left for a new view, its later life enters without ever being left out."""
+    capacities = Capacities()
+    assert ask(capacities, R1B, 0, 5) == ""
+    capacities.forget(R1B)
+    assert applied(capacities) == "2 2 2"
+    assert ask(capacities, R1B, 0, 1) == ""
+    assert applied(capacities) == "2 0 2"
+
+
 def test_a_repeat_gets_the_first_answer_and_an_older_wish_none() -> None:
     capacities = Capacities()
     assert ask(capacities, R1A, 0) == ""

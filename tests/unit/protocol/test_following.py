@@ -66,7 +66,7 @@ class Candidate:
             view=nobody,
             round=Round(0, 0),
         )
-        self.machine = Following(self.context, "r1c:7700")
+        self.machine = Following(self.context, "r1c:7700", incarnation=0)
         self.given: list[StartJob] = []
         self.tensors = iter(range(1, 1000))
 
