@@ -31,10 +31,10 @@ from decod.protocol.messages import (
     Join,
     LinkProbe,
     Message,
-    Way,
 )
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
+from decod.protocol.way_messages import Way
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded

@@ -112,6 +112,7 @@ def facts_of(manifest: Manifest) -> RunFacts:
         ),
         num_microbatches=run.batch.num_microbatches,
         activation_size_bytes=activation_size_bytes(run),
+        clips=run.optimizer.clip_norm > 0,
         initial_from_leader=manifest.initial_weights != "seed",
     )
 

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
 _STATUS_TIMEOUT_S = 0.3
 _DETAIL = "it was paused, and in no run"
-_FROM_LEADER = ("iteration", "loss", "tokens_per_s", "data", "leader", "stages", "candidates")
+_FROM_LEADER = (
+    "iteration",
+    "loss",
+    "gradient_norm",
+    "tokens_per_s",
+    "data",
+    "leader",
+    "stages",
+    "candidates",
+)
 
 
 class Resting:

@@ -50,6 +50,8 @@ class Progress:
     """Last committed."""
     loss: float | None = None
     """Of that iteration; None also where others committed it before this node came."""
+    gradient_norm: float | None = None
+    """Of that iteration's gradient over all stages, where it is clipped and this node knows it."""
     tokens_per_s: float | None = None
     message: str = ""
     """The last thing since then that was not routine."""
@@ -75,7 +77,7 @@ class Progress:
             if self._committed_s is not None:
                 self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
             self._committed_s = now_s
-            self.loss = fields["loss"]
+            self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
             self.iteration = iteration_of(str(fields["round"]))
             self._losses[self.iteration] = fields["loss"]
             if len(self._losses) > _LOSSES_MAX:
@@ -94,6 +96,7 @@ class Progress:
             self.iteration = int(fields["iteration"])
             self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
             self.loss, self.num_deferred = self.loss_of(self.iteration), 0
+            self.gradient_norm = None
             self.message = f"{fields['reason']}: back to iteration {self.iteration}"
             _call_all(self.on_return)
         elif event == "stage.ending":
@@ -135,6 +138,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "state": me["state"],
         "iteration": progress.iteration,
         "loss": progress.loss,
+        "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
         "data": _data(machine),
         "leader": {

@@ -22,10 +22,11 @@ from decod.ids import JobId, NodeId, TensorId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.protocol.voter import Promise
+from decod.protocol.way_messages import Way
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")

@@ -72,13 +72,18 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             elements = part_sizes(sizes.num_parameters, num_parts)
             fields = {"part": part, "num_parts": num_parts, "weights_total": weights_total}
             return Request("reduce_part", fields, (elements[part] * sizes.sum_element_bytes,))
-        case jobs.Propose(iteration, num_parts, weights_total):
-            fields = {
-                "iteration": iteration,
-                "num_parts": num_parts,
-                "weights_total": weights_total,
-            }
-            return Request("propose", fields)
+        case jobs.Square(weights_total):
+            return Request("square", {"weights_total": weights_total})
+        case jobs.Propose(iteration, num_parts, weights_total, gradient_norm):
+            return Request(
+                "propose",
+                {
+                    "iteration": iteration,
+                    "num_parts": num_parts,
+                    "weights_total": weights_total,
+                    "gradient_norm": gradient_norm,
+                },
+            )
         case jobs.Commit(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -107,6 +112,8 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Built(result["hash"])
         case jobs.Head():
             return jobs.Loss(result["loss"], result["num_tokens"])
+        case jobs.Reduce() | jobs.Square():
+            return jobs.Squared(result["square_sum"])
         case jobs.Propose():
             return jobs.Proposed(result["hash"])
         case jobs.Snapshot():

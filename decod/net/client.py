@@ -31,7 +31,8 @@ from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.planner.cost import transfer_rate
 from decod.protocol.events import Fault, SendFailed
-from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message, Way
+from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message
+from decod.protocol.way_messages import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame

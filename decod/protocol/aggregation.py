@@ -4,7 +4,8 @@ After BEGIN AGGREGATION every member of the roster sends part k of its gradient 
 which adds the parts up *in roster order*, divides by the number of committed microbatches, and
 sends the average back to all (a butterfly). Each member then proposes the optimizer's step and
 reports the hash of what its parameters would be; hashes meet at the stage's head, and all stages'
-reports at the leader. Commit makes the step final, Abort undoes it.
+reports at the leader. Commit makes the step final, Abort undoes it. Where gradients are clipped a
+member waits for the norm over all stages before it proposes (`protocol.clipping`).
 
     WAITING -> GATHERING -> REDUCING -> PROPOSING -> READY -> (commit or abort)
 
@@ -25,14 +26,23 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.clipping import Clipping
 from decod.protocol.context import Context
 from decod.protocol.digest import add_digests, digest_of
 from decod.protocol.effects import Effect, Note, Send, SendTensor
 from decod.protocol.era import Hashes
-from decod.protocol.events import Tensor
+from decod.protocol.events import JobFinished, Tensor
 from decod.protocol.followers import Followers
-from decod.protocol.jobs import Gather, Propose, Reduce
-from decod.protocol.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
+from decod.protocol.jobs import Gather, Job, Propose, Proposed, Reduce, Square, Squared
+from decod.protocol.messages import (
+    BeginAggregation,
+    Differs,
+    GradientNorm,
+    GradientSquares,
+    Ready,
+    ReducedPart,
+    ReducePart,
+)
 from decod.protocol.view import tree_place
 
 
@@ -64,6 +74,7 @@ class Aggregation:
         self._reduced: dict[int, TensorId] = {}
         place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
         self._parent, self._children = place.parent, place.children
+        self._clipping = Clipping(context, self._roster, place)
         self._votes: dict[NodeId, Ready] = {}
         self._own_vote: Ready | None = None
         self._shares = len(self._roster) > 1
@@ -84,8 +95,9 @@ class Aggregation:
         if self._own_vote is not None:
             above = () if self._parent is None else (self._parent,)
             return {*above, *self._children} - self._votes.keys()
-        if self.state is AggregationState.REDUCING and self._shares:
-            return {node for k, node in enumerate(self._roster) if k not in self._reduced}
+        if self.state is AggregationState.REDUCING:
+            missing = {node for k, node in enumerate(self._roster) if k not in self._reduced}
+            return missing if self._shares and missing else self._clipping.awaited
         return {*self._roster} - self._contributions.keys()
 
     @property
@@ -111,6 +123,7 @@ class Aggregation:
             ("num_batch", begun.num_committed),
             ("digest_batch", begun.digest),
             ("parameter_hash", parameter_hash),
+            *((("gradient_norm", self._clipping.norm),) if self._context.clips else ()),
         )
 
     def abandon(self) -> list[Effect]:
@@ -146,6 +159,21 @@ class Aggregation:
         ]
         return effects + self._check_and_reduce()
 
+    def computed(
+        self, job: Job, event: JobFinished, folded: Sequence[MicrobatchId]
+    ) -> list[Effect]:
+        """A job of the reduction has ended well."""
+        match job, event.result:
+            case Gather(), _:
+                return self.gathered(event.outputs, folded)
+            case Reduce(), Squared(square_sum):
+                return self.reduced_here(event.outputs[0].id, square_sum)
+            case Square(), Squared(square_sum):
+                return self.squared(square_sum)
+            case Propose(), Proposed(parameter_hash):
+                return self.proposed(parameter_hash)
+        raise AssertionError(f"{job} ended with {event.result}")
+
     def gathered(self, outputs: Sequence[Tensor], folded: Sequence[MicrobatchId]) -> list[Effect]:
         """This node's sum has been cut into parts: send each to its reducer."""
         effects: list[Effect] = []
@@ -174,16 +202,21 @@ class Aggregation:
             self._parts[sender] = tensor.id
         return self._check_and_reduce()
 
-    def reduced_here(self, output: TensorId) -> list[Effect]:
+    def reduced_here(self, output: TensorId, square_sum: float) -> list[Effect]:
         """The average of this node's part is there: share it."""
-        message = ReducedPart(self._context.round, self._index, self._context.view.version)
+        round_, view_version = self._context.round, self._context.view.version
+        message = ReducedPart(round_, self._index, view_version, square_sum)
         effects: list[Effect] = []
         for node in self._roster:
             if node != self._context.node_id:
                 self._context.tensors.retain(output)
                 effects.append(SendTensor(node, message, output))
         self._reduced[self._index] = output
-        return effects + self._propose()
+        return effects + self._clipping.add_part(self._index, square_sum) + self._propose()
+
+    def squared(self, square_sum: float) -> list[Effect]:
+        """This node is alone in its stage, and knows how long its gradient is."""
+        return self._clipping.add_part(self._index, square_sum)
 
     def reduced_part(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
         tensors = self._context.tensors
@@ -192,7 +225,15 @@ class Aggregation:
         if not expected or message.part in self._reduced or self._own_vote is not None:
             return tensors.release(tensor.id)
         self._reduced[message.part] = tensor.id
-        return self._propose()
+        return self._clipping.add_part(message.part, message.square_sum) + self._propose()
+
+    def squares(self, sender: NodeId, message: GradientSquares) -> list[Effect]:
+        """How long the gradients of other stages are."""
+        return self._clipping.add_stages(sender, message)
+
+    def norm_found(self, message: GradientNorm) -> list[Effect]:
+        """How long the gradient over all stages is."""
+        return self._clipping.found(message) + self._propose()
 
     def state_loaded(self) -> list[Effect]:
         """This node now holds the committed parameters."""
@@ -245,20 +286,24 @@ class Aggregation:
             )
         self.state = AggregationState.REDUCING
         if not self._shares:
+            if self._clipping.norm is None:
+                return self._context.compute.submit(Square(begun.num_committed))
             return self._propose()
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
         job = Reduce(self._index, len(self._roster), begun.num_committed)
         return self._context.compute.submit(job, inputs)
 
     def _propose(self) -> list[Effect]:
-        begun, num_parts = self.begun, len(self._roster)
+        begun, num_parts, norm = self.begun, len(self._roster), self._clipping.norm
         ready = self.state is AggregationState.REDUCING and self.loaded
-        if begun is None or not ready or (self._shares and len(self._reduced) < num_parts):
+        if begun is None or norm is None or not ready:
+            return []
+        if self._shares and len(self._reduced) < num_parts:
             return []
         self.state = AggregationState.PROPOSING
         inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]
-        shared = self._followers.share(begun, inputs) if inputs else []
-        job = Propose(begun.round.iteration, len(inputs), begun.num_committed)
+        shared = self._followers.share(begun, inputs, norm) if inputs else []
+        job = Propose(begun.round.iteration, len(inputs), begun.num_committed, norm)
         return shared + self._context.compute.submit(job, inputs)
 
     def _cast(self) -> list[Effect]:

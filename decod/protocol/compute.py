@@ -18,16 +18,14 @@ from decod.protocol.events import JobFailed, JobFinished
 from decod.protocol.jobs import (
     BACKWARD_JOBS,
     MICROBATCH_JOBS,
+    REDUCTION_JOBS,
     Build,
     Commit,
     Embed,
     Forward,
-    Gather,
     Job,
     Load,
     Mix,
-    Propose,
-    Reduce,
     Reset,
     Retract,
     Snapshot,
@@ -39,9 +37,6 @@ _DEPTH = 2
 
 _ROUNDLESS = (Build, Load, Mix, Snapshot, Reset, Commit)
 """Jobs that an abandoned round does not make stale; a commit is of the round before."""
-
-_REDUCTION = (Gather, Reduce, Propose)
-"""Jobs that another roster makes stale."""
 
 
 @dataclass(slots=True)
@@ -127,12 +122,12 @@ class ComputeQueue:
         """Abandon the reduction, but not the sum: the roster has changed."""
         effects: list[Effect] = []
         for entry in self._ordered:
-            if isinstance(entry.job, _REDUCTION):
+            if isinstance(entry.job, REDUCTION_JOBS):
                 effects += self._tensors.release(*entry.inputs)
-        kept = [entry for entry in self._ordered if not isinstance(entry.job, _REDUCTION)]
+        kept = [entry for entry in self._ordered if not isinstance(entry.job, REDUCTION_JOBS)]
         self._ordered = deque(kept)
         for entry in self._given.values():
-            entry.stale = entry.stale or isinstance(entry.job, _REDUCTION)
+            entry.stale = entry.stale or isinstance(entry.job, REDUCTION_JOBS)
         return effects + self.submit(Retract())
 
     def _fill(self) -> list[Effect]:

@@ -31,6 +31,8 @@ class Context:
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
     num_shares: int = 1
     """Of a batch: data nodes that the run can have."""
+    clips: bool = False
+    """A step needs the norm of the gradient over all stages."""
     distant: DistantLinks = field(default_factory=DistantLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)

@@ -9,14 +9,15 @@ from decod.ids import NodeId
 from decod.protocol import messages
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
-from decod.protocol.effects import Effect
-from decod.protocol.events import Fault, LinkMeasured, SendFailed, TensorSent
+from decod.protocol.effects import Effect, Send
+from decod.protocol.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.joining import Joining
 from decod.protocol.membership import Membership
 from decod.protocol.office import Office
 from decod.protocol.outbox import Outbox
 from decod.protocol.survey import Survey
+from decod.protocol.way_messages import Passed
 from decod.protocol.ways import Ways
 from decod.protocol.work import Work, awaited_by
 
@@ -59,6 +60,13 @@ class Delivery:
         effects = self.ways.sent(event) + self.survey.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
+    def pinged(self, now_s: float, received: Received, ping: messages.Ping) -> list[Effect]:
+        """Somebody asks whether this node lives."""
+        sender = received.sender
+        # Whom this node can't be reached by it may not reach either.
+        hint = self.ways.hinted(now_s, sender) if received.way is not None else []
+        return [*hint, Send(sender, messages.Pong(ping.nonce))]
+
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """A link was timed."""
         return self.ways.measured(now_s, event) + self.survey.measured(now_s, event)
@@ -71,7 +79,7 @@ class Delivery:
             return effects + self.membership.undelivered(now_s, event.to, event.reason)
         return effects + self._undelivered(now_s, failed)
 
-    def passed(self, now_s: float, sender: NodeId, word: messages.Passed) -> list[Effect]:
+    def passed(self, now_s: float, sender: NodeId, word: Passed) -> list[Effect]:
         """Somebody says what became of what it was to pass on."""
         effects, failed = self.ways.passed(sender, word)
         return effects + self._undelivered(now_s, failed)

@@ -6,8 +6,9 @@ from enum import Enum
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.era import Kept
 from decod.protocol.jobs import Job
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
 from decod.protocol.view import Member
+from decod.protocol.way_messages import Way
 
 
 @dataclass(frozen=True, slots=True)

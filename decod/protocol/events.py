@@ -7,7 +7,8 @@ from enum import Enum
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.era import Kept
 from decod.protocol.jobs import JobResult
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
+from decod.protocol.way_messages import Way
 
 
 @dataclass(frozen=True, slots=True)

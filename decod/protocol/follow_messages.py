@@ -56,6 +56,8 @@ class Average:
     """In the mean."""
     base_hash: str
     """SHA-256 of the parameters that the step starts from; empty if the sender does not know."""
+    gradient_norm: float = 0.0
+    """With which the members take the step, where the gradient is clipped."""
 
 
 FollowMessage = Follow | Followed | Average

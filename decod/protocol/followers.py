@@ -164,12 +164,15 @@ class Followers:
 
     # --- averages -----------------------------------------------------------------------------
 
-    def share(self, begun: BeginAggregation, parts: Sequence[TensorId]) -> list[Effect]:
+    def share(
+        self, begun: BeginAggregation, parts: Sequence[TensorId], gradient_norm: float
+    ) -> list[Effect]:
         """The average of a round is whole: send it to those who follow.
 
         Args:
             begun: The round's.
             parts: In order. Not released here.
+            gradient_norm: With which the members take the step.
         """
         self._past, effects = begun.round.iteration, list[Effect]()
         for node, follower in list(self._known.items()):
@@ -187,6 +190,7 @@ class Followers:
                     len(parts),
                     begun.num_committed,
                     self.base_hash,
+                    gradient_norm,
                 )
                 effects.append(SendTensor(node, average, tensor))
         return effects

@@ -66,6 +66,7 @@ class _Step:
     num_parts: int
     num_microbatches: int
     base_hash: str
+    gradient_norm: float
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
@@ -269,6 +270,7 @@ class Following:
                 message.num_parts,
                 message.num_microbatches,
                 message.base_hash,
+                message.gradient_norm,
             )
         alike = (step.place, step.num_parts) == (place, message.num_parts)
         if not alike or message.part in step.parts:
@@ -356,7 +358,9 @@ class Following:
     def _propose(self, step: _Step) -> list[Effect]:
         self._step, self._proposed = step, None
         inputs = [step.parts[part] for part in range(step.num_parts)]
-        self._job = job = Propose(step.round.iteration, len(inputs), step.num_microbatches)
+        self._job = job = Propose(
+            step.round.iteration, len(inputs), step.num_microbatches, step.gradient_norm
+        )
         return self._context.compute.submit(job, inputs)
 
     def _may_be(self, step: _Step) -> bool:

@@ -48,6 +48,8 @@ class RunFacts:
     num_microbatches: int
     """Per data node and iteration."""
     activation_size_bytes: int
+    clips: bool = False
+    """A step scales the gradient by its norm over all stages."""
     initial_from_leader: bool = False
     """The run starts from a given state: the leader has it, and candidates fetch their part."""
     promise: Promise = NO_PROMISE

@@ -73,10 +73,20 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum one part over members (inputs in roster order), divided by the total weight."""
+    """Sum one part over members (inputs in roster order), divided by the total weight.
+
+    Outputs the average. -> `Squared`.
+    """
 
     part: int
     num_parts: int
+    weights_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """Square this node's own sum over `weights_total`: it is alone in its stage. -> `Squared`."""
+
     weights_total: int
 
 
@@ -90,6 +100,8 @@ class Propose:
     iteration: int
     num_parts: int
     weights_total: int
+    gradient_norm: float = 0.0
+    """Of the whole model's gradient, where that is clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,7 @@ Job = (
     | Retract
     | Gather
     | Reduce
+    | Square
     | Propose
     | Commit
     | Snapshot
@@ -160,6 +173,9 @@ BACKWARD_JOBS = (Backward, Head, EmbedBackward)
 
 MICROBATCH_JOBS = (Embed, Forward, Head, Backward, EmbedBackward)
 """Passes of one microbatch."""
+
+REDUCTION_JOBS = (Gather, Reduce, Square, Propose)
+"""Jobs of one reduction: another roster makes them stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +196,14 @@ class Loss:
 
     loss: float
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Squared:
+    """The mean gradient, or a part of it, is there."""
+
+    square_sum: float
+    """Of its elements; 0 where no gradient is clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +229,4 @@ class Measured:
     backward_s: float
 
 
-JobResult = Nothing | Built | Loss | Proposed | SnapshotTaken | Measured
+JobResult = Nothing | Built | Loss | Squared | Proposed | SnapshotTaken | Measured

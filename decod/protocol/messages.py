@@ -13,25 +13,9 @@ from decod.protocol.era import Hashes, Kept
 from decod.protocol.follow_messages import Average, FollowMessage
 from decod.protocol.routing.messages import RoutingMessage
 from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.way_messages import Passed
 
 _NOTHING = Round(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a message goes by way of a third member, because its origin can't reach its goal.
-
-    See `decod.protocol.ways`. Part of a message's envelope, not of the message.
-    """
-
-    origin: NodeId
-    """Who says it."""
-    goal: NodeId
-    """Whom it is for."""
-    term: int
-    """Of the origin's view."""
-    ticket: int
-    """Counts the messages of the origin that are passed on, from 1."""
 
 
 # --- membership -----------------------------------------------------------------------------
@@ -128,15 +112,6 @@ class Suspect:
     reason: str
     slack: float = 1.0
     """How many times as long as usual the sender has waited: the node is known to be irregular."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """What became of a message that the sender was to pass on."""
-
-    ticket: int
-    arrived: bool
-    """Whether its goal has it. Said of tensors; of other messages only if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +376,30 @@ class ReducedPart:
     part: int
     view_version: int
     """Of the view whose members reduce."""
+    square_sum: float = 0.0
+    """Of the part's elements; 0 where no gradient is clipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSquares:
+    """From the first of a stage, up the tree: how long its stage's mean gradient is, squared, and
+    those of the stages below it."""
+
+    round: Round
+    square_sums: tuple[tuple[int, float], ...]
+    """(stage index, sum of the mean gradient's squares), in order."""
+    view_version: int
+    """Of the view whose members reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNorm:
+    """Down the tree: the norm of the mean gradient over all stages. Now the step can be taken."""
+
+    round: Round
+    gradient_norm: float
+    view_version: int
+    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,6 +551,8 @@ Message = (
     | BeginAggregation
     | ReducePart
     | ReducedPart
+    | GradientSquares
+    | GradientNorm
     | Ready
     | Commit
     | Abort
@@ -562,7 +563,9 @@ Message = (
     | ElectionMessage
 )
 
-OF_ROUND_AND_VIEW = BeginAggregation | ReducePart | ReducedPart | Ready
+OF_ROUND_AND_VIEW = (
+    BeginAggregation | ReducePart | ReducedPart | GradientSquares | GradientNorm | Ready
+)
 """Messages of a round that mean a certain roster: of one view, whatever the round."""
 
 OF_CHANGED_PATH = ForwardActivation | Reroute

@@ -81,6 +81,7 @@ from decod.protocol.standing import Standing
 from decod.protocol.stash import Stash, released
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.view import View, tree_place
+from decod.protocol.way_messages import Passed
 from decod.protocol.ways import Ways
 from decod.protocol.work import Work
 
@@ -92,6 +93,8 @@ _Frequent = (
     | messages.ReducePart
     | messages.ReducedPart
     | messages.BeginAggregation
+    | messages.GradientSquares
+    | messages.GradientNorm
     | messages.Ready
     | messages.UtilisationQuery
     | messages.UtilisationAnswer
@@ -134,6 +137,7 @@ class NodeMachine:
             start_iteration=facts.shape.start_iteration,
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
+            clips=facts.clips,
         )
         self.work = work = Work(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
@@ -232,7 +236,7 @@ class NodeMachine:
                     continue
                 if self.office.fence(effect):
                     continue
-            if isinstance(effect, (Send, SendTensor)):
+            if isinstance(effect, (Send, SendTensor)) and effect.way is None:
                 self._membership.told(now_s, effect.to)
                 effect = self.ways.routed(effect)
             elif isinstance(effect, Stop):
@@ -330,14 +334,12 @@ class NodeMachine:
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.work.followers)
                 return effects + self.work.followed(now_s)
-            case messages.Passed():
+            case Passed():
                 return self._delivery.passed(now_s, sender, message)
             case messages.Differs():
                 return self.work.stage.differs(sender, message)
-            case messages.Ping(nonce):
-                # Whom this node can't be reached by it may not reach either: a probe will tell.
-                effects = self.ways.broken(now_s, sender) if received.way is not None else []
-                return [*effects, Send(sender, messages.Pong(nonce))]
+            case messages.Ping():
+                return self._delivery.pinged(now_s, received, message)
             case messages.Heartbeat(round_):
                 behind = self.in_view and round_ > self.context.round
                 return self._membership.catch_up(now_s) if behind else []

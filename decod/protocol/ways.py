@@ -24,6 +24,7 @@ Deviation: in GWTF all nodes of adjacent stages reach each other.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,9 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.context import Context
 from decod.protocol.effects import Effect, Note, ProbeLink, Send, SendTensor
 from decod.protocol.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.messages import CatchUp, Heartbeat, LinkReport, Message, Passed, Pong, Way
+from decod.protocol.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.stash import released
+from decod.protocol.way_messages import Passed, Way
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -93,6 +95,8 @@ class Ways:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broken: dict[NodeId, _Broken] = {}
+        self._whole_s: dict[NodeId, float] = {}
+        """When a probe last found a broken link to work again."""
         self._open: dict[int, _Open] = {}
         """By ticket. A tensor's entry owns a reference to it."""
         self._num_tickets = 0
@@ -297,6 +301,12 @@ class Ways:
                 effects.append(sending)
         return effects
 
+    def hinted(self, now_s: float, node: NodeId) -> list[Effect]:
+        """The link to a member may be broken, unless it has lately been seen to work."""
+        if now_s - self._whole_s.get(node, -math.inf) < _PROBE_PAUSE_MAX_S:
+            return []
+        return self.broken(now_s, node)
+
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """A probe has ended: of a broken link, maybe."""
         broken = self._broken.get(event.peer)
@@ -305,6 +315,7 @@ class Ways:
             return []
         if event.bandwidth_bytes_per_s is not None:
             self._whole(event.peer)
+            self._whole_s[event.peer] = now_s
             return [Note("link.restored", (("peer", event.peer),))]
         broken.pause_s = min(2 * broken.pause_s, _PROBE_PAUSE_MAX_S)
         broken.probe_s = now_s + broken.pause_s
@@ -335,6 +346,7 @@ class Ways:
         self._num_lost.clear()
         for node in [node for node in self._broken if node not in view]:
             self._whole(node)
+        self._whole_s = {node: at_s for node, at_s in self._whole_s.items() if node in view}
         for broken in self._broken.values():
             broken.by = None
             broken.failed.clear()

@@ -22,7 +22,7 @@ from decod.protocol.events import JobFinished, Received, StateFetched, StateFetc
 from decod.protocol.flow import DataFlows, RelayFlows
 from decod.protocol.followers import Followers
 from decod.protocol.idleness import Idleness
-from decod.protocol.jobs import MICROBATCH_JOBS
+from decod.protocol.jobs import MICROBATCH_JOBS, REDUCTION_JOBS
 from decod.protocol.keeping import Keeping
 from decod.protocol.messages import Message
 from decod.protocol.readiness import Readiness
@@ -339,6 +339,10 @@ class Work:
                 return aggregation.part(sender, message, tensor)
             case messages.ReducedPart() if tensor is not None:
                 return aggregation.reduced_part(sender, message, tensor)
+            case messages.GradientSquares():
+                return aggregation.squares(sender, message)
+            case messages.GradientNorm():
+                return aggregation.norm_found(message)
             case messages.Ready():
                 return aggregation.voted(sender, message)
         return []
@@ -383,7 +387,6 @@ class Work:
         if isinstance(job, MICROBATCH_JOBS):
             return self._microbatch_computed(now_s, job, event)
         self._idleness.done(now_s, job, event)
-        aggregation = self.aggregation
         match job, event.result:
             case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.keeping.awaits(job):
                 return self.keeping.copied(job, taken, event.outputs[0])
@@ -398,12 +401,8 @@ class Work:
                 return self.entering.end() + self._loaded(now_s)
             case _ if self.entering.awaits(job):
                 return self.entering.done(now_s, event.result) + self.followed(now_s)
-            case jobs.Gather(), _ if aggregation is not None:
-                return aggregation.gathered(event.outputs, self.microbatches.folded)
-            case jobs.Reduce(), _ if aggregation is not None:
-                return aggregation.reduced_here(event.outputs[0].id)
-            case jobs.Propose(), jobs.Proposed(parameter_hash) if aggregation is not None:
-                return aggregation.proposed(parameter_hash)
+            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
+                return self.aggregation.computed(job, event, self.microbatches.folded)
         return []
 
     def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
@@ -430,7 +429,7 @@ class Work:
         match job:
             case _ if self.entering.awaits(job):
                 return self.entering.fetch_instead()
-            case jobs.Gather() | jobs.Reduce() | jobs.Propose() if self.aggregation is not None:
+            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
                 return self.aggregation.failed(reason)
             case jobs.Load() | jobs.Mix() if self.returning.awaits(job):
                 return self.returning.load_failed(reason)

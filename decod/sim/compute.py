@@ -9,6 +9,7 @@ exactly, and a wrong job is refused with words where real arithmetic would go qu
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class ComputeProfile:
                 return self.backward_ratio * self.embed_s
             case jobs.Head():
                 return self.head_s
-            case jobs.Gather() | jobs.Reduce():
+            case jobs.Gather() | jobs.Reduce() | jobs.Square():
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
@@ -166,11 +167,13 @@ class Compute:
     Args:
         seed: Of the run: initial parameters follow from it and the stage.
         num_stages: Stage 0 of the data nodes, and the relays' stages.
+        clips: Steps scale the gradient by its norm over all stages.
     """
 
-    def __init__(self, *, seed: int, num_stages: int) -> None:
+    def __init__(self, *, seed: int, num_stages: int, clips: bool = False) -> None:
         self._seed = seed
         self._num_stages = num_stages
+        self._clips = clips
         self.stage_index = -1
         self.iteration = 0
         """Last committed."""
@@ -197,6 +200,7 @@ class Compute:
             jobs.Retract: self._retract,
             jobs.Gather: self._gather,
             jobs.Reduce: self._reduce,
+            jobs.Square: self._square,
             jobs.Propose: self._propose,
             jobs.Commit: self._commit,
             jobs.Measure: self._measure,
@@ -376,20 +380,39 @@ class Compute:
         if job.weights_total < 1:
             raise MisuseError(f"{job}: nothing to divide by")
         reduced = ReducedPart(job.part, job.num_parts, canonical(total), job.weights_total)
-        return Outcome(jobs.Nothing(), (reduced,))
+        # What is to be added up exactly is all in one part.
+        num = total.total() if job.part == 0 else 0
+        return Outcome(jobs.Squared(self._square_sum(num)), (reduced,))
+
+    def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> Outcome:
+        _no_input(job, inputs)
+        if not self._clips or self.sums.total() != job.weights_total:
+            raise MisuseError(f"{job} on {self.sums.total()} microbatches")
+        return Outcome(jobs.Squared(self._square_sum(job.weights_total)))
+
+    def _square_sum(self, num_microbatches: int) -> float:
+        """Return another number for each stage: a sum that lacks one, or has one twice, shows."""
+        return 4.0**self.stage_index * num_microbatches if self._clips else 0.0
+
+    def _check_norm(self, job: jobs.Propose) -> None:
+        whole = sum(4.0**stage for stage in range(self._num_stages)) * job.weights_total
+        if job.gradient_norm != (math.sqrt(whole) if self._clips else 0.0):
+            raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
 
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> Outcome:
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         if job.iteration != self.iteration + 1:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
+        self._check_norm(job)
         counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums)
         text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
         # One part comes from a stage's only member: with nobody to compare with, nobody could tell.
         shared = len(inputs) > 1
         rot = self.rotten if shared else ""
         self.rotten = "" if shared else self.rotten
-        parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{rot}")
+        norm = f" {job.gradient_norm}" if self._clips else ""
+        parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
         self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
         return Outcome(jobs.Proposed(parameter_hash))
 

@@ -58,6 +58,8 @@ class Founding:
     num_microbatches: int
     """Of each data node, per iteration."""
     num_iterations: int
+    clips: bool = False
+    """Steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
     """The vote that the node's host has kept."""
 
@@ -84,6 +86,7 @@ def build_machine(
         shape=shape,
         num_microbatches=founding.num_microbatches,
         activation_size_bytes=profile.activation_bytes,
+        clips=founding.clips,
         promise=founding.promise,
     )
     compute_s = profile.pass_s(data=founding.data)

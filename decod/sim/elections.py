@@ -75,6 +75,7 @@ def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int =
         capacity_max=3,
         num_microbatches=rng.randint(1, 2),
         num_iterations=num_iterations,
+        clip_norm=float(seed % 5 == 4),
         duration_max_s=1800.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
         profile=ComputeProfile(optimizer_s=rng.choice((0.02, 0.1, 0.5)), activation_bytes=100_000),

@@ -18,8 +18,9 @@ from decod.protocol import events as ev
 from decod.protocol.effects import Effect
 from decod.protocol.events import Event, Fault
 from decod.protocol.jobs import Job
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
+from decod.protocol.way_messages import Way
 from decod.sim.clock import HostClock
 from decod.sim.compute import Compute, ComputeProfile, Content, MisuseError, Step
 from decod.sim.core import Machine, term_of

@@ -72,6 +72,8 @@ _FLOWLESS = frozenset(
         msg.Complete,
         msg.ReducePart,
         msg.ReducedPart,
+        msg.GradientSquares,
+        msg.GradientNorm,
         Average,
         msg.Ready,
         msg.CanTake,

@@ -202,6 +202,8 @@ class Scenario:
     num_microbatches: int = 8
     """Of each data node, per iteration."""
     num_iterations: int = 3
+    clip_norm: float = 0.0
+    """Gradients that are longer over all stages are scaled down; 0: none are."""
     join_spread_s: float = 1.0
     """Hosts start within so many seconds."""
     speed_spread_ratio: float = 0.3
@@ -340,6 +342,7 @@ OPTIONS = {
     "capacity_max": "--capacity-max",
     "num_microbatches": "--microbatches",
     "num_iterations": "--iterations",
+    "clip_norm": "--clip-norm",
     "join_spread_s": "--join-spread-s",
     "speed_spread_ratio": "--speed-spread-ratio",
     "duration_max_s": "--duration-max-s",

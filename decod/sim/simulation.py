@@ -286,7 +286,12 @@ class Simulation:
         return host
 
     def _compute(self) -> Compute:
-        return Compute(seed=self.scenario.seed, num_stages=self.scenario.num_relay_stages + 1)
+        scenario = self.scenario
+        return Compute(
+            seed=scenario.seed,
+            num_stages=scenario.num_relay_stages + 1,
+            clips=scenario.clip_norm > 0,
+        )
 
     def _machine(self, host: Host) -> Machine:
         scenario, described = self.scenario, self.scenario.described(host.name)
@@ -302,6 +307,7 @@ class Simulation:
             num_relay_stages=scenario.num_relay_stages,
             num_microbatches=scenario.num_microbatches,
             num_iterations=scenario.num_iterations,
+            clips=scenario.clip_norm > 0,
             promise=host.disk.promise,
         )
         rng = seeded(scenario.seed, "machine", host.name, host.life)

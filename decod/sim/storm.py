@@ -126,6 +126,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         capacity_max=4,
         num_microbatches=rng.randint(1, 3) if large else rng.randint(1, 2),
         num_iterations=num_iterations,
+        clip_norm=float(seed % 5 == 4),
         duration_max_s=3600.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
         profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000, parameter_bytes=400_000),

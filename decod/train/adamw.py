@@ -21,6 +21,9 @@ from decod.train.params import OptimizerConfig
 _CHUNK_SIZE = 1 << 16
 """Elements per pass on a CPU: five float32 buffers of it fit a second-level cache."""
 
+_CLIP_EPS = 1e-6
+"""Keeps a gradient of norm 0 from being divided by it. torch's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -55,6 +58,20 @@ def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
     """Return the rate of an iteration, counted from 1: linear from lr / (warmup + 1) to lr."""
     num_steps = optimizer.warmup_iterations + 1
     return optimizer.lr * min(iteration, num_steps) / num_steps
+
+
+def clip_factor(optimizer: OptimizerConfig, gradient_norm: float) -> float:
+    """Return what a gradient is multiplied by so that it is not longer than `clip_norm`.
+
+    The formula is that of `torch.nn.utils.clip_grad_norm_`, in float64.
+
+    Args:
+        optimizer: Has the limit.
+        gradient_norm: Of the whole model's gradient.
+    """
+    if optimizer.clip_norm == 0:
+        return 1.0
+    return min(1.0, optimizer.clip_norm / (gradient_norm + _CLIP_EPS))
 
 
 @torch.no_grad()

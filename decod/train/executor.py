@@ -22,10 +22,16 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.planner.partition import part_sizes
-from decod.train.adamw import adamw_step
+from decod.train.adamw import adamw_step, clip_factor
 from decod.train.holder import Held, StageHolder
 from decod.train.output import Output
-from decod.train.reduction import check_weights_total, cut, reduce_part, require_finite
+from decod.train.reduction import (
+    check_weights_total,
+    cut,
+    reduce_part,
+    require_finite,
+    square_sum,
+)
 from decod.train.token_source import read_tokens
 
 
@@ -257,9 +263,34 @@ class StageExecutor(StageHolder):
             inputs_N, weights_total=weights_total, dtype=self.wide, device=self.config.device
         )
 
+    def square_sum(self, mean_N: Tensor) -> float:
+        """Return the sum of an average's squares; 0 where the run clips no gradient.
+
+        Raises:
+            NonFiniteError: It is not finite.
+        """
+        return square_sum(mean_N) if self.config.optimizer.clip_norm else 0.0
+
+    def own_mean(self, weights_total: int) -> Tensor:
+        """Return the mean gradient of a node that is alone in its roster, (P,).
+
+        Args:
+            weights_total: Microbatches in this node's own sum.
+
+        Raises:
+            NonFiniteError: The sum holds NaN or infinity.
+        """
+        check_weights_total(weights_total)
+        return self._own_gradient() / weights_total
+
     def propose(
-        self, iteration: int, parts_N: Sequence[Tensor], *, weights_total: int | None = None
-    ) -> tuple[str, float]:
+        self,
+        iteration: int,
+        parts_N: Sequence[Tensor],
+        *,
+        weights_total: int | None = None,
+        gradient_norm: float = 0.0,
+    ) -> str:
         """Compute one optimizer step beside the committed state.
 
         Proposing again, for instance with a smaller roster, replaces the proposal.
@@ -268,9 +299,10 @@ class StageExecutor(StageHolder):
             iteration: The iteration that the step ends, from 1; later than the last committed.
             parts_N: All reduced parts in order; none if this node is alone in its roster.
             weights_total: Microbatches in this node's own gradient; only without parts.
+            gradient_norm: Of the whole model's gradient, if the run clips it.
 
         Returns:
-            Hash of the weights after the step, and the gradient's norm.
+            Hash of the weights after the step.
 
         Raises:
             NonFiniteError: Gradient or weights after the step are not finite.
@@ -284,7 +316,8 @@ class StageExecutor(StageHolder):
                 why="a step is taken once",
                 fix="repeat with the current iteration",
             )
-        norm = float(torch.linalg.vector_norm(gradient_P))
+        if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
+            gradient_P.mul_(factor)
         new = self._proposed[1] if self._proposed is not None else self._spare
         new = self._committed.empty_like() if new is None else new
         self._proposed, self._spare = None, new
@@ -299,13 +332,12 @@ class StageExecutor(StageHolder):
         require_finite(new.weights, f"stage after iteration {iteration}")
         digest = self._layout.hash(new.weights)
         self._proposed = (iteration, new)
-        return digest, norm
+        return digest
 
     def _reduced_gradient(self, parts_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
+        """Return the stage's mean gradient, (P,), in new memory."""
         if not parts_N:
-            num_microbatches = weights_total or 0
-            check_weights_total(num_microbatches)
-            return self._own_gradient() / num_microbatches
+            return self.own_mean(weights_total or 0)
         sizes = part_sizes(self.num_elements, len(parts_N))
         if [part.numel() for part in parts_N] != sizes:
             raise ShapeError(

@@ -33,6 +33,9 @@ class OptimizerConfig:
     """Applied to matrices only: norms and biases are not decayed. At least 0."""
     warmup_iterations: int = 0
     """Iterations over which the rate rises linearly from lr / (warmup + 1) to lr."""
+    clip_norm: float = 0.0
+    """Longest gradient, by the norm over all stages together: a longer one is scaled down to it, as
+    torch's `clip_grad_norm_` does. 0: none is. 1.0 is usual. Lower it when the loss jumps."""
 
     def __post_init__(self) -> None:
         bad = [
@@ -44,6 +47,7 @@ class OptimizerConfig:
                 ("eps", math.isfinite(self.eps) and self.eps > 0),
                 ("weight_decay", math.isfinite(self.weight_decay) and self.weight_decay >= 0),
                 ("warmup_iterations", self.warmup_iterations >= 0),
+                ("clip_norm", math.isfinite(self.clip_norm) and self.clip_norm >= 0),
             )
             if not holds
         ]

@@ -5,6 +5,7 @@ Each member reduces one part for all, so that everybody receives the very same b
 Legend: P parameters of a stage, N elements of one part.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
+
+_CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
+"""Elements that are squared at a time, so that their copy in float64 stays small: on a CPU, within
+its second-level cache."""
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -81,6 +86,29 @@ def reduce_part(
             fix="repeat the round without those members",
         )
     return total_N
+
+
+def square_sum(gradient_N: Tensor) -> float:
+    """Return the sum of an average's squares, for the norm of the whole gradient.
+
+    Each element is squared and added in float64, whatever the gradient's dtype is.
+
+    Raises:
+        NonFiniteError: It is NaN or infinite, as no norm may be.
+    """
+    chunk_size = _CHUNK_SIZE_CUDA if gradient_N.is_cuda else _CHUNK_SIZE
+    total = torch.zeros((), dtype=torch.float64, device=gradient_N.device)
+    for chunk_N in torch.split(gradient_N, chunk_size):
+        wide_N = chunk_N.to(torch.float64)
+        total += wide_N @ wide_N
+    result = float(total)
+    if not math.isfinite(result):
+        raise NonFiniteError(
+            f"the squares of the gradient sum to {result}",
+            why="a gradient of that length can't be clipped",
+            fix="retry; if it happens again, lower optimizer.lr",
+        )
+    return result
 
 
 def check_weights_total(weights_total: int) -> None:

@@ -70,6 +70,8 @@ def train_reference(
             )
             torch.autograd.backward([loss / len(batch)])
             total += float(loss.detach())
+        if optimizer.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
         adamw.step()
         losses.append(total / len(batch))
     return losses, {name: p.detach() for name, p in module.parameters_by_name().items()}

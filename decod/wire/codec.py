@@ -8,7 +8,6 @@ the descriptors, so that no field can be forgotten.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -33,48 +32,12 @@ from decod.protocol.era import (
 from decod.protocol.follow_messages import DONORS_MAX, Average, Follow, Followed
 from decod.protocol.membership import AWAITED_MAX
 from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.way_messages import Passed, Way
 from decod.wire import fields as f
 from decod.wire import gwtf_codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
-
-
-class _Role:
-    _to_proto: Mapping[Role, int] = MappingProxyType(
-        {Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY}
-    )
-    _from_proto: Mapping[int, Role] = MappingProxyType({v: k for k, v in _to_proto.items()})
-
-    def write(self, target: Proto, field: str, value: Role) -> None:
-        setattr(target, field, self._to_proto[value])
-
-    def read(self, source: Proto, field: str) -> Role:
-        role = self._from_proto.get(getattr(source, field))
-        if role is None:
-            raise validate.malformed(field, getattr(source, field), allowed="1 or 2")
-        return role
-
-
-class _Source:
-    _to_proto: Mapping[Source, int] = MappingProxyType(
-        {
-            Source.KEPT: pb.SOURCE_KEPT,
-            Source.CHECKPOINT: pb.SOURCE_CHECKPOINT,
-            Source.START: pb.SOURCE_START,
-            Source.NEIGHBOURS: pb.SOURCE_NEIGHBOURS,
-        }
-    )
-    _from_proto: Mapping[int, Source] = MappingProxyType({v: k for k, v in _to_proto.items()})
-
-    def write(self, target: Proto, field: str, value: Source) -> None:
-        setattr(target, field, self._to_proto[value])
-
-    def read(self, source: Proto, field: str) -> Source:
-        value = self._from_proto.get(getattr(source, field))
-        if value is None:
-            raise validate.malformed(field, getattr(source, field), allowed="1 to 4")
-        return value
 
 
 class _StageHash(NamedTuple):
@@ -85,6 +48,11 @@ class _StageHash(NamedTuple):
 class _Byway(NamedTuple):
     node_id: NodeId
     bandwidth_bytes_per_s: float
+
+
+class _StageSquares(NamedTuple):
+    stage_index: int
+    square_sum: float
 
 
 class _MemberHash(NamedTuple):
@@ -138,6 +106,10 @@ def _verify_opening(opening: Opening) -> None:
         raise validate.malformed("marks", iterations, allowed="in order, each iteration once")
 
 
+def _verify_squares(message: m.GradientSquares) -> None:
+    validate.unique("square_sums", [stage_index for stage_index, _ in message.square_sums])
+
+
 def _verify_report(report: m.LinkReport) -> None:
     validate.unique("byways", [node_id for node_id, _ in report.byways])
 
@@ -147,7 +119,15 @@ def _verify_average(average: Average) -> None:
         raise validate.malformed("part", average.part, allowed="less than num_parts")
 
 
-_ROLE = _Role()
+_ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY})
+_SOURCE = f.Choice(
+    {
+        Source.KEPT: pb.SOURCE_KEPT,
+        Source.CHECKPOINT: pb.SOURCE_CHECKPOINT,
+        Source.START: pb.SOURCE_START,
+        Source.NEIGHBOURS: pb.SOURCE_NEIGHBOURS,
+    }
+)
 _SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
 _ROUND = f.Struct(Round, {"iteration": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
@@ -180,6 +160,7 @@ _VIEW = f.Struct(
     _verify_view,
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
+_SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
 _STAGES_MAX = validate.STAGE_INDEX_MAX + 1
 _HASHES = f.Tuples(f.Repeated(_HASH, _STAGES_MAX))
 _KEPT = f.Repeated(
@@ -200,7 +181,7 @@ _HOLDERS = f.Struct(
 _ORIGIN = f.Struct(
     Origin,
     {
-        "source": _Source(),
+        "source": _SOURCE,
         "lost": f.Scalars(validate.stage_index, _STAGES_MAX, num_min=1, unique=True),
         "num_repeated": f.ITERATION,
         "holders": f.Repeated(_HOLDERS, _STAGES_MAX),
@@ -308,12 +289,13 @@ BODIES: Mapping[str, f.Struct] = {
             "num_parts": f.Plain(validate.num_parts),
             "num_microbatches": f.Plain(validate.num_summed),
             "base_hash": f.Plain(validate.known_sha256),
+            "gradient_norm": f.MAGNITUDE,
         },
         _verify_average,
     ),
     "heartbeat": f.Struct(m.Heartbeat, {"round": _ROUND}),
     "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON, "slack": _SLACK}),
-    "passed": f.Struct(m.Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
+    "passed": f.Struct(Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
     "pong": f.Struct(m.Pong, {"nonce": f.NUMBER}),
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
@@ -414,7 +396,21 @@ BODIES: Mapping[str, f.Struct] = {
         },
     ),
     "reduced_part": f.Struct(
-        m.ReducedPart, {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION}
+        m.ReducedPart,
+        {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION, "square_sum": f.MAGNITUDE},
+    ),
+    "gradient_squares": f.Struct(
+        m.GradientSquares,
+        {
+            "round": _ROUND,
+            "square_sums": f.Tuples(f.Repeated(_SQUARES, _STAGES_MAX, num_min=1)),
+            "view_version": f.ITERATION,
+        },
+        _verify_squares,
+    ),
+    "gradient_norm": f.Struct(
+        m.GradientNorm,
+        {"round": _ROUND, "gradient_norm": f.MAGNITUDE, "view_version": f.ITERATION},
     ),
     "ready": f.Struct(
         m.Ready,
@@ -496,7 +492,7 @@ class Decoded:
     term: int
     sequence: int
     message: m.Message
-    way: m.Way | None = None
+    way: Way | None = None
     """Not None: the sender passes the message on, or the receiver is to."""
 
 
@@ -506,7 +502,7 @@ def encode(
     term: int,
     sequence: int,
     message: m.Message,
-    way: m.Way | None = None,
+    way: Way | None = None,
 ) -> pb.Envelope:
     """Returns the envelope of a message of this node, or of one that it passes on.
 
@@ -555,17 +551,17 @@ def decode(envelope: pb.Envelope, *, receiver: NodeId = NOBODY) -> Decoded:
     return Decoded(run_id, sender, term, sequence, message, way)
 
 
-def _way_of(envelope: pb.Envelope, sender: NodeId, receiver: NodeId) -> m.Way | None:
+def _way_of(envelope: pb.Envelope, sender: NodeId, receiver: NodeId) -> Way | None:
     if not (envelope.goal_id or envelope.origin_id):
         return None
     ticket = validate.number("ticket", envelope.ticket)
     if not envelope.origin_id:
         goal = validate.node_id("goal_id", envelope.goal_id)
-        return m.Way(sender, goal, envelope.term, ticket)
+        return Way(sender, goal, envelope.term, ticket)
     if envelope.goal_id:
         raise validate.malformed("goal_id", envelope.goal_id, allowed="nothing beside an origin")
     origin = validate.node_id("origin_id", envelope.origin_id)
-    return m.Way(origin, receiver, envelope.term, ticket)
+    return Way(origin, receiver, envelope.term, ticket)
 
 
 def parse(cls: type[P], data: bytes) -> P:

@@ -59,6 +59,27 @@ class Capped:
         return value
 
 
+class Choice:
+    """A member of an enum, which protobuf numbers from 1.
+
+    Args:
+        numbers: Of each member, its number.
+    """
+
+    def __init__(self, numbers: Mapping[Any, int]) -> None:
+        self._numbers = numbers
+        self._members = {number: member for member, number in numbers.items()}
+
+    def write(self, target: Proto, field: str, value: Any) -> None:
+        setattr(target, field, self._numbers[value])
+
+    def read(self, source: Proto, field: str) -> Any:
+        number = getattr(source, field)
+        if number not in self._members:
+            raise validate.malformed(field, number, allowed=f"1 to {len(self._members)}")
+        return self._members[number]
+
+
 @dataclass(frozen=True, slots=True)
 class Optional:
     """None is an absent field."""
@@ -202,6 +223,7 @@ DATA_NODE_INDEX = Plain(validate.data_node_index)
 DURATION = Plain(validate.duration)
 COST = Plain(validate.cost)
 FINITE = Plain(validate.finite)
+MAGNITUDE = Plain(validate.magnitude)
 NUM_STAGES = Plain(validate.num_stages)
 STATE = Plain(validate.state)
 BOOLEAN = Plain(validate.boolean)

@@ -126,6 +126,13 @@ def duration(field: str, value: float) -> float:
     return value
 
 
+def magnitude(field: str, value: float) -> float:
+    """Returns a number that is finite and not negative, or raises."""
+    if not math.isfinite(value) or value < 0:
+        raise malformed(field, value, allowed="a finite number, at least 0")
+    return value
+
+
 def _bounded(high: float, unit: str) -> Callable[[str, float], float]:
     def check(field: str, value: float) -> float:
         # Written so that NaN fails.

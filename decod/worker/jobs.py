@@ -5,6 +5,7 @@ sender is our own node process, but a slip there must end in a message and not i
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -64,6 +65,13 @@ class Job:
             raise malformed(f"{name} is {str(value)[:100]}")
         return value
 
+    def length(self, name: str) -> float:
+        """Return a number that is finite and at least 0."""
+        value: Any = self.message.get(name)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise malformed(f"{name} is {str(value)[:100]}")
+        return float(value)
+
     def flag(self, name: str) -> bool:
         """Return a truth value."""
         value = self.message.get(name)
@@ -116,6 +124,7 @@ class JobRunner:
             "retract": self._retract,
             "gather": self._gather,
             "reduce_part": self._reduce_part,
+            "square": self._square,
             "propose": self._propose,
             "commit": self._commit,
             "snapshot": self._snapshot,
@@ -285,7 +294,13 @@ class JobRunner:
             inputs, weights_total=weights_total, part=part, num_parts=num_parts
         )
         self._write(output, mean)
-        return {}
+        return {"square_sum": executor.square_sum(mean)}
+
+    def _square(self, job: Job) -> Result:
+        """Square the gradient of a node that is alone in its stage."""
+        job.expect(0, 0)
+        mean = self._ready.own_mean(job.number("weights_total", 1))
+        return {"square_sum": self._ready.square_sum(mean)}
 
     def _propose(self, job: Job) -> Result:
         executor = self._ready
@@ -300,10 +315,13 @@ class JobRunner:
                 for region, size in zip(job.inputs, sizes, strict=True)
             ]
             weights_total = None
-        digest, norm = executor.propose(
-            job.number("iteration", 1), parts, weights_total=weights_total
+        digest = executor.propose(
+            job.number("iteration", 1),
+            parts,
+            weights_total=weights_total,
+            gradient_norm=job.length("gradient_norm"),
         )
-        return {"hash": digest, "gradient_norm": norm}
+        return {"hash": digest}
 
     def _commit(self, job: Job) -> Result:
         job.expect(0, 0)

@@ -1,5 +1,7 @@
 """The symbolic compute process does what is right and refuses what is not."""
 
+import math
+
 import pytest
 
 from decod.ids import MicrobatchId
@@ -191,3 +193,15 @@ def test_backward_takes_twice_as_long_as_forward_and_parts_share_a_gradient() ->
     assert profile.seconds(jobs.Backward(M1)) == 2 * profile.seconds(jobs.Forward(M1))
     part = ReducedPart(0, 3, (), 1)
     assert 3 * profile.num_bytes(part) >= profile.parameter_bytes
+
+
+def test_a_step_is_refused_unless_it_is_taken_with_the_norm_over_all_stages() -> None:
+    compute = Compute(seed=3, num_stages=3, clips=True)
+    compute.run(jobs.Build(1), ())
+    fold(compute, M1)
+    assert compute.run(jobs.Square(1), ()).result == jobs.Squared(4.0)
+    with pytest.raises(MisuseError, match="the norm over all stages"):
+        compute.run(jobs.Propose(1, 0, 1), ())
+    compute.run(jobs.Propose(1, 0, 1, math.sqrt(1 + 4 + 16)), ())
+    with pytest.raises(MisuseError, match="the norm over all stages"):
+        relay().run(jobs.Propose(1, 0, 1, 0.5), ())

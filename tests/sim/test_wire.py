@@ -4,8 +4,9 @@ from collections import Counter
 from unittest.mock import patch
 
 from decod.ids import RunId
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
 from decod.protocol.params import Routing
+from decod.protocol.way_messages import Way
 from decod.sim.elections import election_storm
 from decod.sim.host import Host
 from decod.sim.storm import storm_scenario, weather

@@ -33,6 +33,8 @@ MOMENTS: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
 ALSO: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
     # Every member gets this, however few are left of its stage.
     "at_aggregation": lambda e, _: _got(e, messages.BeginAggregation),
+    # Only where gradients are clipped.
+    "at_norm": lambda e, _: _got(e, messages.GradientNorm),
 }
 
 

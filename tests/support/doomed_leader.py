@@ -28,6 +28,7 @@ BEFORE: dict[str, Any] = {
 
 AMIDST: dict[str, tuple[type, int]] = {
     "BEGIN AGGREGATION goes down": (messages.BeginAggregation, 1),
+    "the gradient's norm goes down": (messages.GradientNorm, 1),
     "all votes are in": (messages.Commit, 0),
     "the commit goes down": (messages.Commit, 2),
 }

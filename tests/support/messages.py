@@ -10,6 +10,7 @@ from decod.protocol.routing import gwtf_messages as gwtf
 from decod.protocol.routing import messages as routing
 from decod.protocol.routing.residual import Walk
 from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.way_messages import Passed
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ROUND = Round(1, 1)
@@ -72,7 +73,7 @@ def control_messages() -> list[m.Message]:
         Followed(1, 1, ROUND, "busy"),
         m.Heartbeat(ROUND),
         m.Suspect(BOB, "silent"),
-        m.Passed(3, arrived=False),
+        Passed(3, arrived=False),
         m.Ping(1),
         m.Pong(1),
         m.Leave("bye", at_once=True),
@@ -89,7 +90,9 @@ def control_messages() -> list[m.Message]:
         m.Report(ROUND, 1, 1, 1, 1.0, 1, 1),
         m.BeginAggregation(ROUND, 1, 1, 1),
         m.ReducePart(ROUND, 0, 0, 0, 1),
-        m.ReducedPart(ROUND, 0, 1),
+        m.ReducedPart(ROUND, 0, 1, 0.5),
+        m.GradientSquares(ROUND, ((0, 0.5), (1, 0.0)), 1),
+        m.GradientNorm(ROUND, 0.5, 1),
         m.Ready(ROUND, ((1, "0" * 64),), 1, votes=((ALICE, "0" * 64), (BOB, "1" * 64))),
         m.Differs(4, (ALICE, BOB)),
         m.Commit(ROUND, opening, 1.0, 1),

@@ -42,7 +42,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,8 @@ class Envelope(_message.Message):
     BEGIN_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     REDUCE_PART_FIELD_NUMBER: _ClassVar[int]
     REDUCED_PART_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +153,8 @@ class Envelope(_message.Message):
     begin_aggregation: BeginAggregation
     reduce_part: ReducePart
     reduced_part: ReducedPart
+    gradient_squares: GradientSquares
+    gradient_norm: GradientNorm
     ready: Ready
     commit: Commit
     abort: Abort
@@ -199,7 +203,7 @@ class Envelope(_message.Message):
     follow: Follow
     followed: Followed
     average: Average
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt", "era")
@@ -404,20 +408,22 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("round", "view_version", "part", "num_parts", "num_microbatches", "base_hash")
+    __slots__ = ("round", "view_version", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     round: Round
     view_version: int
     part: int
     num_parts: int
     num_microbatches: int
     base_hash: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ...) -> None: ...
+    gradient_norm: float
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("round",)
@@ -664,14 +670,44 @@ class ReducePart(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("round", "part", "view_version")
+    __slots__ = ("round", "part", "view_version", "square_sum")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
     round: Round
     part: int
     view_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
+    square_sum: float
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., view_version: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
+
+class StageSquares(_message.Message):
+    __slots__ = ("stage_index", "square_sum")
+    STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
+    stage_index: int
+    square_sum: float
+    def __init__(self, stage_index: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
+
+class GradientSquares(_message.Message):
+    __slots__ = ("round", "square_sums", "view_version")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SQUARE_SUMS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    square_sums: _containers.RepeatedCompositeFieldContainer[StageSquares]
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., square_sums: _Optional[_Iterable[_Union[StageSquares, _Mapping]]] = ..., view_version: _Optional[int] = ...) -> None: ...
+
+class GradientNorm(_message.Message):
+    __slots__ = ("round", "gradient_norm", "view_version")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    gradient_norm: float
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")

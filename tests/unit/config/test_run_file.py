@@ -107,6 +107,13 @@ def test_an_integer_may_stand_for_a_float(tmp_path: Path) -> None:
             "[model]\nnum_attention_heads = 3\n",
             ["run.toml:1: model.hidden_size is 128", "3 attention heads"],
         ),
+        ("[optimizer]\nclip_norm = -0.5\n", ["run.toml:2: optimizer.clip_norm is -0.5"]),
+        (
+            '[model]\nrope_type = "linear"\n',
+            ["run.toml:1: model.rope_factor is 0.0", "rope_type linear it must be 1 or more"],
+        ),
+        ("[model]\nrope_factor = 2.0\n", ["run.toml:2: model.rope_factor is 2.0"]),
+        ('[model]\nrope_type = "yarn"\n', ["'default', 'linear' or 'llama3'"]),
         ("model = { hidden_size = 130 }\n", ["run.toml:1: model.hidden_size is 130"]),
         ("model.hidden_size = 130\n", ["run.toml:1: model.hidden_size is 130"]),
         ("[stages]\nnum_relay_stages = 5\n", ["run.toml:2: stages.num_relay_stages is 5"]),

@@ -27,7 +27,8 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Retract(),
     jobs.Gather(3),
     jobs.Reduce(part=0, num_parts=3, weights_total=5),
-    jobs.Propose(iteration=4, num_parts=3, weights_total=5),
+    jobs.Square(weights_total=5),
+    jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
     jobs.Commit(4),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
@@ -81,6 +82,8 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Build(1), {"hash": "ab"}, jobs.Built("ab")),
         (jobs.Load(1, "{}"), {"hash": "ab"}, jobs.Built("ab")),
         (jobs.Head(M), {"loss": 1.5, "num_tokens": 8}, jobs.Loss(1.5, 8)),
+        (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
+        (jobs.Square(1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
         (jobs.Commit(1), {}, jobs.Nothing()),
         (

@@ -21,9 +21,10 @@ from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol import jobs
 from decod.protocol.effects import Effect
-from decod.protocol.messages import CanTake, Message, Way
+from decod.protocol.messages import CanTake, Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
+from decod.protocol.way_messages import Way
 from decod.train.checkpoint.description import Chunk, describe_blob, entry_json
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.transfer import StateSink, Transfer

@@ -26,6 +26,7 @@ from decod.net.server import (
 )
 from decod.protocol import messages as m
 from decod.protocol.events import SendFailed
+from decod.protocol.way_messages import Way
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
@@ -212,7 +213,7 @@ def test_what_is_passed_on_says_from_whom_and_to_whom() -> None:
     """Alice has Bob pass one on; another is passed on to Bob by her."""
 
     async def test(both: Pair) -> None:
-        onwards, here = m.Way(ALICE, CAROL, 3, 1), m.Way(CAROL, BOB, 2, 9)
+        onwards, here = Way(ALICE, CAROL, 3, 1), Way(CAROL, BOB, 2, 9)
         both.client.send(BOB, 3, m.CanTake(ROUND), onwards)
         both.client.send(BOB, 3, m.CanTake(ROUND), here)
         await both.client.flush(timeout_s=10.0)

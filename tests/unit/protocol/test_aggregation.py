@@ -130,7 +130,7 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert start.inputs == (tensor(1).id, tensor(11).id), "in roster order"
     assert sorted(freed(end_job(member.context, effects, tensor(20)))) == [1, 11]
 
-    effects = member.machine.reduced_here(tensor(20).id)
+    effects = member.machine.reduced_here(tensor(20).id, 0.0)
     assert effects == [
         SendTensor(R1A, ReducedPart(ROUND, 1, 1), tensor(20).id),
         SendTensor(R1C, ReducedPart(ROUND, 1, 1), tensor(20).id),

@@ -7,6 +7,7 @@ from decod.protocol.effects import FreeTensor, Send, StartJob, Stop, StopReason
 from decod.protocol.identity import NodeState
 from decod.protocol.jobs import Commit, Nothing
 from decod.protocol.view import Opening
+from decod.protocol.way_messages import Way
 from tests.unit.protocol.cast import D0, R1A, R1B, notes_of, tensor
 from tests.unit.protocol.small_run import LINGER_S, abort, stops, training
 
@@ -59,7 +60,7 @@ def test_a_node_that_stays_a_moment_tells_and_passes_on_that_the_run_is_over() -
     world.step("r1a", ev.Received(D0, over))
     asks = ev.Received(R1B, messages.CatchUp(Round(1, 1)))
     assert machine.step(0.1, asks) == [Send(R1B, over)]
-    way = messages.Way(D0, R1B, 1, 1)
+    way = Way(D0, R1B, 1, 1)
     assert machine.step(0.1, ev.Received(D0, over, way=way)) == [Send(R1B, over, way)]
     ping = ev.Received(R1B, messages.Ping(7))
     assert machine.step(0.1, ping) == [Send(R1B, messages.Pong(7))]

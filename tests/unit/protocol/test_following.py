@@ -91,7 +91,7 @@ class Candidate:
         self, round_: Round, base_hash: str, *, part: int = 0, view: int = 3
     ) -> list[Effect]:
         """Let one of two parts of an average come."""
-        message = Average(round_, view, part, 2, 8, base_hash)
+        message = Average(round_, view, part, 2, 8, base_hash, _norm_of(round_.iteration))
         arrived = tensor(next(self.tensors), 10)
         return self.take(self.machine.average(1.0, R1A, message, arrived))
 
@@ -111,8 +111,11 @@ class Candidate:
     def step(self, iteration: int) -> None:
         """Propose an iteration, whose average is here, and take that for final before it."""
         job, _ = self.work(Proposed(f"h{iteration}"))
-        assert isinstance(job, Propose), job
-        assert job.iteration == iteration
+        assert job == Propose(iteration, 2, 8, _norm_of(iteration)), "as the members do"
+
+
+def _norm_of(iteration: int) -> float:
+    return iteration / 8
 
 
 def opening(committed: Round, *members: str) -> Opening:
@@ -336,7 +339,7 @@ class Host:
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
         begun = BeginAggregation(Round(iteration, 1), 8, 5, 3)
-        return self.machine.share(begun, [part])
+        return self.machine.share(begun, [part], 0.5)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +368,7 @@ def test_averages_go_to_those_who_follow_until_they_lag() -> None:
         (effect,) = followed.share(base + k, 10 + k)
         assert isinstance(effect, SendTensor)
         assert isinstance(effect.message, Average)
+        assert effect.message.gradient_norm == 0.5
     followed.machine.sent(TensorSent(R1C, TensorId(11), 8, 1.0))
     assert isinstance(followed.share(base + 9, 30)[0], SendTensor)
     effects = followed.share(base + 10, 31)

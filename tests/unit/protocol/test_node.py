@@ -16,6 +16,7 @@ from decod.protocol.effects import (
 from decod.protocol.identity import NodeState
 from decod.protocol.jobs import Built, Load, Nothing, Reset
 from decod.protocol.view import Opening, View
+from decod.protocol.way_messages import Way
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -444,6 +445,17 @@ def test_a_leader_that_can_not_deliver_asks_the_receiver() -> None:
 def test_a_ping_is_answered_at_once() -> None:
     world = training("r1a")
     assert world.step("r1a", ev.Received(D0, messages.Ping(7))) == [Send(D0, messages.Pong(7))]
+
+
+def test_heartbeats_that_are_passed_on_are_not_ones_own() -> None:
+    world = training("r1a", "r1b")
+    machine, beat = world.hosts[R1A].machine, messages.Heartbeat(Round(1, 1))
+    way = Way(R1B, D0, 1, 1)
+    own, passed_on = Send(D0, beat), Send(D0, beat, way)
+    for at_s in (10.0, 20.0):
+        effects = machine.step(at_s - 0.1, ev.Received(R1B, beat, way=way))
+        assert effects == [passed_on]
+        assert own in machine.step(at_s, ev.DeadlinePassed())
 
 
 def test_what_only_the_leader_decides_is_nothing_to_others() -> None:

@@ -47,15 +47,21 @@ class Story:
 
     def do_run(self, words: list[str]) -> None:
         numbers = {key: float(value) for key, value in (word.split("=") for word in words)}
-        stages, microbatches, iterations = (
+        stages, microbatches, iterations, clips = (
             int(numbers.pop(key, default))
-            for key, default in (("stages", 1), ("microbatches", 1), ("iterations", 0))
+            for key, default in (
+                ("stages", 1),
+                ("microbatches", 1),
+                ("iterations", 0),
+                ("clips", 0),
+            )
         )
         self.world = World(
             config=configured(**{k: int(v) if v == int(v) else v for k, v in numbers.items()}),
             num_stages=stages,
             num_microbatches=microbatches,
             num_iterations=iterations,
+            clips=bool(clips),
         )
 
     def do_start(self, words: list[str]) -> None:

@@ -7,12 +7,11 @@ from decod.protocol.messages import (
     CanTake,
     Heartbeat,
     Message,
-    Passed,
     Ping,
     ReducedPart,
-    Way,
 )
 from decod.protocol.view import View
+from decod.protocol.way_messages import Passed, Way
 from decod.protocol.ways import Ways
 from tests.unit.protocol.cast import (
     D0,
@@ -299,3 +298,12 @@ def test_a_suspect_is_asked_by_way_of_two_others() -> None:
         (ways[1].to, Ping(5)),  # type: ignore[union-attr]
     ]
     assert {e.to for e in ways if isinstance(e, Send)} == {R1A, R1C}
+
+
+def test_a_link_that_a_probe_has_found_whole_is_not_given_up_for_a_hint() -> None:
+    """The peer can't use its own direction of the link, and says so in each question."""
+    node = Node()
+    assert notes_of(node.ways.hinted(0.0, R1B)) == ["link.broken"]
+    node.ways.measured(5.0, LinkMeasured(R1B, latency_s=0.1, bandwidth_bytes_per_s=1e6))
+    assert node.ways.hinted(10.0, R1B) == []
+    assert notes_of(node.ways.hinted(66.0, R1B)) == ["link.broken"]

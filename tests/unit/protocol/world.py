@@ -17,10 +17,11 @@ from decod.protocol import events as ev
 from decod.protocol import jobs
 from decod.protocol.admission import RunShape
 from decod.protocol.identity import Identity, RunFacts
-from decod.protocol.messages import Message, Way
+from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.view import Role
+from decod.protocol.way_messages import Way
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST
 
 
@@ -59,7 +60,9 @@ class Host:
     work: deque[fx.StartJob] = field(default_factory=deque)
     stop: fx.Stop | None = None
 
-    def result(self, job: jobs.Job) -> tuple[jobs.JobResult, int]:
+    def result(  # noqa: C901 - a line each.
+        self, job: jobs.Job
+    ) -> tuple[jobs.JobResult, int]:
         """Return what a job ends with, and how many tensors it puts out."""
         match job:
             case jobs.Build(stage):
@@ -80,7 +83,11 @@ class Host:
                 self.iteration = iteration
             case jobs.Gather(num_parts):
                 return jobs.Nothing(), num_parts
-            case jobs.Embed() | jobs.Forward() | jobs.Backward() | jobs.Reduce():
+            case jobs.Reduce():
+                return jobs.Squared(2.0 if self.machine.context.clips else 0.0), 1
+            case jobs.Square():
+                return jobs.Squared(5.0), 0
+            case jobs.Embed() | jobs.Forward() | jobs.Backward():
                 return jobs.Nothing(), 1
         return jobs.Nothing(), 0
 
@@ -100,6 +107,7 @@ class World:
         num_stages: int = 1,
         num_microbatches: int = 1,
         num_iterations: int = 0,
+        clips: bool = False,
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
@@ -116,6 +124,7 @@ class World:
             shape=shape,
             num_microbatches=num_microbatches,
             activation_size_bytes=0,
+            clips=clips,
             initial_from_leader=initial_from_leader,
         )
         self.now_s = 0.0

@@ -1,6 +1,7 @@
 """Stages together must train exactly as one plain process does."""
 
 import hashlib
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,13 +51,16 @@ class HashedTokens:
 
 
 def make_pipeline(
-    model: ModelConfig, stages: StagesConfig | None = None, reduction: ReductionConfig | None = None
+    model: ModelConfig,
+    stages: StagesConfig | None = None,
+    reduction: ReductionConfig | None = None,
+    optimizer: OptimizerConfig = OPTIMIZER,
 ) -> list[StageExecutor]:
     config = ExecutorConfig(
         model=model,
         stages=stages or StagesConfig(num_relay_stages=2),
         batch=BATCH,
-        optimizer=OPTIMIZER,
+        optimizer=optimizer,
         reduction=reduction or ReductionConfig(),
         seed=5,
     )
@@ -85,19 +89,21 @@ def microbatches(iteration: int) -> list[MicrobatchId]:
 
 def run_iteration(pipeline: list[StageExecutor], iteration: int) -> float:
     losses = [run_microbatch(pipeline, mb) for mb in microbatches(iteration)]
+    num = len(losses)
+    norm = math.sqrt(sum(executor.square_sum(executor.own_mean(num)) for executor in pipeline))
     for executor in pipeline:
-        executor.propose(iteration, [], weights_total=len(losses))
+        executor.propose(iteration, [], weights_total=num, gradient_norm=norm)
         executor.commit(iteration)
     return sum(losses) / len(losses)
 
 
 def reference(
-    model: ModelConfig, num_iterations: int
+    model: ModelConfig, num_iterations: int, optimizer: OptimizerConfig = OPTIMIZER
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     source = HashedTokens()
     return train_reference(
         model,
-        OPTIMIZER,
+        optimizer,
         5,
         [
             [source.microbatch(mb, BATCH, 5) for mb in microbatches(iteration)]
@@ -123,6 +129,22 @@ def test_stages_train_as_one_process_does(name: str, num_first_blocks: int) -> N
     assert found.keys() == expected_weights.keys()
     for key, expected in expected_weights.items():
         torch.testing.assert_close(found[key], expected, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, 0.8, 1e6])
+@pytest.mark.parametrize("name", ["llama", "gpt2 tied"])
+def test_clipped_stages_train_as_one_process_does(name: str, clip_norm: float) -> None:
+    """With limits that each step exceeds, that some do, and that none does."""
+    optimizer = replace(OPTIMIZER, clip_norm=clip_norm)
+    pipeline = make_pipeline(MODELS[name], optimizer=optimizer)
+    losses = [run_iteration(pipeline, iteration) for iteration in range(1, 6)]
+    expected_losses, expected_weights = reference(MODELS[name], 5, optimizer)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-12)
+    found = weights_of(pipeline)
+    for key, expected in expected_weights.items():
+        torch.testing.assert_close(found[key], expected, rtol=1e-8, atol=1e-11)
+    unclipped, _ = reference(MODELS[name], 5)
+    assert np.allclose(losses, unclipped, rtol=1e-12, atol=0) == (clip_norm == 1e6)
 
 
 def test_what_was_shed_and_computed_again_gives_the_same_bits() -> None:

@@ -13,13 +13,13 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
-from decod.train.adamw import Segment, StageState, adamw_step, learning_rate
+from decod.train.adamw import Segment, StageState, adamw_step, clip_factor, learning_rate
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
-from decod.train.reduction import reduce_part
+from decod.train.reduction import reduce_part, square_sum
 
 torch.set_num_threads(1)
 
@@ -28,7 +28,9 @@ MB = MicrobatchId(1, 0, 0)
 
 
 def make_relay(
-    dtype: ModelDtype = ModelDtype.FLOAT32, wire: WireDtype = WireDtype.FLOAT32
+    dtype: ModelDtype = ModelDtype.FLOAT32,
+    wire: WireDtype = WireDtype.FLOAT32,
+    clip_norm: float = 0.0,
 ) -> StageExecutor:
     config = ExecutorConfig(
         model=ModelConfig(
@@ -36,7 +38,7 @@ def make_relay(
         ),
         stages=StagesConfig(num_relay_stages=1),
         batch=BatchConfig(sequence_length=8, microbatch_size=2),
-        optimizer=OptimizerConfig(lr=1e-2),
+        optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
         reduction=ReductionConfig(wire_dtype=wire),
         seed=3,
     )
@@ -80,14 +82,13 @@ def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype) -> None:
     before = blob_of(relay)
     output_before = relay.forward(MB, noise(relay, 9))
     contribute(relay)
-    digest, norm = relay.propose(2, [], weights_total=1)
-    assert norm > 0
+    digest = relay.propose(2, [], weights_total=1)
     assert same(blob_of(relay), before)
     relay.reset()
     assert same(blob_of(relay), before)
     assert torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
     contribute(relay)
-    assert relay.propose(2, [], weights_total=1)[0] == digest
+    assert relay.propose(2, [], weights_total=1) == digest
     relay.commit(2)
     assert not same(blob_of(relay), before)
     assert not torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
@@ -168,6 +169,54 @@ def test_members_that_reduce_in_parts_take_the_same_step(num_members: int, wire:
     assert len({member.propose(1, reduced) for member in members}) == 1
     plain = sum(torch.cat(parts).float() for parts in gathered) / num_members
     torch.testing.assert_close(torch.cat(reduced), plain, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype) -> None:
+    """The first moment is a tenth of what the step was taken with."""
+    relay = make_relay(dtype, clip_norm=0.5)
+    contribute(relay)
+    mean = relay.own_mean(1)
+    norm = math.sqrt(relay.square_sum(mean))
+    assert norm == pytest.approx(float(mean.double().norm()), rel=1e-12)
+    factor = min(1.0, 0.5 / (2 * norm + 1e-6))
+    relay.propose(1, [], weights_total=1, gradient_norm=2 * norm)
+    relay.commit(1)
+    assert factor < 1
+    expected = mean * factor * (1 - relay.config.optimizer.beta1)
+    assert torch.equal(relay._committed.mean, expected)
+
+
+def test_squares_of_parts_add_up_to_those_of_the_whole() -> None:
+    relay = make_relay(ModelDtype.FLOAT64, clip_norm=1.0)
+    contribute(relay)
+    parts = [relay.square_sum(part) for part in relay.gather(3)]
+    assert sum(parts) == pytest.approx(relay.square_sum(relay.own_mean(1)), rel=1e-14)
+    assert make_relay().square_sum(torch.ones(3)) == 0.0, "nothing is clipped"
+
+
+def test_squares_are_summed_in_float64() -> None:
+    """In float32 the ones would vanish beside 2^26, and 1e30 squared would be infinite."""
+    ones = torch.ones(1 << 18)
+    ones[0] = 2.0**13
+    assert square_sum(ones) == 2.0**26 + (1 << 18) - 1
+    assert square_sum(torch.tensor([1e30])) == pytest.approx(1e60)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e200])
+def test_a_norm_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(NonFiniteError, match="squares of the gradient"):
+        square_sum(torch.tensor([1.0, value], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-9, 0.3, 0.999999, 1.0, 1.5, 1e12])
+def test_the_factor_is_that_of_torch(norm: float) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    parameter.grad = torch.full((1,), norm, dtype=torch.float64)
+    torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    factor = clip_factor(OptimizerConfig(clip_norm=1.0), norm)
+    assert float(parameter.grad) == norm * factor
+    assert clip_factor(OptimizerConfig(), norm) == 1.0
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

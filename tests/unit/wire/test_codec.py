@@ -20,6 +20,7 @@ from decod.protocol.routing import messages as routing
 from decod.protocol.routing.position import LINK_COST_MAX
 from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
 from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.way_messages import Way
 from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
@@ -215,6 +216,11 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "part": st.integers(0, 65535),
     "loss": st.floats(allow_nan=False, allow_infinity=False),
     "loss_sum": st.floats(allow_nan=False, allow_infinity=False),
+    "square_sum": durations,
+    "gradient_norm": durations,
+    "square_sums": st.lists(
+        st.tuples(stages, durations), min_size=1, max_size=5, unique_by=lambda one: one[0]
+    ).map(tuple),
     "flow_id": st.builds(FlowId, node_ids, counts),
     "cost_s": durations,
     "sequence": numbers,
@@ -303,12 +309,12 @@ def test_every_message_survives_the_wire(cls: type, data: st.DataObject) -> None
     "way",
     [
         None,
-        m.Way(SENDER, RECEIVER, 3, 7),
-        m.Way(NodeId("o" * 52), RECEIVER, 2, 2**63 - 1),
+        Way(SENDER, RECEIVER, 3, 7),
+        Way(NodeId("o" * 52), RECEIVER, 2, 2**63 - 1),
     ],
     ids=["direct", "to be passed on", "passed on"],
 )
-def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: m.Way | None) -> None:
+def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None:
     data = codec.encode(RUN, SENDER, 3, 4, m.Ping(1), way).SerializeToString()
     decoded = codec.decode(codec.parse(pb.Envelope, data), receiver=RECEIVER)
     term = 3 if way is None else way.term
@@ -433,6 +439,24 @@ BAD: dict[str, pb.Envelope] = {
         link_report=pb.LinkReport(byways=[pb.Byway(node_id=c * 52) for c in "abcdefghi"])
     ),
     "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
+    "square sum NaN": envelope(
+        reduced_part=pb.ReducedPart(round=pb.Round(), square_sum=math.nan),
+    ),
+    "square sum negative": envelope(
+        gradient_squares=pb.GradientSquares(
+            round=pb.Round(), square_sums=[pb.StageSquares(square_sum=-1.0)]
+        )
+    ),
+    "a stage's squares twice": envelope(
+        gradient_squares=pb.GradientSquares(round=pb.Round(), square_sums=[pb.StageSquares()] * 2)
+    ),
+    "squares of no stage": envelope(gradient_squares=pb.GradientSquares(round=pb.Round())),
+    "norm infinite": envelope(
+        gradient_norm=pb.GradientNorm(round=pb.Round(), gradient_norm=math.inf)
+    ),
+    "average's norm negative": envelope(
+        average=pb.Average(round=pb.Round(), num_parts=1, num_microbatches=1, gradient_norm=-0.5)
+    ),
     "too many hashes": envelope(
         ready=pb.Ready(round=pb.Round(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097)
     ),

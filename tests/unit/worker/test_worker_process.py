@@ -1,6 +1,7 @@
 """A real compute process, driven over a socket pair and a memory file."""
 
 import json
+import math
 import os
 import select
 import signal
@@ -23,11 +24,12 @@ from decod.train.params import OptimizerConfig, ReductionConfig
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 BATCH = {"sequence_length": 8, "microbatch_size": 2}
+OPTIMIZER = {"lr": 1.0, "clip_norm": 0.125}
 CONFIGURE = {
     "model": MODEL,
     "stages": {"num_relay_stages": 1},
     "batch": BATCH,
-    "optimizer": {"lr": 1},
+    "optimizer": OPTIMIZER,
     "reduction": {"wire_dtype": "float32"},
     "seed": 7,
     "device": "cpu",
@@ -103,7 +105,7 @@ def local_executor() -> tuple[StageExecutor, StageReport]:
         model=ModelConfig(**MODEL),
         stages=StagesConfig(num_relay_stages=1),
         batch=BatchConfig(**BATCH),
-        optimizer=OptimizerConfig(lr=1),
+        optimizer=OptimizerConfig(**OPTIMIZER),
         reduction=ReductionConfig(),
         seed=7,
     )
@@ -140,12 +142,20 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node) -> None:
     sizes = [num_parameters - num_parameters // 2, num_parameters // 2]
     parts = [{"offset": index * 262144, "num_bytes": 4 * size} for index, size in enumerate(sizes)]
     node.result("gather", num_parts=2, outputs=parts)
-    for index, part in enumerate(parts):
-        fields = {"weights_total": 2, "part": index, "num_parts": 2}
-        node.result("reduce_part", **fields, inputs=[part], outputs=[part])
-    proposed = node.result("propose", iteration=1, num_parts=2, inputs=parts)
-    digest, norm = executor.propose(1, [], weights_total=2)
-    assert proposed == {"hash": digest, "gradient_norm": pytest.approx(norm)}
+    squares = [
+        node.result(
+            "reduce_part", weights_total=2, part=k, num_parts=2, inputs=[part], outputs=[part]
+        )["square_sum"]
+        for k, part in enumerate(parts)
+    ]
+    alone = node.result("square", weights_total=2)["square_sum"]
+    assert alone == executor.square_sum(executor.own_mean(2))
+    assert sum(squares) == pytest.approx(alone, rel=1e-12)
+    assert alone > OPTIMIZER["clip_norm"] ** 2
+    norm = math.sqrt(alone)
+    proposed = node.result("propose", iteration=1, num_parts=2, gradient_norm=norm, inputs=parts)
+    digest = executor.propose(1, [], weights_total=2, gradient_norm=norm)
+    assert proposed == {"hash": digest}
     node.result("commit", iteration=1)
 
     size = node.result("snapshot", with_optimizer=True)
@@ -180,6 +190,12 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
                 {"mb": MB, "inputs": [{"offset": -1, "num_bytes": SIZE}], "outputs": [here]},
             ),
             ("commit", {"iteration": 1}),
+            ("square", {"weights_total": 0}),
+            ("propose", {"num_parts": 0, "weights_total": 1, "iteration": 1}),
+            (
+                "propose",
+                {"num_parts": 0, "weights_total": 1, "iteration": 1, "gradient_norm": -1},
+            ),
             ("embed", {"mb": MB, "outputs": [here]}),
             ("build", {"stage_index": 9}),
             ("load", {"tensors": [{}], "iteration": 1, "inputs": [here]}),
@@ -189,7 +205,8 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
     ]
     assert codes == [
         "E-INT-003", "E-TRN-003", "E-INT-003", "E-INT-003", "E-TRN-005", "E-TRN-008", "E-TRN-008",
-        "E-TRN-007", "E-TRN-001", "E-TRN-001", "E-CKP-002", "E-CFG-001", "E-HW-002",
+        "E-TRN-007", "E-INT-003", "E-INT-003", "E-INT-003", "E-TRN-001", "E-TRN-001", "E-CKP-002",
+        "E-CFG-001", "E-HW-002",
     ]  # fmt: skip
     assert node.result("ping") == {}
 
