@@ -11,10 +11,8 @@ import asyncio
 import dataclasses
 import json
 import logging
-import os
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -26,11 +24,12 @@ from typing import Any
 from decod.config.node import NodeConfig, parse_listen
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
-from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
+from decod.daemon.errors import error_of, not_begun
 from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
+from decod.daemon.leaving import Leaving, LeftEarlyError
 from decod.daemon.peers import KnownPeers
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
@@ -71,9 +70,6 @@ _AVERAGES_MAX = 64
 
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""With which an operator, or the system, asks a node to leave."""
 
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
@@ -126,13 +122,18 @@ def _sizes_of(run: RunConfig) -> Sizes:
 class Host:
     """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
 
+    Args:
+        config: This host's choices.
+        leaving: Whether this daemon is to leave.
+
     Raises:
         ConfigError: The state folder is in use or can't be used.
         HardwareError: The log can't be written.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
+        self.leaving = leaving
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         try:
@@ -142,12 +143,6 @@ class Host:
         except BaseException:
             self._folder.unlock()
             raise
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def heed_signals(self) -> None:
-        """Let signals end the command as before the first node: the last one's ignore them."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
 
     def __enter__(self) -> "Host":
         return self
@@ -174,6 +169,7 @@ class Node:
         self.part = part
         self.say = say
         self.identity: KeyIdentity = host.identity
+        self.leaving = host.leaving
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
@@ -212,7 +208,6 @@ class Node:
         self._stack = AsyncExitStack()
         self._view_version: object = 0
         self._votes = VoteFile(config.state_dir, part.run_id)
-        self._signals = 0
 
     # --- start --------------------------------------------------------------------------------
 
@@ -229,9 +224,6 @@ class Node:
 
     async def _start(self) -> None:
         config, loop = self.config, asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
-        self._stack.callback(_ignore_signals)
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
         await self._start_compute()
@@ -259,6 +251,7 @@ class Node:
                 code="E-HW-005",
             ) from error
         self._stack.push_async_callback(self.compute.close)
+        self.leaving.at_once = self.compute.kill
         patience = Patience(self.part.manifest.run.protocol)
         self.compute.watch_over(patience, self._compute_hung)
         ended = self.compute.ended
@@ -429,32 +422,15 @@ class Node:
 
     async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do some work; return False, with the work cancelled, if this node is to leave first."""
-        task = asyncio.create_task(work)
-        drained = asyncio.create_task(self.wishes.wait_leaving())
         try:
-            await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                if self.compute is not None:
-                    # It may still load torch, for nothing.
-                    self.compute.ended.remove_done_callback(self._compute_ended)
-                    self.compute.kill()
-                return False
-            task.result()
-            return True
-        finally:
-            for each in (task, drained):
-                each.cancel()
-            await asyncio.gather(task, drained, return_exceptions=True)
-
-    def _signalled(self) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            self.say("stopped at once")
+            await self.leaving.unless_asked(work)
+        except LeftEarlyError:
             if self.compute is not None:
+                # It may still load torch, for nothing.
+                self.compute.ended.remove_done_callback(self._compute_ended)
                 self.compute.kill()
-            os._exit(EXIT_INTERRUPTED)
-        self.say("finishing what is in hand; press Ctrl-C again to stop at once")
-        self.wishes.leave()
+            return False
+        return True
 
     # --- what others see ----------------------------------------------------------------------
 
@@ -569,11 +545,3 @@ def _reachable(host: str) -> str:
         except OSError:
             found = "::1" if host == "::" else "127.0.0.1"
     return f"[{found}]" if ":" in found else found
-
-
-def _ignore_signals() -> None:
-    """The node has left: a signal that is late must not turn its exit code into a crash's."""
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)

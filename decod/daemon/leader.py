@@ -20,6 +20,7 @@ from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import exit_code_of, not_begun, not_kept
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import find_resumed
@@ -30,7 +31,6 @@ from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
-from decod.driver.loop import run_loop
 from decod.errors import ConfigError, DataError, DecodError, NetworkError, RejectedError
 from decod.ids import RunId
 from decod.model.config import ModelConfig
@@ -65,11 +65,11 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't start or can't go on.
     """
-    return run_loop(_run(options, say))
+    return run_until_left(_run(options, say), say)
 
 
 async def _run(options: LeaderOptions, say: Say) -> int:
-    with Host(options.node) as host:
+    with Leaving(say) as leaving, Host(options.node, leaving) as host:
         while True:
             life = await _run_once(options, host, say)
             if life.stop.reason is not StopReason.SUPERSEDED:
@@ -79,8 +79,6 @@ async def _run(options: LeaderOptions, say: Say) -> int:
                 say(f"left the run: {life.stop.detail}")
                 return exit_code_of(Stop(StopReason.DRAINED, life.stop.detail))
             say(f"{life.stop.detail}: this node joins it again as a data node")
-            # It may look for them for a minute.
-            host.heed_signals()
             joins = life.join_string
             options = dataclasses.replace(options, join=joins, init_dir=None, resume=None)
 
@@ -97,22 +95,20 @@ class _Life:
 
 
 async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
-    data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
+    unless_asked, data_dir = host.leaving.unless_asked, options.data_dir
+    if data_dir is None:
+        path = options.run_file.data.path
+        data_dir = await unless_asked(in_thread(lambda: corpus_folder(path)))
     # Sizes are checked now, every byte while torch loads.
     with Dataset.open(data_dir) as dataset:
-        manifest = Manifest(
-            run=options.run_file.run,
-            data_index_sha256=dataset.index_sha256,
-            data_vocab_size=dataset.vocab_size,
-            initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
-        )
-        checkpoint_dir = None
-        if options.resume is not None:
-            checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
+        preparing = in_thread(lambda: _prepared(options, dataset, say))
+        manifest, checkpoint_dir = await unless_asked(preparing)
+        if checkpoint_dir is not None:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
-            await tell_elsewhere(run_id, members, host.identity.node_id, say)
-        part, contacts = await _part(options, host.identity, manifest, data_dir, say)
+            await unless_asked(tell_elsewhere(run_id, members, host.identity.node_id, say))
+        finding = _part(options, host.identity, manifest, data_dir, say)
+        part, contacts = await unless_asked(finding)
         part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
         async with Node(options.node, part, host, say) as node:
             verified = in_thread(dataset.verify)
@@ -142,16 +138,23 @@ async def _follow(
     return await take_part(node, contacts, lead)
 
 
-def _resumed(
-    options: LeaderOptions, manifest: Manifest, wanted: int, say: Say
-) -> tuple[Path, Manifest]:
-    """Return the checkpoint to go on from, and the manifest of the run that does."""
-    folder, checkpoint = find_resumed(options.node.state_dir, manifest, wanted, say)
+def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
+    """Return the run's manifest, and the checkpoint to go on from if there is to be one."""
+    run = options.run_file.run
+    manifest = Manifest(
+        run=run,
+        data_index_sha256=dataset.index_sha256,
+        data_vocab_size=dataset.vocab_size,
+        initial_weights=_weights_hash(options.init_dir, run.model),
+    )
+    if options.resume is None:
+        return manifest, None
+    folder, checkpoint = find_resumed(options.node.state_dir, manifest, options.resume, say)
     say(f"resuming after iteration {checkpoint.iteration}, loss {checkpoint.loss:.4f}: {folder}")
     resumed = dataclasses.replace(
         manifest, initial_weights=checkpoint.sha256, start_iteration=checkpoint.iteration
     )
-    return folder, resumed
+    return resumed, folder
 
 
 async def _wait(future: "asyncio.Future[None]") -> None:

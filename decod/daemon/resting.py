@@ -11,13 +11,13 @@ what is left is the state folder with identity and kept states, and the operator
 import asyncio
 import copy
 import json
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from decod.daemon.contact import Contact
 from decod.daemon.control import ControlServer
+from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.succession import leader_of
 from decod.errors import ConfigError, DecodError
 from decod.net.ask import ask_status
@@ -43,6 +43,7 @@ class Resting:
         self._seek = seek
         self._run_id, self._node_id = node.part.run_id, node.identity.node_id
         self._state_dir = node.config.state_dir
+        self._leaving = node.leaving
         self._leader_address = leader_of(node).address
         self._known = _paused(node.local_status())
         self._ended: asyncio.Future[Contact | None]
@@ -56,17 +57,14 @@ class Resting:
 
     async def wait(self) -> Contact | None:
         """Return where the run is when the operator resumes; None if the node is to end."""
-        loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
+        self._ended = asyncio.get_running_loop().create_future()
         control = ControlServer(self._state_dir, self._answer)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._end, None)
         try:
             await control.start()
-            return await self._ended
+            return await self._leaving.unless_asked(self._ended)
+        except LeftEarlyError:
+            return None
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             await control.close()
 
     def _end(self, contact: Contact | None) -> None:

@@ -11,13 +11,13 @@ from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
-from decod.driver.loop import run_loop
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.net.ask import ask_status
@@ -45,19 +45,20 @@ def run_join(options: JoinOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't be found, does not take this node, or goes on without it.
     """
-    return run_loop(_run(options, say))
+    return run_until_left(_run(options, say), say)
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    contact = await _seek(options, say)
-    with Host(options.node) as host:
-        if contact.leader == host.identity.node_id:
-            contact = await _seek(options, say, host.identity.node_id)
-        while True:
-            stop, found = await _run_once(options, host, contact, say)
-            if found is None:
-                return exit_code_of(stop)
-            contact = found
+    with Leaving(say) as leaving:
+        contact = await leaving.unless_asked(_seek(options, say))
+        with Host(options.node, leaving) as host:
+            if (own := host.identity.node_id) == contact.leader:
+                contact = await leaving.unless_asked(_seek(options, say, own))
+            while True:
+                stop, found = await _run_once(options, host, contact, say)
+                if found is None:
+                    return exit_code_of(stop)
+                contact = found
 
 
 async def _seek(options: JoinOptions, say: Say, own: NodeId | None = None) -> Contact:

@@ -26,7 +26,7 @@ class Wishes:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._leaving = asyncio.Event()
+        self._leaving = node.leaving.asked
         self._timeout_s = node.config.drain_timeout_s
         self._told = False
         """The core knows that this node is to leave."""

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from decod.daemon import leader as module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.host import _ignore_signals
 from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, run_leader
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
@@ -35,10 +33,15 @@ from decod.model.hf import config_to_hf
 from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.train.checkpoint.params import CheckpointConfig
-from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest, make_node
+from tests.unit.daemon.nodes import (
+    RUN_ID,
+    STRANGER,
+    make_manifest,
+    make_node,
+    signals_kept,
+)
 
 MODEL = ModelConfig()
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
@@ -237,35 +240,24 @@ class Lives:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leaving: bool) -> None:
         self.lines: list[str] = []
         self.joins: list[str | None] = []
-        self.ignored: list[bool] = []
-        """Whether signals were, when each life began."""
         self._leaving = leaving
         monkeypatch.setattr(module, "_run_once", self._run_once)
 
     async def _run_once(self, asked: LeaderOptions, *_: Any) -> module._Life:
         self.joins.append(asked.join)
-        self.ignored.append(signal.SIG_IGN in map(signal.getsignal, SIGNALS))
-        _ignore_signals()
         reason = StopReason.FINISHED if len(self.joins) > 1 else StopReason.SUPERSEDED
         return module._Life(Stop(reason, "m leads the run in term 2"), "decod1-x", self._leaving)
 
     def run(self, folder: Path) -> int:
-        before = [signal.getsignal(number) for number in SIGNALS]
-        try:
+        with signals_kept():
             return run_leader(options(folder), self.lines.append)
-        finally:
-            for number, handler in zip(SIGNALS, before, strict=True):
-                signal.signal(number, handler)
 
 
-def test_who_was_replaced_joins_again_and_can_be_ended_while_it_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_replaced_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch, leaving=False)
     assert lives.run(tmp_path) == 0
     assert lives.joins == [None, "decod1-x"]
     assert lives.lines == ["m leads the run in term 2: this node joins it again as a data node"]
-    assert lives.ignored == [False, False]
 
 
 def test_who_was_replaced_and_is_to_leave_does_not_join_again(

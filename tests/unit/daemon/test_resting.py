@@ -13,7 +13,7 @@ from decod.daemon.contact import Contact
 from decod.daemon.control import ask
 from decod.daemon.resting import Resting
 from decod.errors import ConfigError, DecodError, NetworkError
-from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.nodes import make_node, signals_kept
 from tests.waiting import wait_until
 
 FOUND = cast("Contact", object())
@@ -34,7 +34,7 @@ def rest(
         return await asyncio.to_thread(ask, folder, question, timeout_s=10.0)
 
     async def within() -> Contact | None:
-        with make_node(folder, leads=False) as node:
+        with make_node(folder, leads=False) as node, signals_kept(), node.leaving:
             resting = Resting(node, sought)
             waiting = asyncio.create_task(resting.wait())
             await wait_until((folder / "decod.sock").exists)
