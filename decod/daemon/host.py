@@ -432,6 +432,11 @@ class Node:
             return False
         return True
 
+    @property
+    def device_gone(self) -> bool:
+        """Whether the compute process has ended, and with it what only it held."""
+        return self.compute is not None and self.compute.ended.done()
+
     # --- what others see ----------------------------------------------------------------------
 
     def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002

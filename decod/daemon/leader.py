@@ -31,7 +31,14 @@ from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
-from decod.errors import ConfigError, DataError, DecodError, NetworkError, RejectedError
+from decod.errors import (
+    ConfigError,
+    DataError,
+    DecodError,
+    HardwareError,
+    NetworkError,
+    RejectedError,
+)
 from decod.ids import RunId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_from_hf
@@ -272,6 +279,15 @@ async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[No
     return await leading.run()
 
 
+def _no_device() -> HardwareError:
+    return HardwareError(
+        "this host's compute process has ended",
+        why="only that can put the model together",
+        fix="go on from the checkpoint, or export from there",
+        code="E-HW-002",
+    )
+
+
 class _Leading:
     """What the leader's daemon does beside its core: shows progress, keeps and exports states."""
 
@@ -329,12 +345,11 @@ class _Leading:
         """
         last, error, told = self._checkpoints.last, self._unkept, self._node.wishes.unkept
         asked = not self._complete.is_set()
-        where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
         if self._cut_off:
             others = join_string_of(self._node, others=True)
             self._node.say(
                 "too few of the others could be reached: they may go on with another leader; "
-                f"to take part: decod leader {where} --join {others}"
+                f"to take part: decod leader {self._where} --join {others}"
             )
         lost = error if isinstance(error, NetworkError) else None
         if lost is not None and asked and last is not None:
@@ -343,13 +358,24 @@ class _Leading:
             error = None
         elif error is None and told:
             self._node.say(told)
-        if last is not None and (asked or error is not None):
-            # Not "latest": that may be of another attempt, which this one was not resumed from.
-            self._node.say(
-                f"go on from iteration {last} with: decod leader {where} --resume {last}"
-            )
+        if asked or error is not None or stop.reason is StopReason.FAILED:
+            self._tell_resume()
         if error is not None and stop.reason is StopReason.FINISHED:
             raise error if lost is None else not_kept(told, lost, last)
+
+    @property
+    def _where(self) -> str:
+        """What follows `decod leader` to lead such a run again."""
+        return f"{self._run_file} --state-dir {self._node.config.state_dir}"
+
+    def _tell_resume(self) -> None:
+        """Say how to go on from the last checkpoint, if there is one."""
+        last = self._checkpoints.last
+        if last is not None:
+            # Not "latest": that may be of another attempt, which this one was not resumed from.
+            self._node.say(
+                f"go on from iteration {last} with: decod leader {self._where} --resume {last}"
+            )
 
     async def _run(self) -> Stop:
         node = self._node
@@ -362,6 +388,8 @@ class _Leading:
         drained.cancel()
         self._shown.show_last()
         if node.driver.stopped.done() or (not self._complete.is_set() and await self._hand_over()):
+            if node.driver.broken:
+                await self._keep_after_failure()
             return await node.wait_stopped()
         leader = node.driver.machine.leader
         self._cut_off = leader is not None and bool(leader.electorate.lacking)
@@ -383,6 +411,15 @@ class _Leading:
             node.driver.post(DrainRequested(ends_run=True))
             stop = await node.wait_stopped()
         return stop
+
+    async def _keep_after_failure(self) -> None:
+        """The core has failed. The members still hold what was learnt, if nobody leads them on."""
+        leader = self._node.driver.machine.leader if self._node.driver is not None else None
+        if leader is None or len(leader.view.data_nodes) > 1:
+            return
+        self._node.ending = True
+        await self._checkpoints.finish()
+        self._tell_resume()
 
     async def _hand_over(self) -> bool:
         """Let another data node lead, if there is one; return whether this node has left."""
@@ -411,6 +448,8 @@ class _Leading:
             return
         whole = True
         try:
+            if self._node.device_gone:
+                raise _no_device()
             async with self._exporting:
                 # It may have been kept before its stage left.
                 if self._kept != self._node.progress.iteration:

@@ -163,8 +163,8 @@ def noted(event: str, **fields: object) -> Note:
 
 @dataclass(frozen=True, slots=True)
 class CompleteRun:
-    """Leader: the last iteration is committed and the members hold still. Keep the result, then
-    let them go with `DrainRequested`."""
+    """Leader: the last iteration is committed, or the run can't go on, and nothing more will be
+    committed. Keep the result, then let the members go with `DrainRequested`."""
 
     iteration: int
 

@@ -37,7 +37,7 @@ from decod.protocol.events import (
 from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
-from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
+from decod.protocol.leader import UNDER_WAY, Leader, LeaderState, give_up
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.voter import Promise
@@ -198,7 +198,8 @@ class Office:
         """The operator wants this node to leave. None: it is no leader, and leaves as others do."""
         leader, handover = self.leader, self.handover
         if leader is not None and (event.ends_run or not handover.possible(leader)):
-            return leader.finish(reason="the leader has ended the run", failed=False)
+            reason = leader.failure or "the leader has ended the run"
+            return leader.finish(reason=reason, failed=bool(leader.failure))
         if leader is None and not handover.wanted:
             self.election.abstain(now_s)
             return None
@@ -219,7 +220,7 @@ class Office:
         is as if its host were lost; alone it ends the run, which nobody could lead any more."""
         assert self.leader is not None
         if len(self._context.view.data_nodes) == 1:
-            return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
+            return give_up(self.leader, f"the leader's device failed: {reason}")
         self.leader, self._beat_s = None, None
         return [Stop(StopReason.FAILED, reason)]
 

@@ -404,9 +404,12 @@ def test_a_relay_without_its_device_leaves_at_once() -> None:
     assert stops(world, "r1a") == Stop(StopReason.FAILED, "exit code 1")
 
 
-def test_a_leader_without_its_device_ends_the_run() -> None:
+def test_a_leader_without_its_device_ends_the_run_when_its_result_is_kept() -> None:
     world = training("r1a")
     world.step("d0", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
+    world.step("d0", ev.JobFailed(JobId(98), "exit code 1", fatal=True))
+    assert world.seen.count("d0 has the result of iteration 0") == 1
+    world.step("d0", ev.DrainRequested(ends_run=True))
     world.settle()
     for name in ("d0", "r1a"):
         detail = "the leader's device failed: exit code 1"
