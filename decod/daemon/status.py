@@ -24,7 +24,14 @@ SCHEMA_VERSION = 1
 
 
 _REASONED = frozenset(
-    ("round.aborted", "member.lost", "peer.suspected", "state.failed", "following.failed")
+    (
+        "round.aborted",
+        "member.lost",
+        "peer.suspected",
+        "state.failed",
+        "following.failed",
+        "candidate.refused",
+    )
 )
 """Events whose reason is shown until the next commit."""
 

@@ -63,6 +63,9 @@ _SPECS = (
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
+    EventSpec(
+        "candidate.refused", "the run does not take this node yet: {reason}; asking again", _W
+    ),
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),
     EventSpec(
         "state.requested", "asking {num_donors} members for the state of iteration {iteration}"

@@ -257,7 +257,7 @@ class Admission:
         if not free:
             del self.candidates[sender]
             reason = f"the run takes {self._shape.num_data_nodes} data nodes and has them all"
-            return [Send(sender, Refuse(reason))]
+            return [Send(sender, Refuse(reason, passing=True))]
         candidate.stage_index, candidate.data_node_index = 0, free[0]
         candidate.reason = "it holds data"
         return []

@@ -184,8 +184,10 @@ class StopReason(Enum):
     """Nobody leads the run any more."""
     SUPERSEDED = "superseded"
     """This node led; the others took it for dead and have elected another leader."""
+    CRIPPLED = "crippled"
+    """This node's compute process failed; the run goes on, and may be joined with another one."""
     FAILED = "failed"
-    """This node can't go on: its compute process failed, or a whole stage is lost."""
+    """The run can't go on."""
 
 
 @dataclass(frozen=True, slots=True)

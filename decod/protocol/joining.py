@@ -26,7 +26,7 @@ from decod.protocol.following import Following
 from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built, Job, JobResult, Load
 from decod.protocol.keeping import inventory
-from decod.protocol.messages import Assign, CatchUp, Join, Prepared
+from decod.protocol.messages import Assign, CatchUp, Join, Prepared, Refuse
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening
 
@@ -65,6 +65,8 @@ class Joining:
         """When the leader was last heard; the first knock counts too."""
         self._known_s = 0.0
         """When the leader last showed that it knows this candidate: what a donor says does not."""
+        self._refused_s: float | None = None
+        """When the leader first refused this candidate, for a reason that may pass."""
         self._told: Round | None = None
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
@@ -193,10 +195,22 @@ class Joining:
     def entered(self) -> None:
         self.deadline_s = None
 
+    def refused(self, now_s: float, message: Refuse) -> list[Effect]:
+        """The leader does not take this node. If the reason may pass, it is asked for a while."""
+        if not message.passing:
+            return [Stop(StopReason.REFUSED, message.reason)]
+        if self._refused_s is None:
+            self._refused_s = now_s
+            return [Note("candidate.refused", (("reason", message.reason),))]
+        waited_s = now_s - self._refused_s
+        patient = waited_s <= self._context.config.leader_timeout_s
+        return [] if patient else [Stop(StopReason.REFUSED, message.reason)]
+
     def assigned(self, message: Assign) -> list[Effect]:
         """The leader has chosen a stage: build it."""
         if self._identity.node_id in self._context.view:
             return []
+        self._refused_s = None
         self._assigned_in = (message.view_term, message.view_version)
         if message == self._assigned:
             self._assigned = message  # It may name other donors.

@@ -59,9 +59,11 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The leader's other answer: the run does not take this candidate; do not ask again."""
+    """The leader's other answer: the run does not take this candidate."""
 
     reason: str
+    passing: bool = False
+    """It may do so soon: a member that is there by the leader's record may be gone."""
 
 
 @dataclass(frozen=True, slots=True)

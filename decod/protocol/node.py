@@ -322,9 +322,9 @@ class NodeMachine:
             case messages.Assign():
                 from_leader = sender == self.context.view.leader
                 return self._joining.assigned(message) if from_leader else []
-            case messages.Refuse(reason):
-                refused = Stop(StopReason.REFUSED, reason)
-                return [] if self.in_view or sender != self.context.view.leader else [refused]
+            case messages.Refuse():
+                ours = self.in_view or sender != self.context.view.leader
+                return [] if ours else self._joining.refused(now_s, message)
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.work.followers)
                 return effects + self.work.followed(now_s)
@@ -492,7 +492,7 @@ class NodeMachine:
         if self.leader is not None:
             return self.office.crippled(reason)
         leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
-        return [Send(self.context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+        return [Send(self.context.view.leader, leave), Stop(StopReason.CRIPPLED, reason)]
 
 
 def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:

@@ -222,7 +222,7 @@ class Office:
         if len(self._context.view.data_nodes) == 1:
             return give_up(self.leader, f"the leader's device failed: {reason}")
         self.leader, self._beat_s = None, None
-        return [Stop(StopReason.FAILED, reason)]
+        return [Stop(StopReason.CRIPPLED, reason)]
 
     def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""

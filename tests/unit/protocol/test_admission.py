@@ -55,7 +55,8 @@ def test_data_nodes_get_the_free_ordinals(admission: Admission) -> None:
     view = view_of(member("d1"), num_stages=3)
     assert sent(admission.join(view, D0, DATA)) == [(D0, Assign(0, 0))]
     reason = "the run takes 2 data nodes and has them all"
-    assert sent(admission.join(view, NodeId("d2"), DATA)) == [(NodeId("d2"), Refuse(reason))]
+    refused = Refuse(reason, passing=True)
+    assert sent(admission.join(view, NodeId("d2"), DATA)) == [(NodeId("d2"), refused)]
     assert NodeId("d2") not in admission.candidates
 
 

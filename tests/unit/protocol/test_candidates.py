@@ -7,7 +7,7 @@ from decod.protocol.office import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
 from tests.unit.protocol.test_leader import CONFIG, Run
 
-FULL = "the run takes 2 data nodes and has them all"
+FULL = Refuse("the run takes 2 data nodes and has them all", passing=True)
 
 
 def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -> None:
@@ -23,11 +23,11 @@ def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -
         assert node == first
         if asked_s < 10.0 + 2 * timeout_s:
             for_leader(asked_s, leader, first, Pong(ping.nonce))
-    assert sent(leader.join(asked_s, other, run.offer(other))) == [(other, Refuse(FULL))]
+    assert sent(leader.join(asked_s, other, run.offer(other))) == [(other, FULL)]
     effects = leader.overdue(asked_s + CONFIG.probe_timeout_s)
     assert notes_of(effects) == ["candidate.lost"]
     assert sent(leader.join(50.0, other, run.offer(other)))[0][1] == Assign(0, 1)
-    assert sent(leader.join(50.0, first, offer)) == [(first, Refuse(FULL))], "it lives after all"
+    assert sent(leader.join(50.0, first, offer)) == [(first, FULL)], "it lives after all"
 
 
 def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> None:

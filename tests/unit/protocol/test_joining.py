@@ -23,6 +23,7 @@ from decod.protocol.messages import (
     Message,
     Ping,
     Prepared,
+    Refuse,
 )
 from decod.protocol.state import StageState
 from decod.protocol.view import Opening, Role, View
@@ -36,6 +37,7 @@ from tests.unit.protocol.cast import (
     ROUND,
     STRANGER,
     jobs_of,
+    notes_of,
     view_of,
 )
 
@@ -102,6 +104,21 @@ def test_a_candidate_is_patient_while_it_asks_nothing_and_while_it_is_answered()
     (stop,) = joining.knock(1011.0)
     assert isinstance(stop, Stop)
     assert stop.reason is StopReason.LEADER_LOST
+
+
+def test_a_refusal_that_may_pass_is_asked_about_for_a_while() -> None:
+    """A data node that comes within seconds of another's death finds that one's place taken."""
+    joining, _ = machine()
+    full, timeout_s = Refuse("it has them all", passing=True), CONFIG.leader_timeout_s
+    joining.knock(0.0)
+    assert notes_of(joining.refused(1.0, full)) == ["candidate.refused"]
+    joining.heard(2.0, Received(D0, full))
+    assert joining.knock(2.0) == [Send(D0, OFFER)], "it asks on"
+    assert joining.refused(1.0 + timeout_s, full) == []
+    (stop,) = joining.refused(2.0 + timeout_s, full)
+    assert stop == Stop(StopReason.REFUSED, "it has them all")
+    joining.assigned(ASSIGN)
+    assert notes_of(joining.refused(3.0 + timeout_s, full)) == ["candidate.refused"]
 
 
 def test_who_hears_the_leader_only_as_its_donor_offers_itself_again() -> None:
