@@ -28,8 +28,9 @@ def join(join_string: str, **options: Any) -> int:
       decod join JOINSTRING --device cuda:0 --name brave-otter
       decod join JOINSTRING --listen 127.0.0.1:0 --state-dir /tmp/relay-1
 
-    JOINSTRING is the line that `decod leader` printed. Ctrl-C finishes the work in hand, says
-    goodbye and leaves.
+    JOINSTRING is the line that `decod leader` printed. The node stays until the run is over, and
+    joins again by itself if it falls out of it. Ctrl-C finishes the work in hand, says goodbye and
+    leaves.
     """
     from decod.daemon.volunteer import JoinOptions, run_join
 

@@ -74,6 +74,11 @@ _OPTIONS = (
         help="Longest that leaving may take; then the node goes at once. (A run's leader takes the"
         " time that keeping the model takes.)",
     ),
+    click.option(
+        "--no-rejoin",
+        is_flag=True,
+        help="Exit with code 75 when the run goes on without this node, instead of joining again.",
+    ),
     state_dir_option,
     click.option("--name", metavar="NAME", help="What others see in `decod status`."),
 )
@@ -103,6 +108,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         drain_timeout_s=options["drain_timeout"],
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
+        rejoins=not options["no_rejoin"],
     )
 
 

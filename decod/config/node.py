@@ -52,6 +52,9 @@ class NodeConfig:
     repeated iteration. Raise it where iterations take longer. 0 to 86400."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
+    rejoins: bool = True
+    """Whether the node joins again by itself when the run has gone on without it. Otherwise the
+    command ends with exit code 75, for a service manager that starts it again."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: made from the node's id."""
 

@@ -134,6 +134,8 @@ class Host:
     def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
         self.leaving = leaving
+        self.control = ControlServer(config.state_dir)
+        """Answers the operator, from the first node's start to the end of the last."""
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         try:
@@ -170,6 +172,7 @@ class Node:
         self.say = say
         self.identity: KeyIdentity = host.identity
         self.leaving = host.leaving
+        self.host = host
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
@@ -182,6 +185,9 @@ class Node:
         """At the leader: nothing is committed any more, so what is kept is the last there is."""
         self.elected = asyncio.Event()
         """This node has been elected leader, once or more often."""
+        self.reconnecting = False
+        """It was in the run before, and is on its way back."""
+        self._entered_s: float | None = None
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
@@ -229,9 +235,7 @@ class Node:
         await self._start_compute()
         port = await self._listen()
         self.address = advertised(config, port)
-        control = ControlServer(config.state_dir, self._answer)
-        await control.start()
-        self._stack.push_async_callback(control.close)
+        await self.host.control.answer_with(self._answer)
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
 
     async def _start_compute(self) -> None:
@@ -433,6 +437,11 @@ class Node:
         return True
 
     @property
+    def in_run_s(self) -> float:
+        """For how long this node has been a member, or was."""
+        return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
+
+    @property
     def device_gone(self) -> bool:
         """Whether the compute process has ended, and with it what only it held."""
         return self.compute is not None and self.compute.ended.done()
@@ -513,6 +522,7 @@ class Node:
             self.elected.set()
         elif note.event == "round.opened" and fields["view_version"] != self._view_version:
             self._view_version = fields["view_version"]
+            self._entered_s, self.reconnecting = self._entered_s or time.monotonic(), False
             self._remember_members()
         self.wishes.noted(note.event, fields)
         self.note(note.event, **fields)

@@ -17,10 +17,11 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.elsewhere import tell_elsewhere
-from decod.daemon.errors import exit_code_of, not_begun, not_kept
+from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.lives import Lives
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import find_resumed
@@ -39,7 +40,7 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
-from decod.ids import RunId
+from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_from_hf
 from decod.net.identity import Identity
@@ -77,31 +78,20 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 
 async def _run(options: LeaderOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(options.node, leaving) as host:
-        while True:
-            life = await _run_once(options, host, say)
-            if life.stop.reason is not StopReason.SUPERSEDED:
-                return exit_code_of(life.stop)
-            # The others did not hear from this node for a while and go on with another leader.
-            if life.leaving:
-                say(f"left the run: {life.stop.detail}")
-                return exit_code_of(Stop(StopReason.DRAINED, life.stop.detail))
-            say(f"{life.stop.detail}: this node joins it again as a data node")
-            joins = life.join_string
-            options = dataclasses.replace(options, join=joins, init_dir=None, resume=None)
+        async with host.control:
+            return await _stay(options, host, say)
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """How one life of a node ended."""
+class _Place:
+    """A place in a run: what this node is there, and whom it asks about it."""
 
-    stop: Stop
-    join_string: str
-    """Where the others of its run are."""
-    leaving: bool
-    """Its operator wants it to leave, maybe only since it has stopped."""
+    part: Part
+    contacts: tuple[str, ...] = ()
 
 
-async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
+async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
+    """Prepare what this host gives to the run, and take part in it, maybe more than once."""
     unless_asked, data_dir = host.leaving.unless_asked, options.data_dir
     if data_dir is None:
         path = options.run_file.data.path
@@ -114,17 +104,28 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
             await unless_asked(tell_elsewhere(run_id, members, host.identity.node_id, say))
-        finding = _part(options, host.identity, manifest, data_dir, say)
-        part, contacts = await unless_asked(finding)
-        part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
-        async with Node(options.node, part, host, say) as node:
-            verified = in_thread(dataset.verify)
-            if part.leader == host.identity.node_id:
-                stop = await _lead(node, options, verified)
-            else:
-                stop = await _follow(node, options, contacts, verified)
-            join_string = join_string_of(node, others=True)
-        return _Life(stop, join_string, node.wishes.leaving)
+        joining = _Joining(options, host.identity.node_id, manifest, data_dir)
+        if (join := options.join) is not None:
+            place = await unless_asked(patiently(lambda: joining.seek(join), say))
+        else:
+            place = _Place(_founded(options, host.identity, manifest, data_dir, checkpoint_dir))
+        lives = Lives[_Place](host, say, rejoins=options.node.rejoins)
+        verified: asyncio.Future[None] | None = None
+
+        async def live(place: _Place) -> Stop:
+            nonlocal verified
+            async with Node(options.node, place.part, host, say) as node:
+                node.reconnecting = lives.again
+                verified = verified or in_thread(dataset.verify)
+                if place.part.leader == host.identity.node_id:
+                    stop = await _lead(node, options, verified)
+                else:
+                    stop = await _follow(node, options, place.contacts, verified)
+                others = join_string_of(node, others=True)
+                await lives.ended(node, stop, lambda: joining.seek(others, again=True))
+            return stop
+
+        return await lives.run(place, live)
 
 
 async def _follow(
@@ -168,48 +169,70 @@ async def _wait(future: "asyncio.Future[None]") -> None:
     await future
 
 
-async def _part(
-    options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path, say: Say
-) -> tuple[Part, tuple[str, ...]]:
-    """Return what this node is, the leader of a new run or a data node of another's; and peers."""
-    if options.join is None:
+def _founded(
+    options: LeaderOptions,
+    identity: Identity,
+    manifest: Manifest,
+    data_dir: Path,
+    checkpoint_dir: Path | None,
+) -> Part:
+    """Return what this node is in a new run: the leader."""
+    return Part(
+        role=Role.DATA,
+        run_id=_new_run_id(manifest),
+        manifest=manifest,
+        leader=identity.node_id,
+        data_dir=data_dir,
+        init_dir=options.init_dir,
+        checkpoint_dir=checkpoint_dir,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """How this host finds its place in a run that another host leads."""
+
+    options: LeaderOptions
+    own: NodeId
+    manifest: Manifest
+    """By this host's run file and data."""
+    data_dir: Path
+
+    async def seek(self, join: str, *, again: bool = False) -> _Place:
+        """Return the place of a further data node, if the run is as this host knows it.
+
+        Args:
+            join: Names nodes of the run.
+            again: This node was in it before, and may have founded it.
+        """
+        state_dir = self.options.node.state_dir
+        known, peers = KnownManifests(state_dir), KnownPeers(state_dir)
+        contact = await find_run(join, known, peers, self.own)
+        manifest, given = self.manifest, contact.manifest
+        if again or self.options.init_dir is None:
+            # Its part of the state comes from the leader.
+            manifest = dataclasses.replace(
+                manifest,
+                initial_weights=given.initial_weights,
+                start_iteration=given.start_iteration,
+            )
+        if (difference := manifest.first_difference(given)) is not None:
+            raise RejectedError(
+                f"this run file describes another run: {difference}",
+                why="all data nodes of a run must agree on it, to the last number",
+                fix="copy the leader's run file and its prepared data",
+                code="E-REJ-004",
+            )
+        known.keep(manifest)
         part = Part(
             role=Role.DATA,
-            run_id=_new_run_id(manifest),
+            run_id=contact.run_id,
             manifest=manifest,
-            leader=identity.node_id,
-            data_dir=data_dir,
-            init_dir=options.init_dir,
+            leader=contact.leader,
+            leader_address=contact.leader_address,
+            data_dir=self.data_dir,
         )
-        return part, ()
-    known, peers = KnownManifests(options.node.state_dir), KnownPeers(options.node.state_dir)
-    join, own = options.join, identity.node_id
-    contact = await patiently(lambda: find_run(join, known, peers, own), say)
-    if options.init_dir is None:
-        # Its part of the state comes from the leader.
-        given = contact.manifest
-        manifest = dataclasses.replace(
-            manifest,
-            initial_weights=given.initial_weights,
-            start_iteration=given.start_iteration,
-        )
-    if (difference := manifest.first_difference(contact.manifest)) is not None:
-        raise RejectedError(
-            f"this run file describes another run: {difference}",
-            why="all data nodes of a run must agree on it, to the last number",
-            fix="copy the leader's run file and its prepared data",
-            code="E-REJ-004",
-        )
-    known.keep(manifest)
-    part = Part(
-        role=Role.DATA,
-        run_id=contact.run_id,
-        manifest=manifest,
-        leader=contact.leader,
-        leader_address=contact.leader_address,
-        data_dir=data_dir,
-    )
-    return part, contact.addresses
+        return _Place(part, contact.addresses)
 
 
 def _new_run_id(manifest: Manifest) -> RunId:

@@ -16,7 +16,7 @@ from decod.daemon import leader as module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, run_leader
+from decod.daemon.leader import LeaderOptions, _Joining, _Leading, _weights_hash
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
@@ -28,9 +28,9 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
+from decod.ids import NodeId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_to_hf
-from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import (
@@ -38,7 +38,6 @@ from tests.unit.daemon.nodes import (
     STRANGER,
     make_manifest,
     make_node,
-    signals_kept,
 )
 
 MODEL = ModelConfig()
@@ -92,33 +91,34 @@ class Joining:
 
         monkeypatch.setattr(module, "find_run", find)
 
-    def part(self, folder: Path, **mine: Any) -> Any:
-        identity = cast("Identity", SimpleNamespace(node_id="m" * 52))
-        manifest, said = make_manifest(**mine), list[str]()
-        given = options(folder, join="...")
-        return asyncio.run(_part(given, identity, manifest, folder, said.append))
+    def place(self, folder: Path, *, again: bool = False, **mine: Any) -> Any:
+        given = options(folder, init_dir=folder if again else None)
+        joining = _Joining(given, NodeId("m" * 52), make_manifest(**mine), folder)
+        return asyncio.run(joining.seek("...", again=again))
 
 
 def test_a_further_data_node_joins_with_the_same_run_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, contacts = Joining(monkeypatch).part(tmp_path)
-    assert (part.run_id, part.leader) == (RUN_ID, STRANGER)
-    assert contacts == ("127.0.0.1:1", "127.0.0.1:2")
+    place = Joining(monkeypatch).place(tmp_path)
+    assert (place.part.run_id, place.part.leader) == (RUN_ID, STRANGER)
+    assert place.contacts == ("127.0.0.1:1", "127.0.0.1:2")
 
 
 def test_another_run_file_is_refused_and_the_field_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RejectedError, match=r"run\.seed is 3 here and 0 there"):
-        Joining(monkeypatch).part(tmp_path, seed=3)
+        Joining(monkeypatch).place(tmp_path, seed=3)
 
 
 def test_a_further_data_node_needs_no_folder_of_the_given_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, _ = Joining(monkeypatch, initial_weights="a" * 64).part(tmp_path)
-    assert part.manifest.initial_weights == "a" * 64
+    for again in (False, True):
+        joining = Joining(monkeypatch, initial_weights="a" * 64)
+        place = joining.place(tmp_path, again=again)
+        assert place.part.manifest.initial_weights == "a" * 64
 
 
 def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
@@ -234,41 +234,6 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-class Lives:
-    """A leader whom others have replaced, again and again, until a life ends otherwise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leaving: bool) -> None:
-        self.lines: list[str] = []
-        self.joins: list[str | None] = []
-        self._leaving = leaving
-        monkeypatch.setattr(module, "_run_once", self._run_once)
-
-    async def _run_once(self, asked: LeaderOptions, *_: Any) -> module._Life:
-        self.joins.append(asked.join)
-        reason = StopReason.FINISHED if len(self.joins) > 1 else StopReason.SUPERSEDED
-        return module._Life(Stop(reason, "m leads the run in term 2"), "decod1-x", self._leaving)
-
-    def run(self, folder: Path) -> int:
-        with signals_kept():
-            return run_leader(options(folder), self.lines.append)
-
-
-def test_who_was_replaced_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = Lives(monkeypatch, leaving=False)
-    assert lives.run(tmp_path) == 0
-    assert lives.joins == [None, "decod1-x"]
-    assert lives.lines == ["m leads the run in term 2: this node joins it again as a data node"]
-
-
-def test_who_was_replaced_and_is_to_leave_does_not_join_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lives = Lives(monkeypatch, leaving=True)
-    assert lives.run(tmp_path) == 0
-    assert lives.joins == [None]
-    assert lives.lines == ["left the run: m leads the run in term 2"]
-
-
 def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:
     never = threading.Event()
 
@@ -290,6 +255,8 @@ def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None
         (StopReason.REFUSED, RejectedError),
         (StopReason.REMOVED, TemporaryError),
         (StopReason.LEADER_LOST, TemporaryError),
+        (StopReason.SUPERSEDED, TemporaryError),
+        (StopReason.CRIPPLED, DecodError),
         (StopReason.FAILED, DecodError),
     ],
 )
