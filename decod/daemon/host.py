@@ -49,7 +49,7 @@ from decod.net.identity import load_or_create_identity
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
-from decod.protocol.effects import Note, Stop
+from decod.protocol.effects import Note, Stop, StopReason
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
 from decod.protocol.patience import Patience
@@ -421,6 +421,8 @@ class Node:
         assert self.driver is not None
         stop = await self.driver.stopped
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
+        if stop.reason is StopReason.FINISHED:
+            KnownPeers(self.config.state_dir).forget(self.part.run_id)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
 
@@ -530,7 +532,8 @@ class Node:
     def _remember_members(self) -> None:
         assert self.driver is not None
         view, peers = self.driver.machine.context.view, KnownPeers(self.config.state_dir)
-        in_thread(lambda: peers.keep(self.part.run_id, view, own=self.address))
+        run_id, name = self.part.run_id, self.part.manifest.run.name
+        in_thread(lambda: peers.keep(run_id, name, view, own=self.address))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""

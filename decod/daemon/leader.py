@@ -1,30 +1,26 @@
 """`decod leader`: makes a run, or joins one as a further data node, and keeps its result."""
 
 import asyncio
-import base64
 import dataclasses
 import hashlib
 import json
-import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig
-from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
+from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import Checkpoints
-from decod.daemon.contact import find_run, patiently
+from decod.daemon.contact import patiently
 from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.export import export_model
-from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.host import Host, Node, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.lives import Lives
-from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.resume import find_resumed
+from decod.daemon.place import Joining, LeaderOptions, Place, continued, founded
+from decod.daemon.resume import AUTO, find_resumed
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
@@ -38,33 +34,12 @@ from decod.errors import (
     DecodError,
     HardwareError,
     NetworkError,
-    RejectedError,
 )
-from decod.ids import NodeId, RunId
+from decod.ids import RunId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_from_hf
-from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
-from decod.protocol.view import Role
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderOptions:
-    """What `decod leader` was asked to do."""
-
-    run_file: RunFile
-    node: NodeConfig
-    init_dir: Path | None = None
-    """Folder of a model to start from."""
-    resume: int | None = None
-    """Iteration of the checkpoint to go on from, or `resume.LATEST`; None begins anew."""
-    join: str | None = None
-    """Join string of a run that this host becomes a further data node of."""
-    export_dir: Path | None = None
-    """Where the final model goes; None: under the state folder."""
-    data_dir: Path | None = None
-    """Overrides the run file's data."""
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:
@@ -82,17 +57,12 @@ async def _run(options: LeaderOptions, say: Say) -> int:
             return await _stay(options, host, say)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A place in a run: what this node is there, and whom it asks about it."""
-
-    part: Part
-    contacts: tuple[str, ...] = ()
-
-
 async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
     """Prepare what this host gives to the run, and take part in it, maybe more than once."""
-    unless_asked, data_dir = host.leaving.unless_asked, options.data_dir
+    unless_asked, own = host.leaving.unless_asked, host.identity.node_id
+    if options.resume == AUTO:
+        options = await unless_asked(continued(options, own, say))
+    data_dir = options.data_dir
     if data_dir is None:
         path = options.run_file.data.path
         data_dir = await unless_asked(in_thread(lambda: corpus_folder(path)))
@@ -103,21 +73,21 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         if checkpoint_dir is not None:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
-            await unless_asked(tell_elsewhere(run_id, members, host.identity.node_id, say))
-        joining = _Joining(options, host.identity.node_id, manifest, data_dir)
+            await unless_asked(tell_elsewhere(run_id, members, own, say))
+        joining = Joining(options, own, manifest, data_dir)
         if (join := options.join) is not None:
             place = await unless_asked(patiently(lambda: joining.seek(join), say))
         else:
-            place = _Place(_founded(options, host.identity, manifest, data_dir, checkpoint_dir))
-        lives = Lives[_Place](host, say, rejoins=options.node.rejoins)
+            place = Place(founded(options, own, manifest, data_dir, checkpoint_dir))
+        lives = Lives[Place](host, say, rejoins=options.node.rejoins)
         verified: asyncio.Future[None] | None = None
 
-        async def live(place: _Place) -> Stop:
+        async def live(place: Place) -> Stop:
             nonlocal verified
             async with Node(options.node, place.part, host, say) as node:
                 node.reconnecting = lives.again
                 verified = verified or in_thread(dataset.verify)
-                if place.part.leader == host.identity.node_id:
+                if place.part.leader == own:
                     stop = await _lead(node, options, verified)
                 else:
                     stop = await _follow(node, options, place.contacts, verified)
@@ -136,8 +106,7 @@ async def _follow(
     async def lead() -> Stop:
         node.say(f"this node leads the run now, in term {leader_of(node).term}")
         leading = _Leading(node, options)
-        node.join_string = join_string_of(node)
-        node.say(f"join string: {node.join_string}")
+        _hand_out(node, options)
         return await leading.run()
 
     node.commands["status"] = lambda _: full_status(node)
@@ -167,77 +136,6 @@ def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manif
 
 async def _wait(future: "asyncio.Future[None]") -> None:
     await future
-
-
-def _founded(
-    options: LeaderOptions,
-    identity: Identity,
-    manifest: Manifest,
-    data_dir: Path,
-    checkpoint_dir: Path | None,
-) -> Part:
-    """Return what this node is in a new run: the leader."""
-    return Part(
-        role=Role.DATA,
-        run_id=_new_run_id(manifest),
-        manifest=manifest,
-        leader=identity.node_id,
-        data_dir=data_dir,
-        init_dir=options.init_dir,
-        checkpoint_dir=checkpoint_dir,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Joining:
-    """How this host finds its place in a run that another host leads."""
-
-    options: LeaderOptions
-    own: NodeId
-    manifest: Manifest
-    """By this host's run file and data."""
-    data_dir: Path
-
-    async def seek(self, join: str, *, again: bool = False) -> _Place:
-        """Return the place of a further data node, if the run is as this host knows it.
-
-        Args:
-            join: Names nodes of the run.
-            again: This node was in it before, and may have founded it.
-        """
-        state_dir = self.options.node.state_dir
-        known, peers = KnownManifests(state_dir), KnownPeers(state_dir)
-        contact = await find_run(join, known, peers, self.own)
-        manifest, given = self.manifest, contact.manifest
-        if again or self.options.init_dir is None:
-            # Its part of the state comes from the leader.
-            manifest = dataclasses.replace(
-                manifest,
-                initial_weights=given.initial_weights,
-                start_iteration=given.start_iteration,
-            )
-        if (difference := manifest.first_difference(given)) is not None:
-            raise RejectedError(
-                f"this run file describes another run: {difference}",
-                why="all data nodes of a run must agree on it, to the last number",
-                fix="copy the leader's run file and its prepared data",
-                code="E-REJ-004",
-            )
-        known.keep(manifest)
-        part = Part(
-            role=Role.DATA,
-            run_id=contact.run_id,
-            manifest=manifest,
-            leader=contact.leader,
-            leader_address=contact.leader_address,
-            data_dir=self.data_dir,
-        )
-        return _Place(part, contact.addresses)
-
-
-def _new_run_id(manifest: Manifest) -> RunId:
-    digest = hashlib.sha256(manifest.sha256.encode() + secrets.token_bytes(16)).digest()
-    return RunId(base64.b32encode(digest).decode().lower()[:26])
 
 
 def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
@@ -285,9 +183,20 @@ def _check_model(path: Path, model: ModelConfig) -> None:
             )
 
 
-async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+def _hand_out(node: Node, options: LeaderOptions) -> None:
+    """Tell the operator the join string, on the terminal and in a file.
+
+    Raises:
+        ConfigError: The file can't be written.
+    """
     node.join_string = join_string_of(node)
+    if options.join_path is not None:
+        write_join_string(options.join_path, node.join_string)
     node.say(f"join string: {node.join_string}")
+
+
+async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+    _hand_out(node, options)
     last = node.part.manifest.run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
     leading = _Leading(node, options)

@@ -13,10 +13,13 @@ import pytest
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.daemon import leader as module
+from decod.daemon import place as place_module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.leader import LeaderOptions, _Joining, _Leading, _weights_hash
+from decod.daemon.leader import _Leading, _weights_hash
+from decod.daemon.place import Joining as FurtherDataNode
+from decod.daemon.place import LeaderOptions
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
@@ -45,7 +48,8 @@ MODEL = ModelConfig()
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
     run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
-    return LeaderOptions(run_file=run_file, node=NodeConfig(state_dir=folder), **changes)
+    given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}
+    return LeaderOptions(**(given | changes))
 
 
 def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
@@ -89,11 +93,11 @@ class Joining:
             assert own == "m" * 52
             return contact
 
-        monkeypatch.setattr(module, "find_run", find)
+        monkeypatch.setattr(place_module, "find_run", find)
 
     def place(self, folder: Path, *, again: bool = False, **mine: Any) -> Any:
         given = options(folder, init_dir=folder if again else None)
-        joining = _Joining(given, NodeId("m" * 52), make_manifest(**mine), folder)
+        joining = FurtherDataNode(given, NodeId("m" * 52), make_manifest(**mine), folder)
         return asyncio.run(joining.seek("...", again=again))
 
 
