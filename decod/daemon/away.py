@@ -143,6 +143,15 @@ class Away(Generic[T]):
             )
         return await self._commands[command]()
 
+    def describe(self) -> str:
+        """Return one line on how the node is."""
+        return NodeState.PAUSED.value if self._paused else f"{RECONNECTING}: {self._why}"
+
+    @property
+    def healthy(self) -> bool:
+        """It has no core that could be late."""
+        return True
+
     async def _pause(self) -> dict[str, Any]:
         self._paused = True
         if self._looking is not None:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
 
@@ -90,19 +90,13 @@ def _at_socket(state_dir: Path, use: Callable[[str], Any]) -> None:
 
 
 class ControlServer:
-    """Answers on the socket of one state folder. Leaving the `async with` block closes it."""
+    """Answers on the socket of one state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._answer: Answer = _answer_nothing
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def answer_with(self, answer: Answer) -> None:
         """Listen if that has not begun, and have requests answered by somebody else from now on.

@@ -15,8 +15,8 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
 from decod.daemon.leaving import Leaving, LeftEarlyError
+from decod.daemon.notify import Notifier
 from decod.daemon.peers import KnownPeers
+from decod.daemon.presence import NodePresence, Presence
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
 from decod.daemon.threads import in_thread
@@ -134,8 +136,9 @@ class Host:
     def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
         self.leaving = leaving
-        self.control = ControlServer(config.state_dir)
-        """Answers the operator, from the first node's start to the end of the last."""
+        self._control = ControlServer(config.state_dir)
+        self._notifier = Notifier()
+        self._presence: Presence | None = None
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         try:
@@ -145,6 +148,32 @@ class Host:
         except BaseException:
             self._folder.unlock()
             raise
+
+    @asynccontextmanager
+    async def tended(self) -> AsyncIterator[None]:
+        """Have operator and service manager answered and told for as long as the context lasts."""
+        telling = asyncio.create_task(self._notifier.keep_telling(self))
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            await self._control.close()
+
+    async def present(self, presence: Presence) -> None:
+        """From now on this is what the daemon is."""
+        self._presence = presence
+        await self._control.answer_with(presence.answer)
+        self._notifier.ready()
+
+    def describe(self) -> str:
+        """Return one line on how the daemon is."""
+        return "starting" if self._presence is None else self._presence.describe()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the daemon does what is due."""
+        return self._presence is None or self._presence.healthy
 
     def __enter__(self) -> "Host":
         return self
@@ -235,7 +264,7 @@ class Node:
         await self._start_compute()
         port = await self._listen()
         self.address = advertised(config, port)
-        await self.host.control.answer_with(self._answer)
+        await self.host.present(NodePresence(self))
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
 
     async def _start_compute(self) -> None:
@@ -465,18 +494,6 @@ class Node:
     def local_status(self) -> dict[str, Any]:
         """Return the status as this node knows it."""
         return status_of(self)
-
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        command = request.get("command")
-        handler = self.commands.get(str(command))
-        if handler is None:
-            raise ConfigError(
-                f"unknown request {str(command)[:40]!r}",
-                why="this daemon does not know it, or its node can't answer it",
-                fix="use the decod command of the same version",
-                code="E-RUN-003",
-            )
-        return await handler(request)
 
     async def _export(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Say who can; a node that leads takes another method once it does."""

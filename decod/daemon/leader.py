@@ -53,7 +53,7 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
 
 async def _run(options: LeaderOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(options.node, leaving) as host:
-        async with host.control:
+        async with host.tended():
             return await _stay(options, host, say)
 
 

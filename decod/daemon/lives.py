@@ -79,7 +79,7 @@ class Lives(Generic[T]):
                     raise
                 self._failed(error)
                 self._away.failed(f"{error.what}: {error.why}")
-                await self._host.control.answer_with(self._away.answer)
+                await self._host.present(self._away)
             else:
                 if not self._comes_back(stop):
                     return self._exit_code(stop)
@@ -106,7 +106,7 @@ class Lives(Generic[T]):
         if self._comes_back(stop):
             paused = stop.reason is StopReason.PAUSED
             self._away = Away(node, seek, stop.detail, paused=paused)
-            await self._host.control.answer_with(self._away.answer)
+            await self._host.present(self._away)
             if paused:
                 self.say("paused, and the device is free: decod resume joins the run again")
 

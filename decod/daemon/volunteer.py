@@ -55,7 +55,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
                 seeking = patiently(lambda: _seek(options, own), say)
                 contact = await leaving.unless_asked(seeking)
             lives = Lives[Contact](host, say, rejoins=options.node.rejoins)
-            async with host.control:
+            async with host.tended():
                 return await lives.run(contact, lambda found: _live(options, host, found, lives))
 
 

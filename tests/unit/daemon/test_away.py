@@ -68,8 +68,8 @@ def leave(
         with make_node(folder, leads=False) as node, signals_kept(), node.leaving:
             node.say = lines.append
             away = Away(node, seek, "its link was cut", paused=paused)
-            async with node.host.control:
-                await node.host.control.answer_with(away.answer)
+            async with node.host.tended():
+                await node.host.present(away)
                 finding = away.until_found(backoff or Asleep())
                 waiting = asyncio.create_task(node.leaving.unless_asked(finding))
                 await test(request)

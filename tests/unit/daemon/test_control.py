@@ -134,17 +134,18 @@ def test_who_answers_may_change_and_the_socket_stays(tmp_path: Path) -> None:
         def request() -> dict[str, Any]:
             return ask(tmp_path, {}, timeout_s=10)
 
-        async with ControlServer(tmp_path) as server:
-            assert not (tmp_path / SOCKET_NAME).exists()
-            await server.answer_with(hang)
-            waiting = asyncio.create_task(asyncio.to_thread(request))
-            await started.wait()
-            before = (tmp_path / SOCKET_NAME).stat().st_ino
-            await server.answer_with(echo)
-            with pytest.raises(NotRunningError, match="E-RUN-007"):
-                await waiting
-            assert await asyncio.to_thread(request) == {"echo": {}}
-            assert (tmp_path / SOCKET_NAME).stat().st_ino == before
+        server = ControlServer(tmp_path)
+        assert not (tmp_path / SOCKET_NAME).exists()
+        await server.answer_with(hang)
+        waiting = asyncio.create_task(asyncio.to_thread(request))
+        await started.wait()
+        before = (tmp_path / SOCKET_NAME).stat().st_ino
+        await server.answer_with(echo)
+        with pytest.raises(NotRunningError, match="E-RUN-007"):
+            await waiting
+        assert await asyncio.to_thread(request) == {"echo": {}}
+        assert (tmp_path / SOCKET_NAME).stat().st_ino == before
+        await server.close()
         assert not (tmp_path / SOCKET_NAME).exists()
 
     asyncio.run(main())

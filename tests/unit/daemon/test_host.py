@@ -14,6 +14,7 @@ from decod.config.node import NodeConfig
 from decod.daemon import host as module
 from decod.daemon.host import Host, advertised
 from decod.daemon.leaving import Leaving
+from decod.daemon.presence import NodePresence
 from decod.daemon.volunteer import Contact, _advertise_observed
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.dht import Dht
@@ -159,7 +160,7 @@ def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
 
             begun = asyncio.create_task(node.unless_drained(load()))
             await asyncio.sleep(0)
-            answer = await node._answer({"command": "drain"})
+            answer = await NodePresence(node).answer({"command": "drain"})
             assert answer == {"draining": True}
             assert not await begun
             assert cancelled.is_set()
@@ -183,7 +184,7 @@ def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-            await node._answer({"command": ["x"]})
+            await NodePresence(node).answer({"command": ["x"]})
 
     asyncio.run(test())
 

@@ -20,6 +20,7 @@ from decod.daemon.export import export_model
 from decod.daemon.leader import _Leading, _weights_hash
 from decod.daemon.place import Joining as FurtherDataNode
 from decod.daemon.place import LeaderOptions
+from decod.daemon.presence import NodePresence
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
@@ -192,7 +193,7 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
             _Leading(node, options(tmp_path))
             request = {"command": "export"} | ({} if path is None else {"path": path})
             with pytest.raises(ConfigError, match="E-CFG-044"):
-                await node._answer(request)
+                await NodePresence(node).answer(request)
 
     asyncio.run(test())
 
@@ -220,10 +221,10 @@ def test_an_export_waits_for_the_first_iteration(
         with make_node(tmp_path) as node:
             for _ in range(2):
                 with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await node._answer(request)
+                    await NodePresence(node).answer(request)
                 _Leading(node, options(tmp_path))
             node.progress.iteration += 1
-            assert (await node._answer(request))["iteration"] == 1
+            assert (await NodePresence(node).answer(request))["iteration"] == 1
 
     monkeypatch.setattr(module, "export_model", export)
     asyncio.run(test())
@@ -233,7 +234,7 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
         with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await node._answer({"command": "export", "path": str(tmp_path / "model")})
+            await NodePresence(node).answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
 

@@ -60,7 +60,7 @@ def live(
                 await lives.ended(node, end, seek)
                 return end
 
-            async with host.control:
+            async with host.tended():
                 return await lives.run(0, one_life)
 
     return asyncio.run(within()), lines
