@@ -1,6 +1,7 @@
 """`NodeConfig`: what each host may choose for itself, and readers of the options it comes from."""
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,11 @@ def default_state_dir() -> Path:
 def default_cache_dir() -> Path:
     """Returns where things live that can be made again: the default corpus, for one."""
     return platformdirs.user_cache_path("decod")
+
+
+def invoking_user() -> str | None:
+    """Returns who has used `sudo` to run this command; None if nobody has."""
+    return os.environ.get("SUDO_USER") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
