@@ -85,7 +85,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         async def live(place: Place) -> Stop:
             nonlocal verified
             async with Node(options.node, place.part, host, say) as node:
-                node.reconnecting = lives.again
+                lives.begins(node)
                 verified = verified or in_thread(dataset.verify)
                 if place.part.leader == own:
                     stop = await _lead(node, options, verified)
@@ -106,7 +106,11 @@ async def _follow(
     async def lead() -> Stop:
         node.say(f"this node leads the run now, in term {leader_of(node).term}")
         leading = _Leading(node, options)
-        _hand_out(node, options)
+        try:
+            _hand_out(node, options)
+        except ConfigError as error:
+            # A leader in office does not end for that.
+            node.say(str(error))
         return await leading.run()
 
     node.commands["status"] = lambda _: full_status(node)
@@ -190,9 +194,9 @@ def _hand_out(node: Node, options: LeaderOptions) -> None:
         ConfigError: The file can't be written.
     """
     node.join_string = join_string_of(node)
+    node.say(f"join string: {node.join_string}")
     if options.join_path is not None:
         write_join_string(options.join_path, node.join_string)
-    node.say(f"join string: {node.join_string}")
 
 
 async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:

@@ -50,32 +50,31 @@ class Lives(Generic[T]):
         self._host = host
         self.say = say
         self._rejoins = rejoins
+        self._node: Node | None = None
+        """Of the life that has begun last."""
         self._away: Away[T] | None = None
         self._backoff = Backoff()
         self._failures_s: list[float] = []
         """When compute processes failed."""
-
-    @property
-    def again(self) -> bool:
-        """Whether the life that begins is not the first."""
-        return self._away is not None
 
     async def run(self, first: T, live: Callable[[T], Awaitable[Stop]]) -> int:
         """Have the node live until it does not come back; return the exit code.
 
         Args:
             first: What it takes to join the run.
-            live: Joins it; returns how that ended. It calls `ended` before the node is closed.
+            live: Joins it; returns how that ended. It calls `begins` when it has a node, and
+                `ended` before that is closed.
 
         Raises:
             DecodError: The first life could not begin, or one ended in a way that needs a person.
         """
         found = first
         while True:
+            self._node = None
             try:
                 stop = await live(found)
             except (HardwareError, NetworkError) as error:
-                if self._away is None:
+                if self._away is None or self._took_part:
                     raise
                 self._failed(error)
                 self._away.failed(f"{error.what}: {error.why}")
@@ -93,6 +92,10 @@ class Lives(Generic[T]):
                 self.say("left the run: it was out of it already")
                 return 0
 
+    def begins(self, node: "Node") -> None:
+        """A life has begun: its node has started."""
+        self._node, node.reconnecting = node, self._away is not None
+
     async def ended(self, node: "Node", stop: Stop, seek: Callable[[], Awaitable[T]]) -> None:
         """A life has ended, and its node is about to be closed.
 
@@ -109,6 +112,11 @@ class Lives(Generic[T]):
             await self._host.present(self._away)
             if paused:
                 self.say("paused, and the device is free: decod resume joins the run again")
+
+    @property
+    def _took_part(self) -> bool:
+        """Whether the core of the life that has begun last was started."""
+        return self._node is not None and self._node.driver is not None
 
     def _comes_back(self, stop: Stop) -> bool:
         if self._host.leaving.asked.is_set():

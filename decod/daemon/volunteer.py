@@ -89,7 +89,7 @@ async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives
     )
     KnownManifests(options.node.state_dir).keep(contact.manifest)
     async with Node(options.node, part, host, lives.say) as node:
-        node.reconnecting = lives.again
+        lives.begins(node)
         node.commands["status"] = lambda _: full_status(node)
         _advertise_observed(node, contact)
         name = options.node.name or host.identity.name

@@ -57,11 +57,6 @@ class Wishes:
         if self._told:
             self.tell_core()
 
-    @property
-    def leaving(self) -> bool:
-        """Whether the node is to leave."""
-        return self._leaving.is_set()
-
     async def wait_leaving(self) -> None:
         """Return when the node is to leave."""
         await self._leaving.wait()

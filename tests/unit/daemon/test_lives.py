@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from decod.daemon.backoff import Backoff
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Node
 from decod.daemon.lives import FAILURES_MAX, Lives
+from decod.driver.driver import NodeDriver
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node
@@ -52,8 +54,10 @@ def live(
                 return 1
 
             async def one_life(found: int) -> Stop:
-                assert found == lives.again
+                assert found == (lives._away is not None)
                 end = ends.pop(0)
+                lives.begins(node)
+                assert node.reconnecting == bool(found)
                 look(Life(len(ends), node, lives))
                 if isinstance(end, DecodError):
                     raise end
@@ -104,6 +108,19 @@ def test_what_keeps_the_first_life_from_beginning_is_told_at_once(
     for error in (NO_DEVICE, NO_PORT):
         with pytest.raises(type(error)):
             live(tmp_path, monkeypatch, [error])
+
+
+def test_an_error_at_the_end_of_the_run_is_no_reason_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader may have been elected in a later life, and its disk be full."""
+
+    def take_part(life: Life) -> None:
+        if not life.number:
+            life.node.driver = cast("NodeDriver", object())
+
+    with pytest.raises(HardwareError, match="no such device"):
+        live(tmp_path, monkeypatch, [LOST, NO_DEVICE], look=take_part)
 
 
 def test_compute_processes_that_fail_again_and_again_are_the_end(

@@ -169,7 +169,7 @@ def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: 
     async def at_a_volunteer(node: Node) -> None:
         with pytest.raises(RejectedError, match=r"E-REJ-008 .* does not lead"):
             await NodePresence(node).answer({"command": "drain", "end_run": True})
-        assert not node.wishes.leaving
+        assert not node.leaving.asked.is_set()
 
     run(tmp_path / "volunteer", at_a_volunteer)
 
