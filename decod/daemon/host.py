@@ -312,6 +312,7 @@ class Node:
                     raise
             else:
                 break
+        self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self.server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.client.close)
         self._stack.push_async_callback(self.dht.close)

@@ -5,6 +5,7 @@ compute process dies. The next one has the same identity and state folder. It be
 found again, with a new compute process, on the address that this host has by then.
 """
 
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -85,6 +86,9 @@ class Lives(Generic[T]):
                 if stop.reason is StopReason.CRIPPLED:
                     self._failed(_broken(stop))
             assert self._away is not None
+            # The last life's objects refer to each other, and hold files.
+            self._node = None
+            gc.collect()
             try:
                 search = self._away.until_found(self._backoff)
                 found = await self._host.leaving.unless_asked(search)
