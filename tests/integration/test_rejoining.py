@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,9 @@ def wait_until_back(cluster: Cluster, daemon: Daemon) -> None:
         daemon.refuse_death()
         return is_member(cluster, daemon) and daemon.is_ready()
 
+    start_s = time.monotonic()
     cluster.wait_for(is_back, f"the return of {daemon.name}")
+    print(f"{daemon.name} is back after {time.monotonic() - start_s:.1f} s")
     before = cluster.leader.iteration
     cluster.wait_for_iteration(before + 3)
     cluster.wait_for_iteration(before + 3, node=daemon)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,9 @@ def wait_until_works(machine: Machine, cluster: Cluster) -> str:
         works = re.match(r"(training|aggregating), stage 1", machine.show(UNIT, "StatusText"))
         return str(node["id"]) if node is not None and works else None
 
+    start_s = time.monotonic()
     found = cluster.wait_for(look, "the machine's node", timeout_s=120.0)
+    print(f"at work after {time.monotonic() - start_s:.1f} s")
     assert machine.show(UNIT, "ActiveState") == "active", machine.log(UNIT)
     cluster.wait_for_iteration(cluster.leader.iteration + 2)
     return str(found)
