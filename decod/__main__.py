@@ -2,13 +2,20 @@
 
 import sys
 
+from decod.signals import leave_early
+
 _INTERRUPTED = 130
 """As `decod.cli.errors.EXIT_INTERRUPTED`, which may not be there yet."""
+
+_NODES = (["leader"], ["join"])
+"""Commands that run a node. Whatever asks it to leave ends it in order, from here on."""
 
 
 def run() -> int:
     """Run the command line and return its exit code; Ctrl-C counts from here on."""
     try:
+        if sys.argv[1:2] in _NODES:
+            leave_early()
         from decod.cli.main import main
 
         return main()

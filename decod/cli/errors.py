@@ -6,6 +6,7 @@ The exit codes are an interface; every one is explained in the README.
 import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,10 +53,14 @@ def use_color() -> bool | None:
 
 
 def print_error(message: str) -> None:
-    """Writes one line on stderr. Text of files and peers in it is made harmless first."""
+    """Writes one line on stderr. Text of files and peers in it is made harmless first.
+
+    The terminal may have gone: the exit code still tells.
+    """
     label = click.style("error:", fg="red", bold=True)
     text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
-    click.echo(f"{label} {text}", err=True, color=use_color())
+    with suppress(OSError, ValueError):
+        click.echo(f"{label} {text}", err=True, color=use_color())
 
 
 def report_decod_error(error: DecodError) -> int:

@@ -4,12 +4,19 @@ from typing import Any
 
 import click
 
-from decod.cli.node_options import node_config, node_options, say
+from decod.cli.node_options import (
+    join_file_option,
+    join_string_of,
+    node_config,
+    node_options,
+    say,
+)
 from decod.cli.options import AutoOrCount
 
 
 @click.command()
-@click.argument("join_string", metavar="JOINSTRING")
+@click.argument("join_string", metavar="[JOINSTRING]", required=False)
+@join_file_option
 @click.option(
     "--stage",
     type=AutoOrCount(minimum=1),
@@ -19,7 +26,7 @@ from decod.cli.options import AutoOrCount
     help="Relay stage to run, from 1; auto lets the leader choose the busiest.",
 )
 @node_options
-def join(join_string: str, **options: Any) -> int:
+def join(join_string: str | None, **options: Any) -> int:
     """Give this machine to a run.
 
     \b
@@ -27,13 +34,16 @@ def join(join_string: str, **options: Any) -> int:
       decod join JOINSTRING
       decod join JOINSTRING --device cuda:0 --name brave-otter
       decod join JOINSTRING --listen 127.0.0.1:0 --state-dir /tmp/relay-1
+      decod join --join-file join.txt
 
-    JOINSTRING is the line that `decod leader` printed. Ctrl-C finishes the work in hand, says
-    goodbye and leaves.
+    JOINSTRING is the line that `decod leader` printed. The node stays until the run is over, and
+    joins again by itself if it falls out of it. Ctrl-C finishes the work in hand, says goodbye and
+    leaves.
     """
     from decod.daemon.volunteer import JoinOptions, run_join
 
-    chosen = JoinOptions(
-        join_string=join_string, node=node_config(options), stage_index=options["stage"]
-    )
+    text = join_string_of(join_string, options["join_file"], name="JOINSTRING")
+    if text is None:
+        raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
+    chosen = JoinOptions(join_string=text, node=node_config(options), stage_index=options["stage"])
     return run_join(chosen, say)

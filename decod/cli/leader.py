@@ -5,7 +5,13 @@ from typing import Any
 
 import click
 
-from decod.cli.node_options import node_config, node_options, say
+from decod.cli.node_options import (
+    join_file_option,
+    join_string_of,
+    node_config,
+    node_options,
+    say,
+)
 from decod.cli.options import LatestOrIteration
 
 
@@ -21,8 +27,9 @@ from decod.cli.options import LatestOrIteration
 @click.option(
     "--resume",
     type=LatestOrIteration(),
-    metavar="latest|ITERATION",
-    help="Go on from a checkpoint of this run file's run in the state folder.",
+    metavar="latest|auto|ITERATION",
+    help="Go on from a checkpoint of this run file's run in the state folder. With auto: join the"
+    " run again if others go on with it, else resume it, else begin it.",
 )
 @click.option(
     "--data",
@@ -31,6 +38,13 @@ from decod.cli.options import LatestOrIteration
     help="Corpus on this host, instead of the run file's data.path.",
 )
 @click.option("--join", metavar="JOINSTRING", help="Be a further data node of a run that exists.")
+@join_file_option
+@click.option(
+    "--write-join",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the join string to this file too; only you may read it.",
+)
 @click.option(
     "--export",
     type=click.Path(file_okay=False, path_type=Path),
@@ -52,19 +66,24 @@ def leader(run_file: Path, **options: Any) -> int:
     after a last checkpoint, and --resume goes on from it, with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
-    from decod.daemon.leader import LeaderOptions, run_leader
+    from decod.daemon.leader import run_leader
+    from decod.daemon.place import LeaderOptions
+    from decod.daemon.resume import AUTO
 
-    for other in ("init", "join"):
-        if options["resume"] is not None and options[other] is not None:
-            raise click.UsageError(f"--resume and --{other} exclude each other")
+    join = join_string_of(options["join"], options["join_file"], name="--join")
+    if options["resume"] is not None and join is not None:
+        raise click.UsageError("--resume and --join exclude each other")
+    if options["resume"] not in (None, AUTO) and options["init"] is not None:
+        raise click.UsageError("--resume and --init exclude each other")
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),
         node=node_config(options),
         init_dir=_absolute(options["init"]),
         resume=options["resume"],
-        join=options["join"],
+        join=join,
         export_dir=_absolute(options["export"]),
         data_dir=_absolute(options["data"]),
+        join_path=_absolute(options["write_join"]),
     )
     return run_leader(chosen, say)
 

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "status": "Show who is there, what flows where, how fast, how good.",
     "pause": "Take no microbatches for a while, and stay in the run.",
     "resume": "Take microbatches again.",
+    "service": "Have a node start with this machine, and start again.",
     "drain": "Finish what is in hand and leave the run.",
     "export": "Write the model in Hugging Face's format.",
     "checkpoint": "List or verify the checkpoints of this host's runs.",

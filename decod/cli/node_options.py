@@ -1,6 +1,7 @@
 """Options that `decod leader` and `decod join` share: what a host may choose for its node."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,10 +11,8 @@ import click
 from decod.cli.errors import ReportPlace
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType
 from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
+from decod.config.secret import JOIN_STRING_MAX_CHARACTERS, read_join_string
 from decod.obs.text import clean_text
-
-_LINE_MAX_CHARACTERS = 10_000
-"""A join string with all its addresses fits."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,6 +31,14 @@ state_dir_option = click.option(
     default=default_state_dir,
     metavar="DIR",
     help="Folder of the node: identity, logs, control socket. One for each node of a host.",
+)
+
+join_file_option = click.option(
+    "--join-file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Read the join string from this file, or with - from standard input: everybody on this"
+    " host can see a command line.",
 )
 
 _OPTIONS = (
@@ -74,6 +81,11 @@ _OPTIONS = (
         help="Longest that leaving may take; then the node goes at once. (A run's leader takes the"
         " time that keeping the model takes.)",
     ),
+    click.option(
+        "--no-rejoin",
+        is_flag=True,
+        help="Exit with code 75 when the run goes on without this node, instead of joining again.",
+    ),
     state_dir_option,
     click.option("--name", metavar="NAME", help="What others see in `decod status`."),
 )
@@ -103,10 +115,32 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         drain_timeout_s=options["drain_timeout"],
         state_dir=options["state_dir"].expanduser().absolute(),
         name=options["name"],
+        rejoins=not options["no_rejoin"],
     )
+
+
+def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:
+    """Returns the join string, from the command line or from a file.
+
+    Args:
+        given: On the command line.
+        file: Holds it; `-` is standard input.
+        name: Of the argument or option that may give it.
+
+    Raises:
+        ConfigError: The file can't be read.
+        UsageError: Both are given.
+    """
+    if file is None:
+        return given
+    if given is not None:
+        raise click.UsageError(f"give {name} or --join-file, not both")
+    if str(file) == "-":
+        return sys.stdin.read(JOIN_STRING_MAX_CHARACTERS).strip()
+    return read_join_string(file.expanduser())
 
 
 def say(line: str) -> None:
     """Writes a line of a running node on stdout. Whoever listened may have gone: no error."""
     with contextlib.suppress(OSError, ValueError):
-        click.echo(clean_text(line, limit=_LINE_MAX_CHARACTERS))
+        click.echo(clean_text(line, limit=JOIN_STRING_MAX_CHARACTERS))

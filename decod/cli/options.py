@@ -12,6 +12,8 @@ from decod.errors import ConfigError
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_MAX_S = 86_400.0
+_STARTS = {"latest": 0, "auto": -1}
+"""As `decod.daemon.resume` has them."""
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
@@ -52,17 +54,17 @@ class AutoOrCount(click.ParamType[int | None]):
 
 
 class LatestOrIteration(click.ParamType[int]):
-    """`latest`, which gives 0, or an iteration, from 1."""
+    """`latest`, which gives 0, `auto`, which gives -1, or an iteration, from 1."""
 
-    name = "latest|iteration"
+    name = "latest|auto|iteration"
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)
-        if text == "latest":
-            return 0
+        if text in _STARTS:
+            return _STARTS[text]
         if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) < 1:
-            self.fail(f"{text!r} is neither latest nor an iteration from 1", param, ctx)
+            self.fail(f"{text!r} is neither latest, auto nor an iteration from 1", param, ctx)
         return int(text)
 
 

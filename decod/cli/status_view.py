@@ -28,6 +28,7 @@ _STATE_STYLES = {
     "gathering": "yellow",
     "waiting": "red",
     "paused": "yellow",
+    "reconnecting": "yellow",
     "draining": "yellow",
     "isolated": "red",
     "rejected": "red",

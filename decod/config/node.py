@@ -1,6 +1,7 @@
 """`NodeConfig`: what each host may choose for itself, and readers of the options it comes from."""
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,11 @@ def default_cache_dir() -> Path:
     return platformdirs.user_cache_path("decod")
 
 
+def invoking_user() -> str | None:
+    """Returns who has used `sudo` to run this command; None if nobody has."""
+    return os.environ.get("SUDO_USER") or None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node on one host. Nothing in it changes what is learnt."""
@@ -52,6 +58,9 @@ class NodeConfig:
     repeated iteration. Raise it where iterations take longer. 0 to 86400."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
+    rejoins: bool = True
+    """Whether the node joins again by itself when the run has gone on without it. Otherwise the
+    command ends with exit code 75, for a service manager that starts it again."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: made from the node's id."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from decod.config.schema import Manifest, RunConfig, flatten
-from decod.daemon.gathering import GatheredStates, gathered_states
+from decod.daemon.gathering import GatheredStates, gathered_states, kept_iterations
 from decod.daemon.threads import in_thread
 from decod.errors import CheckpointError, DecodError
 from decod.train.checkpoint.entries import (
@@ -162,13 +162,15 @@ class Checkpoints:
         Args:
             writes: False where nobody has the last iteration any more.
         """
-        iteration = self._node.progress.iteration
+        marks = kept_iterations(self._node)
+        iteration = self._node.progress.iteration if marks is None else max(marks, default=0)
         async with self._finishing:
             if self._task is not None:
                 await asyncio.gather(self._task, return_exceptions=True)
             begun = iteration > self._node.part.manifest.start_iteration
             # One of this iteration that was there before may be of a future that was given up.
             written = self.last == iteration and self._last_s is not None
+            written |= self.last is not None and self.last > iteration
             wanted = writes and self._config.every_iterations > 0
             if wanted and begun and not written:
                 await self._try()
@@ -194,6 +196,7 @@ class Checkpoints:
                 gathered_states(node, with_optimizer=True) as states,
             ):
                 iteration = states.iteration
+                self._require_newer(iteration)
                 manifest = self._manifest(states)
                 blobs = _blobs(states, node.part.manifest)
                 gathered_s = time.monotonic() - start_s
@@ -243,6 +246,20 @@ class Checkpoints:
                 why="the states of all stages are gathered in the leader's memory first",
                 fix="free memory, lead from a larger host, or set checkpoint.every_iterations = 0",
                 code="E-CKP-014",
+            )
+
+    def _require_newer(self, iteration: int) -> None:
+        """Refuse what is older than the last one: disks may keep no more than that.
+
+        Raises:
+            CheckpointError: It is.
+        """
+        if self.last is not None and iteration < self.last:
+            raise CheckpointError(
+                f"hosts' disks keep iteration {iteration}, and no newer one",
+                why=f"the last checkpoint is of iteration {self.last}",
+                fix="go on from that",
+                code="E-CKP-019",
             )
 
     def _manifest(self, states: GatheredStates) -> CheckpointManifest:

@@ -6,7 +6,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.errors import TemporaryError
@@ -27,6 +28,8 @@ from decod.net.dht_record import LEADER
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, HelloRequest
 from decod.wire import validate
+
+T = TypeVar("T")
 
 _ANY_HOST = "0.0.0.0"  # noqa: S104 - answers come from other hosts.
 
@@ -55,12 +58,12 @@ _PAUSE_S = 1.0
 
 
 async def patiently(
-    find: Callable[[], Awaitable[Contact]],
+    find: Callable[[], Awaitable[T]],
     say: Callable[[str], None],
     *,
     patience_s: float = PATIENCE_S,
     pause_s: float = _PAUSE_S,
-) -> Contact:
+) -> T:
     """Return what `find` finds, which is called again while that may help.
 
     A host that is under load, or stalls, looks like one that is not there for a while.
@@ -199,11 +202,23 @@ def _checked_manifest(
     if not same_manifest:
         why = "the run was changed, or somebody else answers there"
         before = known.find(join.manifest_prefix)
-        difference = before.first_difference(manifest) if before is not None else None
-        if difference is not None:
+        if before is not None and _is_resumed(before, manifest):
+            why = (
+                f"its leader was started again with --resume, from iteration "
+                f"{manifest.start_iteration}: that is another run, with another join string"
+            )
+        elif before is not None and (difference := before.first_difference(manifest)) is not None:
             why = f"the run was changed: {difference}"
     fix = "ask the run's organiser for the current join string"
     raise RejectedError(what, why=why, fix=fix, code=code)
+
+
+def _is_resumed(before: Manifest, manifest: Manifest) -> bool:
+    """Whether a run goes on from a checkpoint of one like the one before."""
+    began = replace(
+        manifest, initial_weights=before.initial_weights, start_iteration=before.start_iteration
+    )
+    return manifest.start_iteration > before.start_iteration and began == before
 
 
 async def _leader_of(address: str, info: HelloInfo, join: JoinString) -> tuple[NodeId, str] | None:

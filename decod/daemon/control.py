@@ -94,14 +94,24 @@ def _at_socket(state_dir: Path, use: Callable[[str], Any]) -> None:
 class ControlServer:
     """Answers on the socket of one state folder."""
 
-    def __init__(self, state_dir: Path, answer: Answer) -> None:
+    def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self._answer = answer
+        self._answer: Answer = _answer_nothing
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Listen. The caller holds the folder's lock, so an old socket is a dead one."""
+    async def answer_with(self, answer: Answer) -> None:
+        """Listen if that has not begun, and have requests answered by somebody else from now on.
+
+        Whoever still waits for an answer hears that this is the end.
+        """
+        await self._end_serving()
+        self._answer = answer
+        if self._server is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        # The caller holds the folder's lock, so an old socket is a dead one.
         path = self._state_dir / SOCKET_NAME
         listener = socket.socket(socket.AF_UNIX)
         try:
@@ -126,7 +136,11 @@ class ControlServer:
         """Take no more requests; whoever still waits for an answer hears that this is the end."""
         if self._server is not None:
             self._server.close()
-        (self._state_dir / SOCKET_NAME).unlink(missing_ok=True)
+            self._server = None
+            (self._state_dir / SOCKET_NAME).unlink(missing_ok=True)
+        await self._end_serving()
+
+    async def _end_serving(self) -> None:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -167,6 +181,10 @@ class ControlServer:
             # The run goes on without this answer.
             _log.exception("control.failed")
             return _error_answer(_unexpected(error))
+
+
+async def _answer_nothing(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    raise _ending()
 
 
 def _unreadable(what: str) -> DecodError:

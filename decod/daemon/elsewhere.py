@@ -1,4 +1,4 @@
-"""Whether a run goes on at other hosts while its leader is about to resume a checkpoint of it.
+"""Whether a run goes on at other hosts while a host that was in it is about to begin another.
 
 Another data node may lead it by now. Who does not know that would train on in a second run, and
 hand out its join string.
@@ -18,6 +18,11 @@ from decod.net.server import HelloRequest
 TIMEOUT_S = 2.0
 """How long a start may be held up. Hosts that are gone without a word take all of it."""
 
+PATIENCE_S = 30.0
+"""How long members are given to elect another leader: an election takes a few seconds."""
+
+PAUSE_S = 1.0
+
 
 async def tell_elsewhere(
     run_id: RunId,
@@ -36,38 +41,78 @@ async def tell_elsewhere(
         say: Takes the warning, with the join string.
         timeout_s: For all answers together.
     """
+    found, _ = await _ask_all(run_id, addresses, own, timeout_s)
+    if found is not None:
+        say(
+            f"warning: run {run_id} goes on at {found.addresses[0]}, and this is a "
+            "second one, from its checkpoint; to take part in the first instead: "
+            f"decod leader RUN.toml --join {found}"
+        )
+
+
+async def await_leader(
+    run_id: RunId,
+    addresses: tuple[str, ...],
+    own: NodeId,
+    *,
+    patience_s: float = PATIENCE_S,
+    pause_s: float = PAUSE_S,
+) -> JoinString | None:
+    """Return the join string of a run that goes on, None if it does not.
+
+    Args:
+        run_id: The run.
+        addresses: Where its members were.
+        own: This node, which may have led it until a moment ago.
+        patience_s: How long members are given that have no other leader yet.
+        pause_s: Before they are asked again.
+    """
+    until_s = asyncio.get_running_loop().time() + patience_s
+    while True:
+        found, any_there = await _ask_all(run_id, addresses, own, TIMEOUT_S)
+        if found is not None or not any_there or asyncio.get_running_loop().time() > until_s:
+            return found
+        await asyncio.sleep(pause_s)
+
+
+async def _ask_all(
+    run_id: RunId, addresses: tuple[str, ...], own: NodeId, timeout_s: float
+) -> tuple[JoinString | None, bool]:
+    """Return the leader's join string if a member knows it, and whether any member is there."""
     asked = [asyncio.create_task(_leader_by(address, run_id, own)) for address in addresses]
+    any_there = False
     with suppress(TimeoutError):
         try:
             async with asyncio.timeout(timeout_s):
                 for answer in asyncio.as_completed(asked):
-                    if (found := await answer) is not None:
-                        say(
-                            f"warning: run {run_id} goes on at {found.addresses[0]}, and this is a "
-                            "second one, from its checkpoint; to take part in the first instead: "
-                            f"decod leader RUN.toml --join {found}"
-                        )
-                        break
+                    found, is_there = await answer
+                    any_there |= is_there
+                    if found is not None:
+                        return found, True
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+    return None, any_there
 
 
-async def _leader_by(address: str, run_id: RunId, own: NodeId) -> JoinString | None:
-    """Return the leader's join string, if a member knows another than this node and that answers.
+async def _leader_by(address: str, run_id: RunId, own: NodeId) -> tuple[JoinString | None, bool]:
+    """Return the leader's join string, if a member knows another than this node and that answers;
+    and whether there is a member of the run.
 
     Members that have lost theirs name it for a while.
     """
+    is_there = False
     with suppress(DecodError, MalformedMessageError):
         request = HelloRequest(run_id=run_id)
         info = await hello(address, request)
+        is_there = True
         if info.leader is None or info.leader == own:
-            return None
+            return None, True
         if info.node_id != info.leader:
             info = await hello(info.leader_address, request)
         if info.node_id == info.leader:
             prefix = Manifest.from_json(info.manifest_json).sha256[:16]
             there = (info.leader_address,)
-            return JoinString(run_id=run_id, manifest_prefix=prefix, addresses=there)
-    return None
+            return JoinString(run_id=run_id, manifest_prefix=prefix, addresses=there), True
+    return None, is_there

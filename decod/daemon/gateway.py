@@ -133,6 +133,12 @@ class Gateway:
         """Begin to hand messages on."""
         self._driver = driver
 
+    def detach(self) -> None:
+        """Hand nothing on any more. Timers may keep this object; they must not keep the driver."""
+        self._driver = None
+        for timer in self._candidates.values():
+            timer.cancel()
+
     # --- from the server ----------------------------------------------------------------------
 
     def deliver(self, received: Decoded) -> None:

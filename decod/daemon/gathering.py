@@ -3,6 +3,10 @@
 Commits are held until each stage has taken a copy of its state in its own memory, so that all
 copies are of one iteration; microbatches go on meanwhile. How long the copies then travel holds up
 nobody.
+
+A leader that fails gathers what it still can. If its core has failed, its device is asked directly.
+If its compute process has ended, stage 0 of the last iteration is lost; then the newest marked
+iteration is gathered, which all stages keep on disks.
 """
 
 import asyncio
@@ -70,13 +74,18 @@ async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterato
     Raises:
         NetworkError: The run has not begun, or a stage has no member, or none that answers.
     """
-    for attempts_left in reversed(range(_NUM_ATTEMPTS)):
-        gathering = _Gathering(node, with_optimizer=with_optimizer)
+    marks = kept_iterations(node)
+    attempts: list[int | None] = [None] * _NUM_ATTEMPTS if marks is None else [*marks]
+    if not attempts:
+        raise _not_there(0, "this node's compute process has ended, and no disk keeps its state")
+    while attempts:
+        mark = attempts.pop(0)
+        gathering = _Gathering(node, mark, with_optimizer=with_optimizer)
         try:
             try:
                 states = await gathering.run()
             except NetworkError:
-                if attempts_left and gathering.let_go:
+                if attempts and (gathering.let_go or mark is not None):
                     continue
                 raise
             yield states
@@ -85,10 +94,26 @@ async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterato
             gathering.close()
 
 
-class _Gathering:
-    """One attempt."""
+def kept_iterations(node: "Node") -> list[int] | None:
+    """Return the iterations of which disks keep all states, newest first, if those are all that
+    is left: this node's compute process has ended. None: it has not."""
+    leader = node.driver.machine.leader if node.driver is not None else None
+    if leader is None or not node.device_gone:
+        return None
+    marks = [mark.iteration for mark in leader.rebuild.marks]
+    return sorted((i for i in marks if i <= leader.committed.iteration), reverse=True)
 
-    def __init__(self, node: "Node", *, with_optimizer: bool) -> None:
+
+class _Gathering:
+    """One attempt.
+
+    Args:
+        node: The leader's.
+        mark: Iteration whose states are on disks; None: the last commit.
+        with_optimizer: As for `gathered_states`.
+    """
+
+    def __init__(self, node: "Node", mark: int | None, *, with_optimizer: bool) -> None:
         driver = node.driver
         leader = driver.machine.leader if driver is not None else None
         if driver is None or leader is None or not leader.view.members:
@@ -98,10 +123,11 @@ class _Gathering:
         self._node = node
         self._driver: NodeDriver = driver
         self._view: View = leader.view
-        self._iteration, self._loss = leader.committed.iteration, leader.loss
-        if self._loss is None:
-            # What others committed, or came before what the run gave up, it knows as a member.
-            self._loss = node.progress.loss_of(self._iteration)
+        self._mark = mark
+        self._iteration = leader.committed.iteration if mark is None else mark
+        # What others committed, or came before what the run gave up, it knows as a member.
+        newest = mark is None and leader.loss is not None
+        self._loss = leader.loss if newest else node.progress.loss_of(self._iteration)
         self._num_deferred = node.progress.num_deferred
         self._with_optimizer = with_optimizer
         self._hashes = _hashes(leader.rebuild, self._iteration) if with_optimizer else {}
@@ -115,6 +141,9 @@ class _Gathering:
         self._driver.post(CommitsHeld(held=True))
         patience = asyncio.get_running_loop().call_later(HOLD_MAX_S, self._release)
         tasks = [asyncio.create_task(self._own_stage())]
+        if self._driver.broken:
+            # The core may have decided a commit that nobody has heard of: the device tells.
+            await asyncio.wait(tasks)
         tasks += [
             asyncio.create_task(self._fetch_stage(stage))
             for stage in range(1, self._view.num_stages)
@@ -150,14 +179,32 @@ class _Gathering:
         self._driver.post(CommitsHeld(held=self._node.ending))
 
     async def _own_stage(self) -> GatheredStage:
-        served = await self._driver.request_state(
-            0, self._iteration, with_optimizer=self._with_optimizer
-        )
+        if self._mark is not None:
+            return await self._own_kept(self._mark)
+        with_optimizer = self._with_optimizer
+        if self._driver.broken:
+            served = await self._driver.run_copy("snapshot", {"with_optimizer": with_optimizer})
+        else:
+            served = await self._driver.request_state(
+                0, self._iteration, with_optimizer=with_optimizer
+            )
         if isinstance(served, str):
             raise _not_there(0, served)
         self._own = served
+        if served.iteration != self._iteration:
+            self._iteration = served.iteration
+            self._loss = self._node.progress.loss_of(served.iteration)
         self._copied(0)
         return GatheredStage(_tensors(served.manifest), served.data)
+
+    async def _own_kept(self, iteration: int) -> GatheredStage:
+        sink = _Sink(self._driver, lambda: self._copied(0))
+        wanted = FetchState((), 0, iteration, self._hashes.get(0, ""))
+        text = await self._node.kept.load(wanted, sink.allocate)
+        self._buffers += sink.buffers
+        if text is None:
+            raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
+        return GatheredStage(_tensors(text), sink.buffers[-1])
 
     async def _fetch_stage(self, stage: int) -> GatheredStage:
         """Return a stage's state from the first member that gives it."""

@@ -11,13 +11,11 @@ import asyncio
 import dataclasses
 import json
 import logging
-import os
 import random
 import secrets
-import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,17 @@ from typing import Any
 from decod.config.node import NodeConfig
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
-from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
+from decod.daemon.errors import error_of, not_begun
 from decod.daemon.files import RAISE, Files, is_exhausted, raise_limit
 from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway, TensorSizes
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
+from decod.daemon.leaving import Leaving, LeftEarlyError
+from decod.daemon.notify import Notifier
 from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
+from decod.daemon.presence import NodePresence, Presence
 from decod.daemon.reach import advertised
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
@@ -53,7 +54,7 @@ from decod.net.limits import LIMITS
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
-from decod.protocol.effects import Note, Stop
+from decod.protocol.effects import Note, Stop, StopReason
 from decod.protocol.identity import Identity, RunFacts
 from decod.protocol.node import NodeMachine
 from decod.protocol.patience import Patience
@@ -74,9 +75,6 @@ _AVERAGES_MAX = 64
 
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""With which an operator, or the system, asks a node to leave."""
 
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
@@ -142,13 +140,21 @@ def _tensor_sizes(run: RunConfig) -> TensorSizes:
 class Host:
     """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
 
+    Args:
+        config: This host's choices.
+        leaving: Whether this daemon is to leave.
+
     Raises:
         ConfigError: The state folder is in use or can't be used.
         HardwareError: The log can't be written, or too few files may be open.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
         keep_freed_memory()
+        self.leaving = leaving
+        self._control = ControlServer(config.state_dir)
+        self._notifier = Notifier()
+        self._presence: Presence | None = None
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         try:
@@ -159,12 +165,32 @@ class Host:
         except BaseException:
             self._folder.unlock()
             raise
-        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
-    def heed_signals(self) -> None:
-        """Let signals end the command as before the first node: the last one's ignore them."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+    @asynccontextmanager
+    async def tended(self) -> AsyncIterator[None]:
+        """Have operator and service manager answered and told for as long as the context lasts."""
+        telling = asyncio.create_task(self._notifier.keep_telling(self))
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            await self._control.close()
+
+    async def present(self, presence: Presence) -> None:
+        """From now on this is what the daemon is."""
+        self._presence = presence
+        await self._control.answer_with(presence.answer)
+        self._notifier.ready()
+
+    def describe(self) -> str:
+        """Return one line on how the daemon is."""
+        return "starting" if self._presence is None else self._presence.describe()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the daemon does what is due."""
+        return self._presence is None or self._presence.healthy
 
     def __enter__(self) -> "Host":
         return self
@@ -192,6 +218,8 @@ class Node:
         self.say = say
         self.identity: KeyIdentity = host.identity
         self.files: Files = host.files
+        self.leaving = host.leaving
+        self.host = host
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
@@ -204,6 +232,9 @@ class Node:
         """At the leader: nothing is committed any more, so what is kept is the last there is."""
         self.elected = asyncio.Event()
         """This node has been elected leader, once or more often."""
+        self.reconnecting = False
+        """It was in the run before, and is on its way back."""
+        self._entered_s: float | None = None
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
@@ -235,7 +266,6 @@ class Node:
         self._stack = AsyncExitStack()
         self._view_version: object = 0
         self._votes = VoteFile(config.state_dir, part.run_id)
-        self._signals = 0
 
     # --- start --------------------------------------------------------------------------------
 
@@ -252,17 +282,12 @@ class Node:
 
     async def _start(self) -> None:
         config, loop = self.config, asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
-        self._stack.callback(_ignore_signals)
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
         await self._start_compute()
         port = await self._listen()
         self.address = advertised(config, port)
-        control = ControlServer(config.state_dir, self._answer)
-        await control.start()
-        self._stack.push_async_callback(control.close)
+        await self.host.present(NodePresence(self))
         keep_pauses_short()
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
         self.files.tell_if_few(num_nodes_least(self.part.manifest.run) - 1, self.note)
@@ -284,6 +309,7 @@ class Node:
                 code="E-HW-005",
             ) from error
         self._stack.push_async_callback(self.compute.close)
+        self.leaving.at_once = self.compute.kill
         patience = Patience(self.part.manifest.run.protocol)
         self.compute.watch_over(patience, self._compute_hung)
         ended = self.compute.ended
@@ -311,6 +337,7 @@ class Node:
                     raise
             else:
                 break
+        self._stack.callback(self.gateway.detach)
         self._stack.push_async_callback(self.server.stop, 0.5)
         self._stack.push_async_callback(self.gateway.close)
         self._stack.push_async_callback(self.dht.close)
@@ -453,37 +480,32 @@ class Node:
         assert self.driver is not None
         stop = await self.driver.stopped
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
+        if stop.reason is StopReason.FINISHED:
+            KnownPeers(self.config.state_dir).forget(self.part.run_id)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
 
     async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do some work; return False, with the work cancelled, if this node is to leave first."""
-        task = asyncio.create_task(work)
-        drained = asyncio.create_task(self.wishes.wait_leaving())
         try:
-            await asyncio.wait([task, drained], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                if self.compute is not None:
-                    # It may still load torch, for nothing.
-                    self.compute.ended.remove_done_callback(self._compute_ended)
-                    self.compute.kill()
-                return False
-            task.result()
-            return True
-        finally:
-            for each in (task, drained):
-                each.cancel()
-            await asyncio.gather(task, drained, return_exceptions=True)
-
-    def _signalled(self) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            self.say("stopped at once")
+            await self.leaving.unless_asked(work)
+        except LeftEarlyError:
             if self.compute is not None:
+                # It may still load torch, for nothing.
+                self.compute.ended.remove_done_callback(self._compute_ended)
                 self.compute.kill()
-            os._exit(EXIT_INTERRUPTED)
-        self.say("finishing what is in hand; press Ctrl-C again to stop at once")
-        self.wishes.leave()
+            return False
+        return True
+
+    @property
+    def in_run_s(self) -> float:
+        """For how long this node has been a member, or was."""
+        return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
+
+    @property
+    def device_gone(self) -> bool:
+        """Whether the compute process has ended, and with it what only it held."""
+        return self.compute is not None and self.compute.ended.done()
 
     # --- what others see ----------------------------------------------------------------------
 
@@ -502,18 +524,6 @@ class Node:
     def local_status(self) -> dict[str, Any]:
         """Return the status as this node knows it."""
         return status_of(self)
-
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        command = request.get("command")
-        handler = self.commands.get(str(command))
-        if handler is None:
-            raise ConfigError(
-                f"unknown request {str(command)[:40]!r}",
-                why="this daemon does not know it, or its node can't answer it",
-                fix="use the decod command of the same version",
-                code="E-RUN-003",
-            )
-        return await handler(request)
 
     async def _export(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Say who can; a node that leads takes another method once it does."""
@@ -561,6 +571,7 @@ class Node:
             self.elected.set()
         elif note.event == "round.opened" and fields["view_version"] != self._view_version:
             self._view_version = fields["view_version"]
+            self._entered_s, self.reconnecting = self._entered_s or time.monotonic(), False
             self._remember_members()
         self.wishes.noted(note.event, fields)
         self.note(note.event, **fields)
@@ -569,17 +580,10 @@ class Node:
         assert self.driver is not None
         view, peers = self.driver.machine.context.view, KnownPeers(self.config.state_dir)
         self.files.tell_if_few(len(view.members) - 1, self.note)
-        in_thread(lambda: peers.keep(self.part.run_id, view, own=self.address))
+        run_id, name = self.part.run_id, self.part.manifest.run.name
+        in_thread(lambda: peers.keep(run_id, name, view, own=self.address))
 
     def note(self, event: str, **fields: object) -> None:
         """Log an event, and show it in the status if it is not routine."""
         self.happenings.take(event, self._named(fields), now_s=time.monotonic())
         log_note(_log, event, fields)
-
-
-def _ignore_signals() -> None:
-    """The node has left: a signal that is late must not turn its exit code into a crash's."""
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)

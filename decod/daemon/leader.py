@@ -1,26 +1,24 @@
 """`decod leader`: makes a run, or joins one as a further data node, and keeps its result."""
 
 import asyncio
-import base64
 import dataclasses
 import hashlib
-import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig
-from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
+from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import Checkpoints
-from decod.daemon.contact import find_run, patiently
+from decod.daemon.contact import patiently
 from decod.daemon.elsewhere import tell_elsewhere
-from decod.daemon.errors import exit_code_of, not_begun, not_kept
+from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.export import export_model
-from decod.daemon.host import Host, Node, Part, Say
-from decod.daemon.manifests import KnownManifests
+from decod.daemon.host import Host, Node, Say
+from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.lives import Lives
 from decod.daemon.peers import KnownPeers
-from decod.daemon.resume import find_resumed
+from decod.daemon.place import Joining, LeaderOptions, Place, continued, founded
+from decod.daemon.resume import AUTO, find_resumed
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
@@ -28,33 +26,17 @@ from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
-from decod.driver.loop import run_loop
-from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
+from decod.errors import (
+    ConfigError,
+    DecodError,
+    HardwareError,
+    NetworkError,
+)
 from decod.ids import RunId
 from decod.model.config import ModelConfig, require_same
 from decod.model.header import read_config, read_header
-from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
-from decod.protocol.view import Role
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderOptions:
-    """What `decod leader` was asked to do."""
-
-    run_file: RunFile
-    node: NodeConfig
-    init_dir: Path | None = None
-    """Folder of a model to start from."""
-    resume: int | None = None
-    """Iteration of the checkpoint to go on from, or `resume.LATEST`; None begins anew."""
-    join: str | None = None
-    """Join string of a run that this host becomes a further data node of."""
-    export_dir: Path | None = None
-    """Where the final model goes; None: under the state folder."""
-    data_dir: Path | None = None
-    """Overrides the run file's data."""
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:
@@ -63,63 +45,54 @@ def run_leader(options: LeaderOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't start or can't go on.
     """
-    return run_loop(_run(options, say))
+    return run_until_left(_run(options, say), say)
 
 
 async def _run(options: LeaderOptions, say: Say) -> int:
-    with Host(options.node) as host:
-        while True:
-            life = await _run_once(options, host, say)
-            if life.stop.reason is not StopReason.SUPERSEDED:
-                return exit_code_of(life.stop)
-            # The others did not hear from this node for a while and go on with another leader.
-            if life.leaving:
-                say(f"left the run: {life.stop.detail}")
-                return exit_code_of(Stop(StopReason.DRAINED, life.stop.detail))
-            say(f"{life.stop.detail}: this node joins it again as a data node")
-            # It may look for them for a minute.
-            host.heed_signals()
-            joins = life.join_string
-            options = dataclasses.replace(options, join=joins, init_dir=None, resume=None)
+    with Leaving(say) as leaving, Host(options.node, leaving) as host:
+        async with host.tended():
+            return await _stay(options, host, say)
 
 
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """How one life of a node ended."""
-
-    stop: Stop
-    join_string: str
-    """Where the others of its run are."""
-    leaving: bool
-    """Its operator wants it to leave, maybe only since it has stopped."""
-
-
-async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
-    data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
+async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
+    """Prepare what this host gives to the run, and take part in it, maybe more than once."""
+    unless_asked, own = host.leaving.unless_asked, host.identity.node_id
+    if options.resume == AUTO:
+        options = await unless_asked(continued(options, own, say))
+    data_dir = options.data_dir
+    if data_dir is None:
+        path = options.run_file.data.path
+        data_dir = await unless_asked(in_thread(lambda: corpus_folder(path)))
     # Sizes are checked now, every byte while torch loads.
     with Dataset.open(data_dir) as dataset:
-        manifest = Manifest(
-            run=options.run_file.run,
-            data_index_sha256=dataset.index_sha256,
-            data_vocab_size=dataset.vocab_size,
-            initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
-        )
-        checkpoint_dir = None
-        if options.resume is not None:
-            checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
+        preparing = in_thread(lambda: _prepared(options, dataset, say))
+        manifest, checkpoint_dir = await unless_asked(preparing)
+        if checkpoint_dir is not None:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
-            await tell_elsewhere(run_id, members, host.identity.node_id, say)
-        part, contacts = await _part(options, host.identity, manifest, data_dir, say)
-        part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
-        async with Node(options.node, part, host, say) as node:
-            verified = in_thread(dataset.verify)
-            if part.leader == host.identity.node_id:
-                stop = await _lead(node, options, verified)
-            else:
-                stop = await _follow(node, options, contacts, verified)
-            join_string = join_string_of(node, others=True)
-        return _Life(stop, join_string, node.wishes.leaving)
+            await unless_asked(tell_elsewhere(run_id, members, own, say))
+        joining = Joining(options, own, manifest, data_dir)
+        if (join := options.join) is not None:
+            place = await unless_asked(patiently(lambda: joining.seek(join), say))
+        else:
+            place = Place(founded(options, own, manifest, data_dir, checkpoint_dir))
+        lives = Lives[Place](host, say, rejoins=options.node.rejoins)
+        verified: asyncio.Future[None] | None = None
+
+        async def live(place: Place) -> Stop:
+            nonlocal verified
+            async with Node(options.node, place.part, host, say) as node:
+                lives.begins(node)
+                verified = verified or in_thread(dataset.verify)
+                if place.part.leader == own:
+                    stop = await _lead(node, options, verified)
+                else:
+                    stop = await _follow(node, options, place.contacts, verified)
+                others = join_string_of(node, others=True)
+                await lives.ended(node, stop, lambda: joining.seek(others, again=True))
+            return stop
+
+        return await lives.run(place, live)
 
 
 async def _follow(
@@ -130,8 +103,11 @@ async def _follow(
     async def lead() -> Stop:
         node.say(f"this node leads the run now, in term {leader_of(node).term}")
         leading = _Leading(node, options)
-        node.join_string = join_string_of(node)
-        node.say(f"join string: {node.join_string}")
+        try:
+            _hand_out(node, options)
+        except ConfigError as error:
+            # A leader in office does not end for that.
+            node.say(str(error))
         return await leading.run()
 
     node.commands["status"] = lambda _: full_status(node)
@@ -140,69 +116,27 @@ async def _follow(
     return await take_part(node, contacts, lead)
 
 
-def _resumed(
-    options: LeaderOptions, manifest: Manifest, wanted: int, say: Say
-) -> tuple[Path, Manifest]:
-    """Return the checkpoint to go on from, and the manifest of the run that does."""
-    folder, checkpoint = find_resumed(options.node.state_dir, manifest, wanted, say)
+def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
+    """Return the run's manifest, and the checkpoint to go on from if there is to be one."""
+    run = options.run_file.run
+    manifest = Manifest(
+        run=run,
+        data_index_sha256=dataset.index_sha256,
+        data_vocab_size=dataset.vocab_size,
+        initial_weights=_weights_hash(options.init_dir, run.model),
+    )
+    if options.resume is None:
+        return manifest, None
+    folder, checkpoint = find_resumed(options.node.state_dir, manifest, options.resume, say)
     say(f"resuming after iteration {checkpoint.iteration}, loss {checkpoint.loss:.4f}: {folder}")
     resumed = dataclasses.replace(
         manifest, initial_weights=checkpoint.sha256, start_iteration=checkpoint.iteration
     )
-    return folder, resumed
+    return resumed, folder
 
 
 async def _wait(future: "asyncio.Future[None]") -> None:
     await future
-
-
-async def _part(
-    options: LeaderOptions, identity: Identity, manifest: Manifest, data_dir: Path, say: Say
-) -> tuple[Part, tuple[str, ...]]:
-    """Return what this node is, the leader of a new run or a data node of another's; and peers."""
-    if options.join is None:
-        part = Part(
-            role=Role.DATA,
-            run_id=_new_run_id(manifest),
-            manifest=manifest,
-            leader=identity.node_id,
-            data_dir=data_dir,
-            init_dir=options.init_dir,
-        )
-        return part, ()
-    known, peers = KnownManifests(options.node.state_dir), KnownPeers(options.node.state_dir)
-    join, own = options.join, identity.node_id
-    contact = await patiently(lambda: find_run(join, known, peers, own), say)
-    if options.init_dir is None:
-        # Its part of the state comes from the leader.
-        given = contact.manifest
-        manifest = dataclasses.replace(
-            manifest,
-            initial_weights=given.initial_weights,
-            start_iteration=given.start_iteration,
-        )
-    if (difference := manifest.first_difference(contact.manifest)) is not None:
-        raise RejectedError(
-            f"this run file describes another run: {difference}",
-            why="all data nodes of a run must agree on it, to the last number",
-            fix="copy the leader's run file and its prepared data",
-            code="E-REJ-004",
-        )
-    known.keep(manifest)
-    part = Part(
-        role=Role.DATA,
-        run_id=contact.run_id,
-        manifest=manifest,
-        leader=contact.leader,
-        leader_address=contact.leader_address,
-        data_dir=data_dir,
-    )
-    return part, contact.addresses
-
-
-def _new_run_id(manifest: Manifest) -> RunId:
-    digest = hashlib.sha256(manifest.sha256.encode() + secrets.token_bytes(16)).digest()
-    return RunId(base64.b32encode(digest).decode().lower()[:26])
 
 
 def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
@@ -229,9 +163,20 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
     return digest.hexdigest()
 
 
-async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+def _hand_out(node: Node, options: LeaderOptions) -> None:
+    """Tell the operator the join string, on the terminal and in a file.
+
+    Raises:
+        ConfigError: The file can't be written.
+    """
     node.join_string = join_string_of(node)
     node.say(f"join string: {node.join_string}")
+    if options.join_path is not None:
+        write_join_string(options.join_path, node.join_string)
+
+
+async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+    _hand_out(node, options)
     last = node.part.manifest.run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
     leading = _Leading(node, options)
@@ -244,6 +189,15 @@ async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[No
     if not await node.unless_drained(begin()):
         return Stop(StopReason.DRAINED, "it had not begun to train")
     return await leading.run()
+
+
+def _no_device() -> HardwareError:
+    return HardwareError(
+        "this host's compute process has ended",
+        why="only that can put the model together",
+        fix="go on from the checkpoint, or export from there",
+        code="E-HW-002",
+    )
 
 
 class _Leading:
@@ -303,12 +257,11 @@ class _Leading:
         """
         last, error, told = self._checkpoints.last, self._unkept, self._node.wishes.unkept
         asked = not self._complete.is_set()
-        where = f"{self._run_file} --state-dir {self._node.config.state_dir}"
         if self._cut_off:
             others = join_string_of(self._node, others=True)
             self._node.say(
                 "too few of the others could be reached: they may go on with another leader; "
-                f"to take part: decod leader {where} --join {others}"
+                f"to take part: decod leader {self._where} --join {others}"
             )
         lost = error if isinstance(error, NetworkError) else None
         if lost is not None and asked and last is not None:
@@ -317,13 +270,24 @@ class _Leading:
             error = None
         elif error is None and told:
             self._node.say(told)
-        if last is not None and (asked or error is not None):
-            # Not "latest": that may be of another attempt, which this one was not resumed from.
-            self._node.say(
-                f"go on from iteration {last} with: decod leader {where} --resume {last}"
-            )
+        if asked or error is not None or stop.reason is StopReason.FAILED:
+            self._tell_resume()
         if error is not None and stop.reason is StopReason.FINISHED:
             raise error if lost is None else not_kept(told, lost, last)
+
+    @property
+    def _where(self) -> str:
+        """What follows `decod leader` to lead such a run again."""
+        return f"{self._run_file} --state-dir {self._node.config.state_dir}"
+
+    def _tell_resume(self) -> None:
+        """Say how to go on from the last checkpoint, if there is one."""
+        last = self._checkpoints.last
+        if last is not None:
+            # Not "latest": that may be of another attempt, which this one was not resumed from.
+            self._node.say(
+                f"go on from iteration {last} with: decod leader {self._where} --resume {last}"
+            )
 
     async def _run(self) -> Stop:
         node = self._node
@@ -336,6 +300,8 @@ class _Leading:
         drained.cancel()
         self._shown.show_last()
         if node.driver.stopped.done() or (not self._complete.is_set() and await self._hand_over()):
+            if node.driver.broken:
+                await self._keep_after_failure()
             return await node.wait_stopped()
         leader = node.driver.machine.leader
         self._cut_off = leader is not None and bool(leader.electorate.lacking)
@@ -357,6 +323,15 @@ class _Leading:
             node.driver.post(DrainRequested(ends_run=True))
             stop = await node.wait_stopped()
         return stop
+
+    async def _keep_after_failure(self) -> None:
+        """The core has failed. The members still hold what was learnt, if nobody leads them on."""
+        leader = self._node.driver.machine.leader if self._node.driver is not None else None
+        if leader is None or len(leader.view.data_nodes) > 1:
+            return
+        self._node.ending = True
+        await self._checkpoints.finish()
+        self._tell_resume()
 
     async def _hand_over(self) -> bool:
         """Let another data node lead, if there is one; return whether this node has left."""
@@ -385,6 +360,8 @@ class _Leading:
             return
         whole = True
         try:
+            if self._node.device_gone:
+                raise _no_device()
             async with self._exporting:
                 # It may have been kept before its stage left.
                 if self._kept != self._node.progress.iteration:

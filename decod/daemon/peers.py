@@ -16,6 +16,8 @@ from decod.wire import validate
 KEPT_MAX = 16
 """Addresses; data nodes go first, for one of them leads as long as the run lives."""
 
+_FILE = "peers.json"
+
 
 class KnownPeers:
     """A file in the folder of each run. What can't be read is as if it were not there."""
@@ -23,24 +25,55 @@ class KnownPeers:
     def __init__(self, state_dir: Path) -> None:
         self._runs = state_dir / "runs"
 
-    def keep(self, run_id: RunId, view: View, *, own: str) -> None:
-        """Remember a view's members, this node's own address left out."""
+    def keep(self, run_id: RunId, name: str, view: View, *, own: str) -> None:
+        """Remember a view's members, this node's own address left out.
+
+        Args:
+            run_id: The run.
+            name: Of the run, by its file.
+            view: Its members.
+            own: This node's address.
+        """
         addresses = [m.address for m in view.members if m.address != own][:KEPT_MAX]
         path = self._path(run_id)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_suffix(".new")
-            new.write_text(json.dumps(addresses), encoding="utf-8")
+            new.write_text(json.dumps({"name": name, "addresses": addresses}), encoding="utf-8")
             new.replace(path)
 
     def find(self, run_id: RunId) -> tuple[str, ...]:
         """Return the addresses that were kept last."""
-        try:
-            addresses = json.loads(self._path(run_id).read_text(encoding="utf-8"))
-            found = [validate.address("address", address) for address in addresses[:KEPT_MAX]]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):
-            return ()
-        return tuple(found)
+        _, addresses = _read(self._path(run_id))
+        return addresses
+
+    def newest(self, name: str) -> tuple[RunId, tuple[str, ...]] | None:
+        """Return the run of this name that this host was in last, and who was there."""
+        with suppress(OSError):
+            for path in sorted(self._runs.glob(f"*/{_FILE}"), key=_written_s, reverse=True):
+                of, addresses = _read(path)
+                if of == name:
+                    return RunId(path.parent.name), addresses
+        return None
+
+    def forget(self, run_id: RunId) -> None:
+        """The run is over: nobody is there any more."""
+        with suppress(OSError):
+            self._path(run_id).unlink()
 
     def _path(self, run_id: RunId) -> Path:
-        return self._runs / run_id / "peers.json"
+        return self._runs / run_id / _FILE
+
+
+def _read(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return a run's name and the addresses of its members; nothing if they can't be read."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = [validate.address("address", each) for each in kept["addresses"][:KEPT_MAX]]
+        return str(kept["name"]), tuple(found)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):
+        return "", ()
+
+
+def _written_s(path: Path) -> float:
+    return path.stat().st_mtime

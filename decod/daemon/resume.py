@@ -24,6 +24,9 @@ from decod.train.checkpoint.store import (
 LATEST = 0
 """In place of an iteration: the newest checkpoint that is whole."""
 
+AUTO = -1
+"""In place of an iteration: whatever this host can go on with; see `decod.daemon.leader`."""
+
 _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
 
 
@@ -48,7 +51,7 @@ def find_resumed(
     everything = find_checkpoints(state_dir)
     if wanted == LATEST:
         require_readable(state_dir)
-    found = [each for each in everything if _is_of(each, settings)]
+    found = [each for each in everything if _is_of(each, settings["name"])]
     if wanted != LATEST:
         found = [each for each in found if each.iteration == wanted]
     for checkpoint in found:
@@ -72,10 +75,15 @@ def find_resumed(
     raise _none_found(state_dir, settings, wanted, bad, _others(everything, settings))
 
 
-def _is_of(checkpoint: Checkpoint, settings: Settings) -> bool:
-    """Whether a checkpoint is of the run of this name. Nobody knows of one without a manifest."""
+def has_checkpoint(state_dir: Path, name: str) -> bool:
+    """Return whether there is a checkpoint, whole or not, that may be of the runs of a name."""
+    return any(_is_of(each, name) for each in find_checkpoints(state_dir))
+
+
+def _is_of(checkpoint: Checkpoint, name: object) -> bool:
+    """Whether a checkpoint is of a run of this name. Nobody knows of one without a manifest."""
     manifest = checkpoint.manifest
-    return manifest is None or manifest.settings.get("name") == settings["name"]
+    return manifest is None or manifest.settings.get("name") == name
 
 
 def _require_same_job(

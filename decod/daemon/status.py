@@ -31,12 +31,16 @@ _REASONED = frozenset(
         "peer.suspected",
         "state.failed",
         "following.failed",
+        "candidate.refused",
     )
 )
 """Events whose reason is shown until the next commit."""
 
 WAITING = "waiting"
 """State of a run that has no leader whom enough members follow, as far as this node can tell."""
+
+RECONNECTING = "reconnecting"
+"""State of a node that was in the run, and is not, or can't tell."""
 
 _LOSSES_MAX = 1000
 """Iterations whose loss is remembered: the run may go back to one of them."""
@@ -125,7 +129,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "capacity": machine.own_load().capacity if machine is not None else None,
         "device": node.config.device,
         "device_free": False,
-        "state": machine.state.value if machine is not None else "starting",
+        "state": _state(node, machine),
     }
     if view is not None and node.identity.node_id in view:
         me["stage_index"] = view.by_id[node.identity.node_id].stage_index
@@ -162,6 +166,12 @@ def status_of(node: "Node") -> dict[str, Any]:
         "message": _message(machine, progress).replace(THIS_NODE, name),
         "recent": node.happenings.describe(time.monotonic(), name=name),
     }
+
+
+def _state(node: "Node", machine: NodeMachine | None) -> str:
+    if node.reconnecting:
+        return RECONNECTING
+    return machine.state.value if machine is not None else "starting"
 
 
 def _data(machine: NodeMachine | None) -> dict[str, int] | None:
@@ -225,9 +235,11 @@ def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
     leader, name = own["leader"], own["node"]["name"]
     message = (
         f"nothing has come from the leader, {leader['name']} ({leader['address']}), for"
-        f" {silent_s:.0f} s: after {config.leader_timeout_s:g} s {name} leaves the run"
+        f" {silent_s:.0f} s: after {config.leader_timeout_s:g} s {name} "
+        + ("looks for the run again" if node.config.rejoins else "leaves the run")
     )
-    return {**own, "run_state": WAITING, "message": message}
+    me = {**own["node"], "state": RECONNECTING}
+    return {**own, "run_state": WAITING, "state": RECONNECTING, "node": me, "message": message}
 
 
 def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]]:

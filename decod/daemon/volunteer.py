@@ -9,16 +9,15 @@ from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
-from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.lives import Lives
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reach import require_reachable
-from decod.daemon.resting import Resting
 from decod.daemon.shown import ShownProgress
 from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
-from decod.driver.loop import run_loop
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.net.ask import ask_status
@@ -46,28 +45,28 @@ def run_join(options: JoinOptions, say: Say) -> int:
     Raises:
         DecodError: The run can't be found, does not take this node, or goes on without it.
     """
-    return run_loop(_run(options, say))
+    return run_until_left(_run(options, say), say)
 
 
 async def _run(options: JoinOptions, say: Say) -> int:
-    contact = await _seek(options, say)
-    with Host(options.node) as host:
-        if contact.leader == host.identity.node_id:
-            contact = await _seek(options, say, host.identity.node_id)
-        while True:
-            stop, found = await _run_once(options, host, contact, say)
-            if found is None:
-                return exit_code_of(stop)
-            contact = found
+    with Leaving(say) as leaving:
+        contact = await leaving.unless_asked(patiently(lambda: _seek(options), say))
+        with Host(options.node, leaving) as host:
+            if (own := host.identity.node_id) == contact.leader:
+                seeking = patiently(lambda: _seek(options, own), say)
+                contact = await leaving.unless_asked(seeking)
+            lives = Lives[Contact](host, say, rejoins=options.node.rejoins)
+            async with host.tended():
+                return await lives.run(contact, lambda found: _live(options, host, found, lives))
 
 
-async def _seek(options: JoinOptions, say: Say, own: NodeId | None = None) -> Contact:
+async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
     """Find the run, led by another node than this one, `own`; see that it has the stage that the
     operator insists on.
     """
     known = KnownManifests(options.node.state_dir)
     peers = KnownPeers(options.node.state_dir)
-    contact = await patiently(lambda: find_run(options.join_string, known, peers, own), say)
+    contact = await find_run(options.join_string, known, peers, own)
     stages = contact.manifest.run.stages.num_relay_stages
     if options.stage_index is not None and not 1 <= options.stage_index <= stages:
         raise RejectedError(
@@ -79,10 +78,8 @@ async def _seek(options: JoinOptions, say: Say, own: NodeId | None = None) -> Co
     return contact
 
 
-async def _run_once(
-    options: JoinOptions, host: Host, contact: Contact, say: Say
-) -> tuple[Stop, Contact | None]:
-    """Take part until the node stops; return how, and where the run is if it is to come back."""
+async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives[Contact]) -> Stop:
+    """Take part until the node stops; return how."""
     part = Part(
         role=Role.RELAY,
         run_id=contact.run_id,
@@ -92,17 +89,15 @@ async def _run_once(
         stage_index=options.stage_index,
     )
     KnownManifests(options.node.state_dir).keep(contact.manifest)
-    async with Node(options.node, part, host, say) as node:
+    async with Node(options.node, part, host, lives.say) as node:
+        lives.begins(node)
         node.commands["status"] = lambda _: full_status(node)
         _advertise_observed(node, contact)
         name = options.node.name or host.identity.name
-        say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
+        node.say(f"{name} joins run {contact.manifest.run.name} as {node.address}")
         stop = await take_part(node, contact.addresses)
-        resting = Resting(node, lambda: _seek(options, say, host.identity.node_id))
-    if stop.reason is not StopReason.PAUSED or node.wishes.leaving:
-        return stop, None
-    say("paused, and the device is free: decod resume joins the run again")
-    return stop, await resting.wait()
+        await lives.ended(node, stop, lambda: _seek(options, host.identity.node_id))
+    return stop
 
 
 Lead = Callable[[], Awaitable[Stop]]

@@ -26,7 +26,7 @@ class Wishes:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self._leaving = asyncio.Event()
+        self._leaving = node.leaving.asked
         self._timeout_s = node.config.drain_timeout_s
         self._told = False
         """The core knows that this node is to leave."""
@@ -56,11 +56,6 @@ class Wishes:
         self._leaving.set()
         if self._told:
             self.tell_core()
-
-    @property
-    def leaving(self) -> bool:
-        """Whether the node is to leave."""
-        return self._leaving.is_set()
 
     async def wait_leaving(self) -> None:
         """Return when the node is to leave."""

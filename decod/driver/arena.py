@@ -74,9 +74,12 @@ class Arena:
         self._free.insert(index, (offset, size))
 
     def close(self) -> None:
-        """Give the memory back. Views that somebody still holds keep their pages until then."""
+        """Give the memory back. Who still holds a view of it reads zeros."""
         os.close(self.fd)
         self._view.release()
+        # The file stays for as long as a view does, and a daemon has more than one life.
+        with suppress(OSError):
+            self._map.madvise(mmap.MADV_REMOVE)
         with suppress(BufferError):
             self._map.close()
 

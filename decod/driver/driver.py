@@ -112,7 +112,8 @@ class NodeDriver:
         self._timer_s: float | None = None
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
-        self._broken = False
+        self.broken = False
+        """The core has failed: nothing is asked of it any more."""
         self._regions: dict[TensorId, Region] = {}
         self._incoming: dict[int, Region] = {}
         self._lent: dict[int, Region] = {}
@@ -144,7 +145,7 @@ class NodeDriver:
 
     def post(self, event: ev.Event) -> None:
         """Step the machine with an event, now, or after the one that is being stepped."""
-        if self._broken:
+        if self.broken:
             return
         self._inbox.append(event)
         if not self._stepping:
@@ -168,7 +169,7 @@ class NodeDriver:
 
         Whoever waits for `stopped` gets the error; peers see a crash, which the protocol survives.
         """
-        self._broken = True
+        self.broken = True
         self._inbox.clear()
         if not self.stopped.done():
             self.stopped.set_exception(error)

@@ -40,6 +40,9 @@ _SPECS = (
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
     EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
+    EventSpec(
+        "node.reconnecting", "out of the run ({reason}): looking for it again in {pause_s} s", _D
+    ),
     EventSpec("node.paused", "paused: takes no microbatches, keeps its stage's state in step"),
     EventSpec("node.resumed", "takes microbatches again, {capacity} at a time"),
     EventSpec("capacity.agreed", "the leader agrees to a capacity of {capacity}", _D),

@@ -168,8 +168,8 @@ def noted(event: str, **fields: object) -> Note:
 
 @dataclass(frozen=True, slots=True)
 class CompleteRun:
-    """Leader: the last iteration is committed and the members hold still. Keep the result, then
-    let them go with `DrainRequested`."""
+    """Leader: the last iteration is committed, or the run can't go on, and nothing more will be
+    committed. Keep the result, then let the members go with `DrainRequested`."""
 
     iteration: int
 
@@ -189,8 +189,10 @@ class StopReason(Enum):
     """Nobody leads the run any more."""
     SUPERSEDED = "superseded"
     """This node led; the others took it for dead and have elected another leader."""
+    CRIPPLED = "crippled"
+    """This node's compute process failed; the run goes on, and may be joined with another one."""
     FAILED = "failed"
-    """This node can't go on: its compute process failed, or a whole stage is lost."""
+    """The run can't go on."""
 
 
 @dataclass(frozen=True, slots=True)

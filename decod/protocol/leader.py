@@ -67,7 +67,7 @@ class LeaderState(Enum):
     TRAINING = "training"
     AGGREGATING = "aggregating"
     PAUSED = "paused"
-    """All iterations are done."""
+    """All iterations are done, or the run can't go on: the result is being kept."""
     FINISHED = "finished"
 
 
@@ -107,7 +107,7 @@ class Leader:
         self._last: Commit | Abort | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
-        self._num_failures = 0
+        self._num_failures, self.failure = 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
         self._pace, self.polling = Pace(config.round_timeout_s), Polling(config, self.admission)
@@ -368,7 +368,7 @@ class Leader:
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.round.iteration} failed {self._num_failures} times"
-            return self.finish(reason=f"{times}, last: {reason}", failed=True)
+            return give_up(self, f"{times}, last: {reason}")
         return self._open(now_s, self._next_view(), reason=reason)
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
@@ -472,6 +472,15 @@ class Leader:
             effects.append(CompleteRun(self.committed.iteration))
         self.rebuild.told(loads)
         return effects + self.begin_era(now_s)
+
+
+def give_up(leader: Leader, reason: str) -> list[Effect]:
+    """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
+    if leader.failure or leader.state is LeaderState.FINISHED:
+        return []
+    leader.failure, leader._completed = reason, True
+    leader.state, leader._pace.by_s = LeaderState.PAUSED, None
+    return [CompleteRun(leader.committed.iteration)]
 
 
 def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:

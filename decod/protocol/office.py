@@ -37,7 +37,7 @@ from decod.protocol.events import (
 from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
-from decod.protocol.leader import Leader
+from decod.protocol.leader import Leader, give_up
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.voter import Promise
@@ -203,7 +203,8 @@ class Office:
         """The operator wants this node to leave. None: it is no leader, and leaves as others do."""
         leader, handover = self.leader, self.handover
         if leader is not None and (event.ends_run or not handover.possible(leader)):
-            return leader.finish(reason="the leader has ended the run", failed=False)
+            reason = leader.failure or "the leader has ended the run"
+            return leader.finish(reason=reason, failed=bool(leader.failure))
         if leader is None and not handover.wanted:
             self.election.abstain(now_s)
             return None
@@ -227,11 +228,11 @@ class Office:
         """
         if self.leader is None:
             leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
-            return [Send(self._context.view.leader, leave), Stop(StopReason.FAILED, reason)]
+            return [Send(self._context.view.leader, leave), Stop(StopReason.CRIPPLED, reason)]
         if len(self._context.view.data_nodes) == 1:
-            return self.leader.finish(reason=f"the leader's device failed: {reason}", failed=True)
+            return give_up(self.leader, f"the leader's device failed: {reason}")
         self.leader, self._beat_s = None, None
-        return [Stop(StopReason.FAILED, reason)]
+        return [Stop(StopReason.CRIPPLED, reason)]
 
     def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""

@@ -151,7 +151,12 @@ class Simulation:
     def _end(self) -> fx.Stop | None:
         """How the run has ended, at a node that led it or could have."""
         stop = self.leader.stop
-        elsewhere = (StopReason.SUPERSEDED, StopReason.REMOVED, StopReason.DRAINED)
+        elsewhere = (
+            StopReason.SUPERSEDED,
+            StopReason.REMOVED,
+            StopReason.DRAINED,
+            StopReason.CRIPPLED,
+        )
         if stop is not None and stop.reason not in elsewhere and self.scenario.calm_s is None:
             return stop
         stopped = [(host, host.stop) for host in self.data_hosts if host.stop is not None]

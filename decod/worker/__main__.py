@@ -1,8 +1,8 @@
 """The compute process: reads jobs from a socket, one JSON object a line, until it closes.
 
 Started by the node process with an inherited socket and memory file; nobody types this command.
-Ctrl-C reaches the whole group of processes, so it is ignored here: the node process decides when
-work ends, and says so by closing the socket.
+What asks a node to leave may reach all processes of its host or session, so it is ignored here: the
+node process decides when work ends, and says so by closing the socket.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from decod.errors import DecodError
 from decod.heap import keep_freed_memory
+from decod.signals import LEAVE_SIGNALS
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner, error_reply, malformed
 
@@ -89,7 +90,8 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the compute process until its socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in LEAVE_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m decod.worker")

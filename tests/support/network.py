@@ -108,6 +108,14 @@ class Network:
         """Undo a `cut`."""
         self._drop("del", begin, end)
 
+    def move(self, host: str, address: str) -> None:
+        """Have a host lose its address and get another one, which no link has a rate for."""
+        change = [
+            f"address delete {self.address(host)}/24 dev eth0",
+            f"address add {address}/24 dev eth0",
+        ]
+        _batch("ip", self._namespace(host), change)
+
     def _drop(self, verb: str, begin: str, end: str) -> None:
         rule = ("from", self.address(begin), "pref", str(_DROP_PREF), "blackhole")
         _run(("ip", "-n", self._namespace(end), "rule", verb, *rule))

@@ -1,5 +1,6 @@
 """The command line's frame: exit codes, one line per error, nothing imported needlessly."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from decod.cli import errors
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import state_dir_option
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
+from decod.signals import LEAVE_SIGNALS
 
 
 @pytest.fixture
@@ -108,6 +110,17 @@ def test_an_unexpected_error_on_a_full_disk_is_still_one_line(
     assert "no file could be written" in capsys.readouterr().err
 
 
+def test_an_error_on_a_terminal_that_is_gone_keeps_its_exit_code(
+    failing: list[BaseException | int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys.stderr, "write", write)
+    failing.append(HardwareError("a", why="b", fix="c"))
+    assert main(["demo"]) == 6
+
+
 def test_ctrl_c_ends_with_130(
     failing: list[BaseException | int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +144,27 @@ def test_ctrl_c_ends_with_130_while_the_command_line_is_imported() -> None:
     """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (130, b"interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["leader", "join"])
+@pytest.mark.parametrize("number", LEAVE_SIGNALS)
+def test_a_node_leaves_in_order_while_the_command_line_is_imported(
+    command: str, number: signal.Signals
+) -> None:
+    code = f"""if True:
+        import os, sys
+        from decod.__main__ import run
+        class Asked:
+            def find_spec(self, name, path, target=None):
+                if name == "click":
+                    os.kill(os.getpid(), {int(number)})
+        sys.meta_path.insert(0, Asked())
+        sys.argv = ["decod", "{command}", "--help"]
+        sys.exit(run())
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (0, b"")
+    assert result.stderr == b"left before anything had begun\n"
 
 
 def test_a_command_can_choose_its_exit_code(failing: list[BaseException | int]) -> None:

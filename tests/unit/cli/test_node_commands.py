@@ -1,5 +1,7 @@
 """`decod leader`, `decod join`, `decod export`: what they make of their command lines."""
 
+import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from decod.cli.main import main
 from decod.cli.node_options import say
 from decod.config import NodeConfig
 from decod.config.node import default_state_dir
-from decod.daemon.leader import LeaderOptions
+from decod.daemon.place import LeaderOptions
+from decod.daemon.resume import AUTO
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
 
@@ -57,6 +60,7 @@ def test_every_option_of_a_leader_arrives(
     monkeypatch.chdir(tmp_path)
     line = "--listen [::1]:0 --advertise example.org:7 --device cuda:1 --capacity 3 --threads 2"
     line += " --drain-timeout 5m --state-dir state --name n --init i --data d --join J --export e"
+    line += " --no-rejoin"
     assert main(["leader", run_file, *line.split()]) == 0
     (options,) = seen
     assert options.node == NodeConfig(
@@ -69,6 +73,7 @@ def test_every_option_of_a_leader_arrives(
         drain_timeout_s=300.0,
         state_dir=tmp_path / "state",
         name="n",
+        rejoins=False,
     )
     assert (options.init_dir, options.data_dir) == (tmp_path / "i", tmp_path / "d")
     assert (options.join, options.export_dir) == ("J", tmp_path / "e")
@@ -83,6 +88,47 @@ def test_a_volunteer_names_a_stage_or_leaves_it_to_the_leader(
     assert isinstance(options, JoinOptions)
     assert options.join_string == "decod1-x@127.0.0.1:1"
     assert options.stage_index == stage_index
+
+
+def test_a_join_string_need_not_stand_on_the_command_line(
+    seen: Seen, run_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody on a host can see that."""
+    file = tmp_path / "join"
+    file.write_text("decod1-x@127.0.0.1:1\n")
+    assert main(["join", "--join-file", str(file)]) == 0
+    assert main(["leader", run_file, "--join-file", str(file)]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("  decod1-y@127.0.0.1:1\n"))
+    assert main(["join", "--join-file", "-"]) == 0
+    volunteer, leader, piped = seen
+    assert (volunteer.join_string, leader.join) == ("decod1-x@127.0.0.1:1",) * 2
+    assert piped.join_string == "decod1-y@127.0.0.1:1"
+
+
+def test_a_join_string_has_one_place(
+    seen: Seen, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "join"
+    file.write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["join"]) == 2
+    assert main(["join", "J", "--join-file", str(file)]) == 2
+    capsys.readouterr()
+    for name, reason in (("none", "no file"), ("pipe", "no file"), ("join", "no text")):
+        assert main(["join", "--join-file", str(tmp_path / name)]) == 3
+        error = capsys.readouterr().err
+        assert "E-CFG-046" in error
+        assert reason in error
+    assert seen == []
+
+
+def test_a_leader_goes_on_with_whatever_there_is(seen: Seen, run_file: str, tmp_path: Path) -> None:
+    where = ["--resume", "auto", "--init", str(tmp_path), "--write-join", str(tmp_path / "j")]
+    assert main(["leader", run_file, *where]) == 0
+    (options,) = seen
+    assert (options.resume, options.init_dir, options.join_path) == (AUTO, tmp_path, tmp_path / "j")
+    assert main(["leader", run_file, "--resume", "latest", "--init", str(tmp_path)]) == 2
+    assert main(["leader", run_file, "--resume", "auto", "--join", "J"]) == 2
 
 
 @pytest.mark.parametrize(

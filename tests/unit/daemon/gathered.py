@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,10 @@ class FakeRun:
         """Buffers that have not been given back."""
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.members = {NodeId(name): Member() for name in members}
+        self.on_device = iteration
+        """What the device holds, as it says if it is asked directly."""
+        self.on_disks: set[int] = set()
+        """Iterations of which disks keep all states, this node's own included."""
         self.leader = SimpleNamespace(
             view=view_of("d0", *members, num_stages=2),
             committed=Round(iteration, 1),
@@ -60,6 +65,8 @@ class FakeRun:
             machine=SimpleNamespace(leader=self.leader),
             post=self._post,
             request_state=self._request_state,
+            run_copy=self._run_copy,
+            broken=False,
             allocate=self._allocate,
             tensor_failed=self._free,
         )
@@ -68,6 +75,8 @@ class FakeRun:
             SimpleNamespace(
                 driver=self.driver,
                 gateway=SimpleNamespace(fetch_state=self._fetch_state),
+                kept=SimpleNamespace(load=self._load_kept),
+                device_gone=False,
                 progress=self.progress,
                 ending=False,
                 part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest, checkpoint_dir=None),
@@ -88,7 +97,7 @@ class FakeRun:
 
     def commit(self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5) -> None:
         """Commit an iteration, as the leader's core tells it."""
-        self.leader.committed = Round(iteration, 1)
+        self.leader.committed, self.on_device = Round(iteration, 1), iteration
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
         fields = {"round": f"{iteration}.1", "loss": loss, "num_tokens": 8}
@@ -125,6 +134,21 @@ class FakeRun:
             iteration, describe(0, iteration), blob.data, lambda: self._free(blob.data)
         )
 
+    async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState:
+        assert (kind, fields) == ("snapshot", {"with_optimizer": True})
+        return await self._request_state(0, self.on_device, with_optimizer=True)
+
+    async def _load_kept(
+        self, wanted: FetchState, allocate: Callable[[int], memoryview | None]
+    ) -> str | None:
+        if wanted.iteration not in self.on_disks:
+            return None
+        blob = random_blob(0, seed=wanted.iteration)
+        buffer = allocate(len(blob.data))
+        assert buffer is not None
+        buffer[:] = blob.data
+        return describe(0, wanted.iteration)
+
     async def _fetch_state(
         self, wanted: FetchState, sink: StateSink, *, with_optimizer: bool
     ) -> str:
@@ -133,7 +157,11 @@ class FakeRun:
         member = self.members[wanted.donors[0]]
         member.num_asked += 1
         await member.may_copy.wait()
-        if wanted.iteration != self.leader.committed.iteration:
+        if wanted.iteration not in {
+            self.on_device,
+            self.leader.committed.iteration,
+            *self.on_disks,
+        }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")
         blob = random_blob(1, seed=wanted.iteration)
         buffer = sink.allocate(len(blob.data))

@@ -1,5 +1,6 @@
 """Nodes for tests: built like a daemon's, but nothing of them listens until a test says so."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 from decod.config.node import NodeConfig
 from decod.config.schema import Manifest, RunConfig
 from decod.daemon.host import Host, Node, Part
+from decod.daemon.leaving import Leaving
 from decod.data.params import BatchConfig
 from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
 from decod.protocol.view import Role
+from decod.signals import LEAVE_SIGNALS
 
 RUN_ID = RunId("r" * 26)
 STRANGER = NodeId("b" * 52)
@@ -31,7 +34,7 @@ def make_manifest(**changes: object) -> Manifest:
 def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
     """Yields a node of a tiny run; to be used within an event loop."""
     config = NodeConfig(listen_host="127.0.0.1", listen_port=0, state_dir=folder, name="me")
-    with Host(config) as host:
+    with Host(config, Leaving(_say)) as host:
         part = Part(
             role=Role.DATA if leads else Role.RELAY,
             run_id=RUN_ID,
@@ -39,4 +42,19 @@ def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
             leader=host.identity.node_id if leads else STRANGER,
             leader_address="" if leads else "127.0.0.1:1",
         )
-        yield Node(config, part, host, lambda _: None)
+        yield Node(config, part, host, _say)
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Undoes what a daemon leaves of this process's signals: it ignores them at its end."""
+    before = [signal.getsignal(number) for number in LEAVE_SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(LEAVE_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _say(_: str) -> None:
+    pass

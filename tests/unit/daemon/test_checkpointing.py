@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from decod.daemon.checkpointing import Checkpoints
 from decod.errors import ConfigError
+from decod.protocol.era import Mark
 from decod.train.checkpoint.files import Files
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.store import (
@@ -261,6 +262,27 @@ def test_the_last_iteration_is_kept_though_an_earlier_one_has_its_number(tmp_pat
 def test_impossible_wishes_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="checkpoint"):
         CheckpointConfig(**values)
+
+
+def test_without_a_device_the_last_is_what_disks_keep_unless_a_newer_one_is_there(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        checkpoints = make_checkpoints(run, tmp_path, every=5)
+        for iteration in range(1, 8):
+            run.commit(iteration)
+            if iteration == 5:
+                await written(checkpoints)
+        run.node.device_gone = True  # type: ignore[misc]
+        run.leader.rebuild.marks, run.on_disks = (Mark(4, ()), Mark(6, ())), {4}
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [5], "going back to 4 would lose what is there"
+        run.on_disks = {4, 6}
+        await checkpoints.finish()
+        assert iterations(tmp_path) == [6, 5]
+
+    asyncio.run(test())
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

@@ -171,6 +171,23 @@ def test_a_host_that_knew_the_run_says_what_has_changed(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_run_that_was_resumed_is_told_from_one_that_was_changed(tmp_path: Path) -> None:
+    """Its volunteers ask where their leader was."""
+    known = KnownManifests(tmp_path)
+    known.keep(MANIFEST)
+    resumed = dataclasses.replace(MANIFEST, initial_weights="a" * 64, start_iteration=40)
+
+    async def test() -> None:
+        expected = r"E-REJ-003.* started again with --resume, from iteration 40: that is another"
+        async with Peer(dataclasses.replace(INFO, manifest_json=resumed.to_json())) as peer:
+            before = JoinString.parse(join_string(peer.address))
+            text = str(dataclasses.replace(before, run_id=RunId("b" * 26)))
+            with pytest.raises(RejectedError, match=expected):
+                await find_run(text, known)
+
+    run(test())
+
+
 def test_a_run_that_was_started_anew_is_told_from_one_that_was_changed() -> None:
     async def test() -> None:
         async with Peer(INFO) as peer:

@@ -25,8 +25,8 @@ def serve(
     """Returns what `test`, run in a thread, returns while a server answers in `folder`."""
 
     async def main() -> Any:
-        server = ControlServer(folder, answer)
-        await server.start()
+        server = ControlServer(folder)
+        await server.answer_with(answer)
         try:
             asked = asyncio.create_task(asyncio.to_thread(test))
             if close:
@@ -122,6 +122,35 @@ def test_who_waits_while_the_daemon_ends_is_told(tmp_path: Path) -> None:
         serve(tmp_path, lambda: ask(tmp_path, {}, timeout_s=10), close=True)
 
 
+def test_who_answers_may_change_and_the_socket_stays(tmp_path: Path) -> None:
+    """A node comes back in the same folder: whoever waits for its last life hears of its end."""
+    started = asyncio.Event()
+
+    async def hang(_: dict[str, Any]) -> dict[str, Any]:
+        started.set()
+        return await asyncio.Event().wait() and {}
+
+    async def main() -> None:
+        def request() -> dict[str, Any]:
+            return ask(tmp_path, {}, timeout_s=10)
+
+        server = ControlServer(tmp_path)
+        assert not (tmp_path / SOCKET_NAME).exists()
+        await server.answer_with(hang)
+        waiting = asyncio.create_task(asyncio.to_thread(request))
+        await started.wait()
+        before = (tmp_path / SOCKET_NAME).stat().st_ino
+        await server.answer_with(echo)
+        with pytest.raises(NotRunningError, match="E-RUN-007"):
+            await waiting
+        assert await asyncio.to_thread(request) == {"echo": {}}
+        assert (tmp_path / SOCKET_NAME).stat().st_ino == before
+        await server.close()
+        assert not (tmp_path / SOCKET_NAME).exists()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("line", [b"", b"x\n", b"[]\n", b"\xff\n"])
 def test_an_answer_that_is_none_counts_as_no_daemon(tmp_path: Path, line: bytes) -> None:
     async def main() -> None:
@@ -154,10 +183,10 @@ def test_a_folder_without_a_daemon_says_how_to_start_one(tmp_path: Path) -> None
 def test_a_folder_in_the_sockets_place_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / SOCKET_NAME).mkdir()
     with pytest.raises(ConfigError, match=r"E-CFG-040 .*decod\.sock: .*remove it"):
-        asyncio.run(ControlServer(tmp_path, echo).start())
+        asyncio.run(ControlServer(tmp_path).answer_with(echo))
 
 
 def test_a_folder_that_cannot_hold_a_socket_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises((ConfigError, OSError)):
-        asyncio.run(ControlServer(tmp_path / "missing", echo).start())
+        asyncio.run(ControlServer(tmp_path / "missing").answer_with(echo))

@@ -5,7 +5,8 @@ import dataclasses
 
 import pytest
 
-from decod.daemon.elsewhere import tell_elsewhere
+from decod.daemon.elsewhere import await_leader, tell_elsewhere
+from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo
 from tests.unit.daemon.nodes import RUN_ID
@@ -74,3 +75,26 @@ def test_hosts_that_do_not_answer_hold_nothing_up() -> None:
         silent.close()
 
     asyncio.run(test())
+
+
+def test_members_are_given_time_to_elect_another_leader() -> None:
+    """A leader that was killed is back before the others have noticed."""
+
+    async def test() -> None:
+        async with Peer(None, LEADER_ID) as leader, Peer(None) as relay:
+            info = dataclasses.replace(INFO, leader_address=leader.address)
+            leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
+            relay.tell(dataclasses.replace(info, leader=OWN, leader_address=GONE))
+            search = await_leader(RUN_ID, (GONE, relay.address), NodeId(OWN), pause_s=0.01)
+            finding = asyncio.create_task(search)
+            assert await await_leader(RUN_ID, (relay.address,), NodeId(OWN), patience_s=0.0) is None
+            relay.tell(info)
+            found = await finding
+            assert found is not None
+            assert found.addresses == (leader.address,)
+
+    asyncio.run(test())
+
+
+def test_nobody_is_waited_for_where_nobody_is() -> None:
+    assert asyncio.run(await_leader(RUN_ID, (GONE,), NodeId(OWN), patience_s=1000.0)) is None

@@ -8,6 +8,7 @@ import pytest
 from decod.daemon import gathering
 from decod.daemon.gathering import gathered_states
 from decod.errors import NetworkError
+from decod.ids import Round
 from decod.protocol.era import Mark
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
@@ -142,5 +143,40 @@ def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
         await asyncio.gather(entering, return_exceptions=True)
         assert run.lent == 0
         assert not run.is_held
+
+    asyncio.run(test())
+
+
+def test_a_failed_core_is_left_out_and_the_device_tells_the_iteration(tmp_path: Path) -> None:
+    """The core may have decided a commit that nobody has heard of."""
+
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a")
+        run.commit(5, loss=2.25)
+        run.driver.broken, run.leader.committed = True, Round(6, 1)
+        run.driver.request_state = None
+        async with gathered_states(run.node, with_optimizer=True) as states:
+            assert (states.iteration, states.loss) == (5, 2.25)
+        assert run.lent == 0
+
+    asyncio.run(test())
+
+
+def test_without_its_device_a_leader_gathers_the_newest_states_on_disks(tmp_path: Path) -> None:
+    async def test() -> None:
+        run = FakeRun(tmp_path, "r1a", iteration=0)
+        for iteration in range(1, 8):
+            run.commit(iteration, loss=float(iteration))
+        run.node.device_gone = True  # type: ignore[misc]
+        none_left = pytest.raises(NetworkError, match=r"E-NET-022 stage 0 .* no disk keeps")
+        with none_left:
+            async with gathered_states(run.node, with_optimizer=True):
+                pass
+        run.leader.rebuild.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
+        run.on_disks = {2, 4}
+        async with gathered_states(run.node, with_optimizer=True) as states:
+            assert (states.iteration, states.loss) == (4, 4.0), "the newest is not everywhere"
+            assert run.lent == 2
+        assert run.lent == 0
 
     asyncio.run(test())

@@ -13,6 +13,8 @@ import pytest
 from decod.config.node import NodeConfig
 from decod.daemon import host as module
 from decod.daemon.host import Host
+from decod.daemon.leaving import Leaving
+from decod.daemon.presence import NodePresence
 from decod.daemon.reach import advertised
 from decod.daemon.volunteer import Contact, _advertise_observed
 from decod.errors import ConfigError, HardwareError, NetworkError
@@ -20,14 +22,16 @@ from decod.net.dht import Dht
 from decod.net.server import HelloRequest
 from tests.unit.daemon.nodes import make_node
 
+LEAVING = Leaving(print)
+
 
 def test_a_folder_serves_one_daemon_at_a_time(tmp_path: Path) -> None:
     config = NodeConfig(state_dir=tmp_path / "new" / "folder")
-    with Host(config) as first:
+    with Host(config, LEAVING) as first:
         with pytest.raises(ConfigError, match="E-CFG-041"):
-            Host(config)
+            Host(config, LEAVING)
         identity = first.identity
-    with Host(config) as second:
+    with Host(config, LEAVING) as second:
         assert second.identity == identity
 
 
@@ -35,22 +39,22 @@ def test_a_host_that_fails_to_begin_leaves_its_folder_free(tmp_path: Path) -> No
     config = NodeConfig(state_dir=tmp_path)
     (tmp_path / "node.log").mkdir()
     with pytest.raises(HardwareError):
-        Host(config)
+        Host(config, LEAVING)
     (tmp_path / "node.log").rmdir()
-    with Host(config):
+    with Host(config, LEAVING):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="E-CFG-042"):
-        Host(NodeConfig(state_dir=tmp_path / "file" / "x"))
+        Host(NodeConfig(state_dir=tmp_path / "file" / "x"), LEAVING)
 
 
 def test_the_terminal_names_nodes_and_the_file_keeps_ids(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Host(NodeConfig(state_dir=tmp_path)) as host:
+    with Host(NodeConfig(state_dir=tmp_path), LEAVING) as host:
         host.log.name_of = {"abcdefghijkl": "merry-marlin"}.get
         fields = {"peer": "abcdefghijkl", "reason": "silent"}
         extra = {"event": "member.lost", "fields": fields}
@@ -157,7 +161,7 @@ def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
 
             begun = asyncio.create_task(node.unless_drained(load()))
             await asyncio.sleep(0)
-            answer = await node._answer({"command": "drain"})
+            answer = await NodePresence(node).answer({"command": "drain"})
             assert answer == {"draining": True}
             assert not await begun
             assert cancelled.is_set()
@@ -181,7 +185,7 @@ def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-            await node._answer({"command": ["x"]})
+            await NodePresence(node).answer({"command": ["x"]})
 
     asyncio.run(test())
 

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,14 @@ import pytest
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.daemon import leader as module
+from decod.daemon import place as place_module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.host import _ignore_signals
-from decod.daemon.leader import LeaderOptions, _Leading, _part, _weights_hash, run_leader
+from decod.daemon.leader import _Leading, _weights_hash
+from decod.daemon.place import Joining as FurtherDataNode
+from decod.daemon.place import LeaderOptions
+from decod.daemon.presence import NodePresence
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
@@ -30,20 +32,25 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
+from decod.ids import NodeId
 from decod.model.config import ModelConfig
 from decod.model.hf import config_to_hf
-from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.train.checkpoint.params import CheckpointConfig
-from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest, make_node
+from tests.unit.daemon.nodes import (
+    RUN_ID,
+    STRANGER,
+    make_manifest,
+    make_node,
+)
 
 MODEL = ModelConfig()
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def options(folder: Path, **changes: Any) -> LeaderOptions:
     run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
-    return LeaderOptions(run_file=run_file, node=NodeConfig(state_dir=folder), **changes)
+    given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}
+    return LeaderOptions(**(given | changes))
 
 
 def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
@@ -114,35 +121,36 @@ class Joining:
             assert own == "m" * 52
             return contact
 
-        monkeypatch.setattr(module, "find_run", find)
+        monkeypatch.setattr(place_module, "find_run", find)
 
-    def part(self, folder: Path, **mine: Any) -> Any:
-        identity = cast("Identity", SimpleNamespace(node_id="m" * 52))
-        manifest, said = make_manifest(**mine), list[str]()
-        given = options(folder, join="...")
-        return asyncio.run(_part(given, identity, manifest, folder, said.append))
+    def place(self, folder: Path, *, again: bool = False, **mine: Any) -> Any:
+        given = options(folder, init_dir=folder if again else None)
+        joining = FurtherDataNode(given, NodeId("m" * 52), make_manifest(**mine), folder)
+        return asyncio.run(joining.seek("...", again=again))
 
 
 def test_a_further_data_node_joins_with_the_same_run_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, contacts = Joining(monkeypatch).part(tmp_path)
-    assert (part.run_id, part.leader) == (RUN_ID, STRANGER)
-    assert contacts == ("127.0.0.1:1", "127.0.0.1:2")
+    place = Joining(monkeypatch).place(tmp_path)
+    assert (place.part.run_id, place.part.leader) == (RUN_ID, STRANGER)
+    assert place.contacts == ("127.0.0.1:1", "127.0.0.1:2")
 
 
 def test_another_run_file_is_refused_and_the_field_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RejectedError, match=r"run\.seed is 3 here and 0 there"):
-        Joining(monkeypatch).part(tmp_path, seed=3)
+        Joining(monkeypatch).place(tmp_path, seed=3)
 
 
 def test_a_further_data_node_needs_no_folder_of_the_given_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, _ = Joining(monkeypatch, initial_weights="a" * 64).part(tmp_path)
-    assert part.manifest.initial_weights == "a" * 64
+    for again in (False, True):
+        joining = Joining(monkeypatch, initial_weights="a" * 64)
+        place = joining.place(tmp_path, again=again)
+        assert place.part.manifest.initial_weights == "a" * 64
 
 
 def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
@@ -212,7 +220,7 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
             _Leading(node, options(tmp_path))
             request = {"command": "export"} | ({} if path is None else {"path": path})
             with pytest.raises(ConfigError, match="E-CFG-044"):
-                await node._answer(request)
+                await NodePresence(node).answer(request)
 
     asyncio.run(test())
 
@@ -240,10 +248,10 @@ def test_an_export_waits_for_the_first_iteration(
         with make_node(tmp_path) as node:
             for _ in range(2):
                 with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await node._answer(request)
+                    await NodePresence(node).answer(request)
                 _Leading(node, options(tmp_path))
             node.progress.iteration += 1
-            assert (await node._answer(request))["iteration"] == 1
+            assert (await NodePresence(node).answer(request))["iteration"] == 1
 
     monkeypatch.setattr(module, "export_model", export)
     asyncio.run(test())
@@ -253,55 +261,9 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
         with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await node._answer({"command": "export", "path": str(tmp_path / "model")})
+            await NodePresence(node).answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
-
-
-class Lives:
-    """A leader whom others have replaced, again and again, until a life ends otherwise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leaving: bool) -> None:
-        self.lines: list[str] = []
-        self.joins: list[str | None] = []
-        self.ignored: list[bool] = []
-        """Whether signals were, when each life began."""
-        self._leaving = leaving
-        monkeypatch.setattr(module, "_run_once", self._run_once)
-
-    async def _run_once(self, asked: LeaderOptions, *_: Any) -> module._Life:
-        self.joins.append(asked.join)
-        self.ignored.append(signal.SIG_IGN in map(signal.getsignal, SIGNALS))
-        _ignore_signals()
-        reason = StopReason.FINISHED if len(self.joins) > 1 else StopReason.SUPERSEDED
-        return module._Life(Stop(reason, "m leads the run in term 2"), "decod1-x", self._leaving)
-
-    def run(self, folder: Path) -> int:
-        before = [signal.getsignal(number) for number in SIGNALS]
-        try:
-            return run_leader(options(folder), self.lines.append)
-        finally:
-            for number, handler in zip(SIGNALS, before, strict=True):
-                signal.signal(number, handler)
-
-
-def test_who_was_replaced_joins_again_and_can_be_ended_while_it_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lives = Lives(monkeypatch, leaving=False)
-    assert lives.run(tmp_path) == 0
-    assert lives.joins == [None, "decod1-x"]
-    assert lives.lines == ["m leads the run in term 2: this node joins it again as a data node"]
-    assert lives.ignored == [False, False]
-
-
-def test_who_was_replaced_and_is_to_leave_does_not_join_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lives = Lives(monkeypatch, leaving=True)
-    assert lives.run(tmp_path) == 0
-    assert lives.joins == [None]
-    assert lives.lines == ["left the run: m leads the run in term 2"]
 
 
 def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:
@@ -325,6 +287,8 @@ def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None
         (StopReason.REFUSED, RejectedError),
         (StopReason.REMOVED, TemporaryError),
         (StopReason.LEADER_LOST, TemporaryError),
+        (StopReason.SUPERSEDED, TemporaryError),
+        (StopReason.CRIPPLED, DecodError),
         (StopReason.FAILED, DecodError),
     ],
 )

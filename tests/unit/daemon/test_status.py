@@ -150,9 +150,10 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
             machine.office.election.heard_s -= 20.0
             status = await full_status(node)
             assert status["run_state"] == "waiting"
+            assert status["state"] == status["node"]["state"] == "reconnecting"
             assert re.fullmatch(
                 r"nothing has come from the leader, calm-crane \(h:2\), for 2\d s:"
-                r" after 60 s me leaves the run",
+                r" after 60 s me looks for the run again",
                 status["message"],
             )
 

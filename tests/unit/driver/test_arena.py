@@ -92,3 +92,17 @@ def test_the_other_process_sees_what_is_written_at_the_offset_it_is_told() -> No
     reference = region.reference()
     assert os.pread(arena.fd, reference["num_bytes"], reference["offset"]) == b"hello"
     arena.close()
+
+
+def test_a_closed_arena_holds_no_memory_though_somebody_holds_a_view() -> None:
+    """A daemon has more than one life: what the last one held must not wait for its last view."""
+    arena = Arena(1 << 20)
+    region = arena.allocate(1 << 20)
+    assert region is not None
+    region.view[:] = b"x" * region.size_bytes
+    path = f"/proc/self/fd/{os.dup(arena.fd)}"
+    assert os.stat(path).st_blocks
+    arena.close()
+    assert not os.stat(path).st_blocks
+    assert region.view[0] == 0
+    os.close(int(path.rpartition("/")[2]))

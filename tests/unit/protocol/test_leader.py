@@ -8,7 +8,7 @@ import pytest
 from decod.ids import NodeId, Round
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import CompleteRun, Effect, Send
-from decod.protocol.leader import Leader, LeaderState
+from decod.protocol.leader import Leader, LeaderState, give_up
 from decod.protocol.messages import (
     Abort,
     Assign,
@@ -277,7 +277,7 @@ def test_a_run_whose_rounds_take_long_is_given_longer() -> None:
     assert run.leader.round == Round(2, 2)
 
 
-def test_after_five_failed_attempts_the_run_ends() -> None:
+def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> None:
     run = Run(R1A)
     for k in range(5):
         assert run.leader.state is LeaderState.TRAINING
@@ -285,13 +285,17 @@ def test_after_five_failed_attempts_the_run_ends() -> None:
         effects = run.leader.voted(
             2.0, Ready(Round(1, 1 + k), (), run.leader.view.version, failure="no memory")
         )
-    message = decision(effects)
+    assert effects == [CompleteRun(0)]
+    assert run.commit() == [], "nothing more is committed"
+    assert give_up(run.leader, "another reason") == []
+    message = decision(run.leader.finish(reason=run.leader.failure, failed=True))
     assert isinstance(message, Abort)
     assert message.opening.finished
     assert message.opening.failed
     assert message.reason == "iteration 1 failed 5 times, last: no memory"
     assert run.leader.state is LeaderState.FINISHED
     assert run.leader.deadline_s is None
+    assert give_up(run.leader, "another reason") == [], "it has ended"
 
 
 def test_a_commit_forgives_earlier_failures() -> None:

@@ -355,12 +355,15 @@ def test_a_relay_without_its_device_leaves_at_once() -> None:
     effects = world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
     leave = messages.Leave("device failed: exit code 1", at_once=True)
     assert (D0, leave) in sent(effects)
-    assert stops(world, "r1a") == Stop(StopReason.FAILED, "exit code 1")
+    assert stops(world, "r1a") == Stop(StopReason.CRIPPLED, "exit code 1")
 
 
-def test_a_leader_without_its_device_ends_the_run() -> None:
+def test_a_leader_without_its_device_ends_the_run_when_its_result_is_kept() -> None:
     world = training("r1a")
     world.step("d0", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
+    world.step("d0", ev.JobFailed(JobId(98), "exit code 1", fatal=True))
+    assert world.seen.count("d0 has the result of iteration 0") == 1
+    world.step("d0", ev.DrainRequested(ends_run=True))
     world.wait(LINGER_S)
     for name in ("d0", "r1a"):
         detail = "the leader's device failed: exit code 1"
@@ -372,7 +375,7 @@ def test_a_candidate_that_can_not_build_leaves() -> None:
     world.start("r1b", stage_index=1)
     world.turn_until(lambda: bool(world.hosts[R1B].work))
     world.work("r1b", refuse="no memory")
-    assert stops(world, "r1b") == Stop(StopReason.FAILED, "no memory")
+    assert stops(world, "r1b") == Stop(StopReason.CRIPPLED, "no memory")
 
 
 @pytest.mark.parametrize("job", ["Gather", "Reduce", "Propose"])
@@ -413,7 +416,7 @@ def test_a_microbatch_that_fails_costs_no_node(job: str) -> None:
 def test_a_commit_that_the_device_can_not_make_final_ends_the_node() -> None:
     world = training("r1a", "r1b", num_iterations=9)
     _refuse_first(world, "Commit", "r1b")
-    assert stops(world, "r1b").reason is StopReason.FAILED
+    assert stops(world, "r1b").reason is StopReason.CRIPPLED
 
 
 def test_a_copy_that_fails_is_refused_to_its_asker() -> None:

@@ -18,6 +18,7 @@ import torch
 from decod.data.params import BatchConfig
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
+from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig, StageReport
 from decod.train.params import OptimizerConfig, ReductionConfig
@@ -222,8 +223,11 @@ def test_measuring_leaves_no_trace(node: Node) -> None:
     assert not node.read(parts[0]).any()
 
 
-def test_ctrl_c_is_left_to_the_node(node: Node) -> None:
-    node.process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", LEAVE_SIGNALS)
+def test_signals_that_end_a_session_are_left_to_the_node(
+    node: Node, number: signal.Signals
+) -> None:
+    node.process.send_signal(number)
     assert node.result("ping") == {}
 
 

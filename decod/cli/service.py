@@ -1,0 +1,444 @@
+"""`decod service`: a node that starts with the machine, and is started again when it fails."""
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import platformdirs
+
+from decod.cli.join import join
+from decod.cli.leader import leader
+from decod.cli.node_options import join_string_of, node_config
+from decod.cli.service_unit import Service, render_unit, system_state_dir
+from decod.config.node import NodeConfig, invoking_user
+from decod.config.secret import write_join_string
+from decod.errors import ConfigError, DecodError
+
+_COMMANDS: dict[str, click.Command] = {"join": join, "leader": leader}
+_UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+_BOOTED = Path("/run/systemd/system")
+"""There while systemd runs the machine (sd_booted(3))."""
+
+
+class ServiceError(DecodError):
+    """The service manager refused: it says why. What was written before is still there."""
+
+    exit_code = 1
+    code = "E-RUN-030"
+
+
+@click.group(no_args_is_help=True)
+def service() -> None:
+    """Have a node start with this machine, and start again when it fails.
+
+    \b
+    Examples:
+      decod service install join --join-file join.txt --device cuda:0
+      decod service logs -f
+      decod service stop
+
+    This takes systemd. A node of the whole system starts with the machine; one of a user, when that
+    user logs in, or with the machine if the user may linger.
+    """
+
+
+def _checked_unit(context: click.Context, parameter: click.Parameter, unit: str) -> str:
+    if not _UNIT.match(unit):
+        raise click.BadParameter(
+            f"{unit!r} is no name of a unit: 1 to 64 letters, digits, dots, _ and -",
+            ctx=context,
+            param=parameter,
+        )
+    return unit
+
+
+_unit_option = click.option(
+    "--unit",
+    default="decod",
+    show_default=True,
+    callback=_checked_unit,
+    metavar="NAME",
+    help="Name of the service: one for each node of a host.",
+)
+_system_option = click.option(
+    "--system/--user",
+    "of_system",
+    default=None,
+    help="A service of the machine, or of this user. For root: of the machine.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """systemd, of the machine or of this user."""
+
+    of_system: bool
+
+    @classmethod
+    def chosen(cls, of_system: bool | None) -> "Manager":  # noqa: FBT001 - a flag's value.
+        return cls(os.geteuid() == 0 if of_system is None else of_system)
+
+    def unit_path(self, unit: str) -> Path:
+        user_units = platformdirs.user_config_path("systemd") / "user"
+        folder = Path("/etc/systemd/system") if self.of_system else user_units
+        return folder / f"{unit}.service"
+
+    def join_path(self, unit: str) -> Path:
+        """Return where the join string of a unit is kept."""
+        own = platformdirs.user_config_path("decod")
+        return (Path("/etc/decod") if self.of_system else own) / f"{unit}.join"
+
+    def program(self, name: str) -> list[str]:
+        """Return how one of systemd's programs is called for this manager.
+
+        Raises:
+            ConfigError: systemd is not there.
+        """
+        found = shutil.which(name)
+        if found is None or not _BOOTED.is_dir():
+            raise ConfigError(
+                "no systemd runs this machine",
+                why="decod service leaves it to systemd to start and watch a node",
+                fix="see docker/ for containers, or run the node under another service manager, "
+                "with --no-rejoin if that should start it again",
+                code="E-CFG-071",
+            )
+        return [found] if self.of_system else [found, "--user"]
+
+    def control(self, *arguments: str) -> None:
+        """Have systemd do something.
+
+        Raises:
+            ServiceError: It refuses.
+        """
+        command = [*self.program("systemctl"), "--no-ask-password", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode:
+            said = " ".join((result.stderr or result.stdout).split())
+            raise ServiceError(
+                f"systemctl {' '.join(arguments)} failed",
+                why=said[:500] or f"exit code {result.returncode}",
+                fix="see `decod service logs`; a service of the machine takes root",
+            )
+
+
+def _systemd_version() -> int:
+    """Return the release of systemd on this host; 0 if it has none."""
+    found = shutil.which("systemctl")
+    if found is None:
+        return 0
+    result = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    match = re.match(r"systemd (\d+)", result.stdout)
+    return int(match[1]) if match else 0
+
+
+@service.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@_unit_option
+@_system_option
+@click.option(
+    "--run-as",
+    metavar="USER",
+    help="Whom a node of the machine runs as; who used sudo if left out.",
+)
+@click.option("--no-start", is_flag=True, help="Have it start with the machine, and not now.")
+@click.option("--print", "only_print", is_flag=True, help="Print the unit, and change nothing.")
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, required=True, metavar="join|leader ARGUMENT..."
+)
+def install(
+    unit: str,
+    command: tuple[str, ...],
+    *,
+    of_system: bool | None,
+    run_as: str | None,
+    no_start: bool,
+    only_print: bool,
+) -> None:
+    """Install a node as a service, and start it.
+
+    \b
+    Examples:
+      decod service install join --join-file join.txt --device cuda:0
+      sudo decod service install --system join --join-file join.txt
+      decod service install --unit decod-1 join --join-file join.txt --listen 0.0.0.0:7701
+      decod service install leader run.toml
+
+    Arguments are those of `decod join` or `decod leader`. The join string goes into a file that
+    only the node's user may read. A leader goes on with what it has: see --resume auto.
+    """
+    manager = Manager.chosen(of_system)
+    asked = _parsed(command, manager, unit)
+    user = _user_of(run_as) if manager.of_system else None
+    planned = _planned(asked, unit, user)
+    text = render_unit(planned, systemd_version=_systemd_version())
+    if only_print:
+        click.echo(text, nl=False)
+        return
+    owner = None if user is None else (user.pw_uid, user.pw_gid)
+    path, join_path = manager.unit_path(unit), manager.join_path(unit)
+    try:
+        if asked.join_string is not None:
+            join_path.parent.mkdir(parents=True, exist_ok=True)
+            write_join_string(join_path, asked.join_string, owner=owner)
+        if not planned.manages_state_dir:
+            _make_folder(planned.state_dir, owner)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(error) from error
+    manager.control("daemon-reload")
+    manager.control("enable", f"{unit}.service")
+    if not manager.of_system:
+        _linger()
+    if not no_start:
+        # Not "start": it may run with what an earlier unit said.
+        manager.control("restart", f"{unit}.service")
+    click.echo(f"installed {path}" + ("" if no_start else " and started it"))
+    click.echo(f"look at it with: decod status --state-dir {planned.state_dir}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A node's command line, taken apart."""
+
+    arguments: list[str]
+    """Without the join string, and without the state folder."""
+    join_string: str | None
+    node: NodeConfig
+    state_dir_given: bool
+    written: list[Path]
+    """Files and folders that it writes besides."""
+
+
+def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
+    """Check a node's command line as the node would.
+
+    Raises:
+        UsageError: It is none.
+        DecodError: It describes no possible node, or a run file or join string is bad.
+    """
+    name, *rest = command
+    if name not in _COMMANDS:
+        raise click.UsageError(f"{name!r} can't be a service: give join or leader")
+    wrapped = _COMMANDS[name]
+    context = wrapped.make_context(f"decod {name}", list(rest))
+    raw, _, _ = wrapped.make_parser(context).parse_args(list(rest))
+    given, node = context.params, node_config(context.params)
+    joins = name == "join"
+    text = join_string_of(
+        given["join_string" if joins else "join"],
+        given["join_file"],
+        name="JOINSTRING" if joins else "--join",
+    )
+    if text is not None:
+        from decod.net.join_string import JoinString
+
+        JoinString.parse(text)
+    elif joins:
+        raise click.UsageError("give a join string, or better --join-file")
+    else:
+        from decod.config.run_file import load_run_file
+
+        load_run_file(given["run_file"])
+    arguments = [name]
+    for parameter in wrapped.params:
+        if parameter.name not in raw or parameter.name in _OWN:
+            continue
+        value = raw[parameter.name]
+        if isinstance(parameter, click.Option):
+            arguments += [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], value]
+        elif value:
+            arguments.append(value)
+    if text is not None:
+        arguments += ["--join-file", str(manager.join_path(unit))]
+    elif given["resume"] is None:
+        arguments += ["--resume", "auto"]
+    written = [path.expanduser().absolute() for name in _WRITTEN if (path := given.get(name))]
+    return _Asked(arguments, text, node, "state_dir" in raw, written)
+
+
+_OWN = ("join_string", "join", "join_file", "state_dir")
+"""Parameters of a node that the service gives it."""
+
+_WRITTEN = ("export", "write_join")
+"""Parameters that name what a node writes."""
+
+
+def _planned(asked: _Asked, unit: str, user: pwd.struct_passwd | None) -> Service:
+    state_dir = asked.node.state_dir
+    if user is not None and not asked.state_dir_given:
+        state_dir = system_state_dir(unit)
+    return Service(
+        unit=unit,
+        arguments=[*asked.arguments, "--state-dir", str(state_dir)],
+        python=sys.executable,
+        folder=Path.cwd(),
+        state_dir=state_dir,
+        user=None if user is None else user.pw_name,
+        writable=[path.parent for path in asked.written],
+        drain_timeout_s=asked.node.drain_timeout_s,
+        uses_cuda=asked.node.device.startswith("cuda"),
+    )
+
+
+def _user_of(name: str | None) -> pwd.struct_passwd:
+    """Return whom a node of the machine runs as.
+
+    Raises:
+        ConfigError: Nobody was named, or nobody is called so.
+    """
+    name = name or invoking_user()
+    if name is None:
+        raise ConfigError(
+            "nobody is named whom the node is to run as",
+            why="it needs none of root's rights",
+            fix="use sudo as the user who installed decod, or give --run-as USER",
+            code="E-CFG-072",
+        )
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError(
+            f"there is no user {ascii(name)[:60]}",
+            why="the node is to run as that one",
+            fix="give the name of one that exists with --run-as",
+            code="E-CFG-072",
+        ) from None
+
+
+def _make_folder(path: Path, owner: tuple[int, int] | None) -> None:
+    if path.is_dir():
+        return
+    path.mkdir(parents=True, mode=0o700)
+    if owner is not None:
+        os.chown(path, *owner)
+
+
+def _linger() -> None:
+    """Have the user's services start with the machine; it is only said if that is refused."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    found = shutil.which("loginctl")
+    if found is not None:
+        command = [found, "--no-ask-password", "enable-linger", user]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:  # noqa: S603
+            return
+    click.echo(
+        f"it starts when {user} logs in; to have it start with the machine: "
+        f"sudo loginctl enable-linger {user}"
+    )
+
+
+def _unwritable(error: OSError) -> ConfigError:
+    return ConfigError(
+        f"can't write {error.filename}",
+        why=error.strerror or str(error),
+        fix="a service of the machine takes root: use sudo, or install one of this user (--user)",
+        code="E-CFG-073",
+    )
+
+
+@service.command()
+@_unit_option
+@_system_option
+def start(unit: str, *, of_system: bool | None) -> None:
+    """Start an installed service.
+
+    \b
+    Example:
+      decod service start
+    """
+    manager = _installed(of_system, unit)
+    manager.control("start", f"{unit}.service")
+    click.echo(f"started {unit}")
+
+
+@service.command()
+@_unit_option
+@_system_option
+def stop(unit: str, *, of_system: bool | None) -> None:
+    """Have a service's node leave its run; it starts again with the machine.
+
+    \b
+    Example:
+      decod service stop
+    """
+    manager = _installed(of_system, unit)
+    manager.control("stop", f"{unit}.service")
+    click.echo(f"stopped {unit}")
+
+
+@service.command()
+@_unit_option
+@_system_option
+def uninstall(unit: str, *, of_system: bool | None) -> None:
+    """Stop a service and remove it. The node's folder stays.
+
+    \b
+    Example:
+      decod service uninstall
+    """
+    manager = _installed(of_system, unit)
+    manager.control("disable", "--now", f"{unit}.service")
+    try:
+        manager.unit_path(unit).unlink()
+        with suppress(FileNotFoundError):
+            manager.join_path(unit).unlink()
+    except OSError as error:
+        raise _unwritable(error) from error
+    manager.control("daemon-reload")
+    click.echo(f"removed {unit}; the node's state folder, with its identity, is where it was")
+
+
+@service.command()
+@_unit_option
+@_system_option
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what is written.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=100,
+    show_default=True,
+    help="How many lines to begin with.",
+)
+def logs(unit: str, *, of_system: bool | None, follow: bool, lines: int) -> NoReturn:
+    """Show what a service's node has written.
+
+    \b
+    Examples:
+      decod service logs
+      decod service logs -f
+    """
+    manager = _installed(of_system, unit)
+    command = [*manager.program("journalctl"), "-u", f"{unit}.service", "-n", str(lines)]
+    command += ["--follow"] if follow else ["--no-pager"]
+    os.execv(command[0], command)  # noqa: S606 - journalctl, by its path.
+
+
+def _installed(of_system: bool | None, unit: str) -> Manager:  # noqa: FBT001 - a flag's value.
+    """Return the manager of a unit that is installed.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    manager = Manager.chosen(of_system)
+    if not manager.unit_path(unit).exists():
+        kind = "the machine" if manager.of_system else "this user"
+        raise ConfigError(
+            f"{kind} has no service {unit}",
+            why=f"{manager.unit_path(unit)} is not there",
+            fix="install it, or name it with --unit, --system or --user",
+            code="E-CFG-074",
+        )
+    return manager

@@ -1,0 +1,204 @@
+"""A node that is out of its run for a while: it looks for the run again, or waits to be resumed.
+
+    RECONNECTING --the run is found--> the node joins it again as a newcomer
+                 --pause--> PAUSED
+                 --refused for a while--> the daemon ends with that error
+    PAUSED       --resume, and the run is found--> the node joins it again as a newcomer
+    either       --drain, or a signal--> the daemon ends
+
+PAUSED is for a device that its operator wants free. Without its compute process a node can't keep
+its stage's weights in step, reduce or vote, so it is no member meanwhile. In both states nothing
+listens for peers, and no memory of the device or for tensors is held. What is left is the state
+folder with identity and kept states, and the operator's socket.
+"""
+
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from decod.daemon.backoff import Backoff
+from decod.daemon.errors import TemporaryError
+from decod.daemon.status import RECONNECTING
+from decod.daemon.succession import leader_of
+from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
+from decod.net.ask import ask_status
+from decod.obs.logs import log_note
+from decod.protocol.identity import NodeState
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+T = TypeVar("T")
+
+_log = logging.getLogger("decod")
+
+REFUSED_S = 30.0
+"""How long a run may refuse a node that was in it before that counts. Its nodes may have lost their
+leader, or a stranger may answer at the address of one that is restarting."""
+
+_STATUS_TIMEOUT_S = 0.3
+_FROM_LEADER = (
+    "iteration",
+    "loss",
+    "gradient_norm",
+    "tokens_per_s",
+    "data",
+    "leader",
+    "stages",
+    "candidates",
+)
+_PAUSED_TEXT = "paused, and the device is free: `decod resume` joins the run again"
+
+
+class Away(Generic[T]):
+    """What a node leaves behind when it leaves its run. Make it before the node is closed.
+
+    Args:
+        node: That was in the run.
+        seek: Finds the run; returns what it takes to join it.
+        why: The node is out of the run; for people.
+        paused: Its operator has freed its device, and will say when it is to come back.
+    """
+
+    def __init__(
+        self, node: "Node", seek: Callable[[], Awaitable[T]], why: str, *, paused: bool
+    ) -> None:
+        self._seek = seek
+        self._say = node.say
+        self._leaving = node.leaving
+        self._run_id, self._node_id = node.part.run_id, node.identity.node_id
+        self._leader_address = leader_of(node).address
+        self._known = node.local_status()
+        self._seeking = asyncio.Lock()
+        self._found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._looking: asyncio.Task[T] | None = None
+        self._paused = paused
+        self._why = why
+        self._commands: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
+            "status": self._status,
+            "pause": self._pause,
+            "resume": self._resume,
+            "drain": self._drain,
+        }
+
+    async def until_found(self, backoff: Backoff) -> T:
+        """Return what it takes to join the run, when that has been found and is wanted.
+
+        Args:
+            backoff: How long to wait before each look.
+
+        Raises:
+            DecodError: The run does not take this node, or this host can't join it.
+        """
+        if not self._paused:
+            self._looking = asyncio.create_task(self._look(backoff))
+        try:
+            while self._looking is not None:
+                ends = {self._looking, self._found}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if self._found.done():
+                    break
+                if not self._looking.cancelled():
+                    return self._looking.result()
+                self._looking = None
+            return await self._found
+        finally:
+            self._found = asyncio.get_running_loop().create_future()
+            if self._looking is not None:
+                self._looking.cancel()
+                await asyncio.gather(self._looking, return_exceptions=True)
+
+    def failed(self, why: str) -> None:
+        """The run was found, and could not be joined."""
+        self._why = why
+
+    async def _look(self, backoff: Backoff) -> T:
+        """Look for the run again and again."""
+        refused_s: float | None = None
+        now_s = asyncio.get_running_loop().time
+        while True:
+            pause_s = backoff.next_s()
+            self._say(f"out of the run ({self._why}): looking for it in {pause_s:.0f} s")
+            log_note(_log, "node.reconnecting", {"reason": self._why, "pause_s": round(pause_s, 1)})
+            await asyncio.sleep(pause_s)
+            try:
+                async with self._seeking:
+                    return await self._seek()
+            except RejectedError as error:
+                refused_s = now_s() if refused_s is None else refused_s
+                if now_s() - refused_s >= REFUSED_S:
+                    raise
+                self._why = f"{error.what}: {error.why}"
+            except (NetworkError, PeerError, TemporaryError) as error:
+                refused_s = None
+                self._why = f"{error.what}: {error.why}"
+
+    # --- commands -----------------------------------------------------------------------------
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer the operator."""
+        command = str(request.get("command"))
+        if command not in self._commands:
+            state = "paused with its device free" if self._paused else RECONNECTING
+            raise ConfigError(
+                f"{command[:40]!r} is not answered while this node is {state}",
+                why="it is in no run, and has no compute process",
+                fix="use `decod resume` first, or ask another node",
+                code="E-RUN-008",
+            )
+        return await self._commands[command]()
+
+    def describe(self) -> str:
+        """Return one line on how the node is."""
+        return NodeState.PAUSED.value if self._paused else f"{RECONNECTING}: {self._why}"
+
+    @property
+    def healthy(self) -> bool:
+        """It has no core that could be late."""
+        return True
+
+    async def _pause(self) -> dict[str, Any]:
+        self._paused = True
+        if self._looking is not None:
+            self._looking.cancel()
+        return {"paused": True, "capacity": 0, "device_free": True}
+
+    async def _resume(self) -> dict[str, Any]:
+        async with self._seeking:
+            if not self._found.done():
+                found = await self._seek()
+                if not self._found.done():
+                    self._found.set_result(found)
+        return {"paused": False, "capacity": 0, "device_free": True}
+
+    async def _drain(self) -> dict[str, Any]:
+        self._leaving.asked.set()
+        how = "paused, and in no run" if self._paused else "out of the run already"
+        return {"draining": True, "reason": "drained", "detail": f"it was {how}"}
+
+    async def _status(self) -> dict[str, Any]:
+        """Return what was known when the node left, and of the run what its leader tells now."""
+        status = copy.deepcopy(self._known)
+        with suppress(DecodError, ValueError, RecursionError):
+            text = await ask_status(
+                self._leader_address, self._run_id, self._node_id, timeout_s=_STATUS_TIMEOUT_S
+            )
+            told = json.loads(text)
+            if isinstance(told, dict) and told.get("schema_version") == status["schema_version"]:
+                of_run = {key: told[key] for key in _FROM_LEADER if key in told}
+                right = {k: v for k, v in of_run.items() if isinstance(v, type(status[k]))}
+                status.update(right)
+        state = NodeState.PAUSED.value if self._paused else RECONNECTING
+        message = _PAUSED_TEXT if self._paused else f"out of the run: {self._why}"
+        status["node"] |= {"state": state, "capacity": 0, "stage_index": None, "device_free": True}
+        return status | {
+            "state": state,
+            "run_state": state,
+            "flows": [],
+            "syncing": None,
+            "message": message,
+        }

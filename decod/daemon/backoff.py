@@ -1,0 +1,29 @@
+"""How long to wait before something is tried again: twice as long each time, up to a limit."""
+
+import random
+import secrets
+
+FIRST_S = 1.0
+LONGEST_S = 60.0
+
+
+class Backoff:
+    """The pauses before tries. Each is drawn between a half and the whole of its length: those who
+    were cut off together must not come back together.
+
+    Args:
+        rng: Draws them.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random(secrets.randbits(64))  # noqa: S311 - no secret.
+        self._length_s = FIRST_S
+
+    def next_s(self) -> float:
+        """Return the next pause."""
+        length_s, self._length_s = self._length_s, min(2 * self._length_s, LONGEST_S)
+        return self._rng.uniform(length_s / 2, length_s)
+
+    def reset(self) -> None:
+        """Begin with short pauses again: it went well for a while."""
+        self._length_s = FIRST_S

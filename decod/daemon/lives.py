@@ -1,0 +1,159 @@
+"""A node's lives in its run, one after another: it comes back until the run is over, or it leaves.
+
+A life ends when a laptop sleeps, a link breaks, an address changes, a leader is replaced, or a
+compute process dies. The next one has the same identity and state folder. It begins when the run is
+found again, with a new compute process, on the address that this host has by then.
+"""
+
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from decod.daemon.away import Away
+from decod.daemon.backoff import Backoff
+from decod.daemon.errors import exit_code_of
+from decod.daemon.leaving import LeftEarlyError
+from decod.errors import HardwareError, NetworkError
+from decod.protocol.effects import Stop, StopReason
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Host, Node, Say
+
+T = TypeVar("T")
+
+_COMES_BACK = (
+    StopReason.REMOVED,
+    StopReason.LEADER_LOST,
+    StopReason.SUPERSEDED,
+    StopReason.CRIPPLED,
+)
+"""Ends after which the run may still be joined."""
+
+SETTLED_S = 60.0
+"""Who has been in the run for so long comes back soon; others wait longer each time."""
+
+FAILURES_MAX = 5
+FAILURES_WINDOW_S = 3600.0
+"""So many compute processes may fail within this; one more ends the daemon."""
+
+
+class Lives(Generic[T]):
+    """The lives of one daemon's node.
+
+    Args:
+        host: Outlives them.
+        say: Takes lines for the operator's terminal.
+        rejoins: Whether the node comes back by itself.
+    """
+
+    def __init__(self, host: "Host", say: "Say", *, rejoins: bool) -> None:
+        self._host = host
+        self.say = say
+        self._rejoins = rejoins
+        self._node: Node | None = None
+        """Of the life that has begun last."""
+        self._away: Away[T] | None = None
+        self._backoff = Backoff()
+        self._failures_s: list[float] = []
+        """When compute processes failed."""
+
+    async def run(self, first: T, live: Callable[[T], Awaitable[Stop]]) -> int:
+        """Have the node live until it does not come back; return the exit code.
+
+        Args:
+            first: What it takes to join the run.
+            live: Joins it; returns how that ended. It calls `begins` when it has a node, and
+                `ended` before that is closed.
+
+        Raises:
+            DecodError: The first life could not begin, or one ended in a way that needs a person.
+        """
+        found = first
+        while True:
+            self._node = None
+            try:
+                stop = await live(found)
+            except (HardwareError, NetworkError) as error:
+                if self._away is None or self._took_part:
+                    raise
+                self._failed(error)
+                self._away.failed(f"{error.what}: {error.why}")
+                await self._host.present(self._away)
+            else:
+                if not self._comes_back(stop):
+                    return self._exit_code(stop)
+                if stop.reason is StopReason.CRIPPLED:
+                    self._failed(_broken(stop))
+            assert self._away is not None
+            # The last life's objects refer to each other, and hold files.
+            self._node = None
+            gc.collect()
+            try:
+                search = self._away.until_found(self._backoff)
+                found = await self._host.leaving.unless_asked(search)
+            except LeftEarlyError:
+                self.say("left the run: it was out of it already")
+                return 0
+
+    def begins(self, node: "Node") -> None:
+        """A life has begun: its node has started."""
+        self._node, node.reconnecting = node, self._away is not None
+
+    async def ended(self, node: "Node", stop: Stop, seek: Callable[[], Awaitable[T]]) -> None:
+        """A life has ended, and its node is about to be closed.
+
+        Args:
+            node: That has stopped.
+            stop: How.
+            seek: Finds the run again.
+        """
+        if node.in_run_s >= SETTLED_S:
+            self._backoff.reset()
+        if self._comes_back(stop):
+            paused = stop.reason is StopReason.PAUSED
+            self._away = Away(node, seek, stop.detail, paused=paused)
+            await self._host.present(self._away)
+            if paused:
+                self.say("paused, and the device is free: decod resume joins the run again")
+
+    @property
+    def _took_part(self) -> bool:
+        """Whether the core of the life that has begun last was started."""
+        return self._node is not None and self._node.driver is not None
+
+    def _comes_back(self, stop: Stop) -> bool:
+        if self._host.leaving.asked.is_set():
+            return False
+        rejoins = self._rejoins and stop.reason in _COMES_BACK
+        return rejoins or stop.reason is StopReason.PAUSED
+
+    def _exit_code(self, stop: Stop) -> int:
+        if self._host.leaving.asked.is_set() and stop.reason in _COMES_BACK:
+            # It was asked to leave when it had stopped.
+            self.say(f"left the run: {stop.detail}")
+            return 0
+        return exit_code_of(stop)
+
+    def _failed(self, error: HardwareError | NetworkError) -> None:
+        """Count a life that ended by a fault of this host.
+
+        Raises:
+            HardwareError: There were too many.
+        """
+        if isinstance(error, NetworkError):
+            return
+        now_s = time.monotonic()
+        recent = [then_s for then_s in self._failures_s if now_s - then_s < FAILURES_WINDOW_S]
+        self._failures_s = [*recent, now_s]
+        if len(self._failures_s) > FAILURES_MAX:
+            raise error
+
+
+def _broken(stop: Stop) -> HardwareError:
+    return HardwareError(
+        f"the compute process has failed {FAILURES_MAX + 1} times within an hour",
+        why=stop.detail,
+        fix="read compute.log in the state folder; most often it is memory: lower --capacity",
+        code="E-HW-011",
+    )

@@ -1,0 +1,154 @@
+"""What `decod leader` was asked to do, and which place in which run follows from that.
+
+This host founds a run, goes on with one from a checkpoint, or is a further data node of a run that
+another host leads.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from decod.config.node import NodeConfig
+from decod.config.run_file import RunFile
+from decod.config.schema import Manifest
+from decod.daemon.contact import find_run
+from decod.daemon.elsewhere import await_leader
+from decod.daemon.errors import TemporaryError
+from decod.daemon.host import Part, Say
+from decod.daemon.manifests import KnownManifests
+from decod.daemon.peers import KnownPeers
+from decod.daemon.resume import LATEST, has_checkpoint
+from decod.errors import RejectedError
+from decod.ids import NodeId, RunId
+from decod.protocol.view import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderOptions:
+    """What `decod leader` was asked to do."""
+
+    run_file: RunFile
+    node: NodeConfig
+    init_dir: Path | None = None
+    """Folder of a model to start from."""
+    resume: int | None = None
+    """Iteration of the checkpoint to go on from, `resume.LATEST`, or `resume.AUTO` for whatever
+    this host can go on with; None begins anew."""
+    join: str | None = None
+    """Join string of a run that this host becomes a further data node of."""
+    export_dir: Path | None = None
+    """Where the final model goes; None: under the state folder."""
+    data_dir: Path | None = None
+    """Overrides the run file's data."""
+    join_path: Path | None = None
+    """File that the join string is written to when this node leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a run: what this node is there, and whom it asks about it."""
+
+    part: Part
+    contacts: tuple[str, ...] = ()
+
+
+async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOptions:
+    """Return what goes on with the last run of this name that this host was in, if there was one.
+
+    Where another data node could lead, that run itself is joined again, and never a second one
+    begun: this host may only be cut off from it.
+
+    Raises:
+        TemporaryError: Nobody of that run can be found.
+    """
+    state_dir, run = options.node.state_dir, options.run_file.run
+    known = KnownPeers(state_dir).newest(run.name) if run.batch.num_data_nodes > 1 else None
+    if known is not None:
+        run_id, members = known
+        join = await await_leader(run_id, members, own)
+        if join is None:
+            raise TemporaryError(
+                f"nobody leads run {run_id} where this host knows of nodes",
+                why="they are gone, or can't be reached, and others may go on with it",
+                fix="try again later; if it is over, begin a second run with --resume latest",
+                code="E-RUN-012",
+            )
+        say(f"run {run_id} goes on at {join.addresses[0]}: this node joins it again")
+        return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
+    if has_checkpoint(state_dir, run.name):
+        return dataclasses.replace(options, init_dir=None, resume=LATEST)
+    return dataclasses.replace(options, resume=None)
+
+
+def founded(
+    options: LeaderOptions,
+    own: NodeId,
+    manifest: Manifest,
+    data_dir: Path,
+    checkpoint_dir: Path | None,
+) -> Part:
+    """Return what this node is in a new run: the leader."""
+    return Part(
+        role=Role.DATA,
+        run_id=_new_run_id(manifest),
+        manifest=manifest,
+        leader=own,
+        data_dir=data_dir,
+        init_dir=options.init_dir,
+        checkpoint_dir=checkpoint_dir,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How this host finds its place in a run that another host leads."""
+
+    options: LeaderOptions
+    own: NodeId
+    manifest: Manifest
+    """By this host's run file and data."""
+    data_dir: Path
+
+    async def seek(self, join: str, *, again: bool = False) -> Place:
+        """Return the place of a further data node, if the run is as this host knows it.
+
+        Args:
+            join: Names nodes of the run.
+            again: This node was in it before, and may have founded it.
+        """
+        state_dir = self.options.node.state_dir
+        known, peers = KnownManifests(state_dir), KnownPeers(state_dir)
+        contact = await find_run(join, known, peers, self.own)
+        manifest, given = self.manifest, contact.manifest
+        if again or self.options.init_dir is None:
+            # Its part of the state comes from the leader.
+            manifest = dataclasses.replace(
+                manifest,
+                initial_weights=given.initial_weights,
+                start_iteration=given.start_iteration,
+            )
+        if (difference := manifest.first_difference(given)) is not None:
+            raise RejectedError(
+                f"this run file describes another run: {difference}",
+                why="all data nodes of a run must agree on it, to the last number",
+                fix="copy the leader's run file and its prepared data",
+                code="E-REJ-004",
+            )
+        known.keep(manifest)
+        part = Part(
+            role=Role.DATA,
+            run_id=contact.run_id,
+            manifest=manifest,
+            leader=contact.leader,
+            leader_address=contact.leader_address,
+            data_dir=self.data_dir,
+        )
+        return Place(part, contact.addresses)
+
+
+def _new_run_id(manifest: Manifest) -> RunId:
+    digest = hashlib.sha256(manifest.sha256.encode() + secrets.token_bytes(16)).digest()
+    return RunId(base64.b32encode(digest).decode().lower()[:26])

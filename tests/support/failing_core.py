@@ -1,0 +1,31 @@
+"""A `decod` whose core raises an error that nobody expects, once it is asked to.
+
+    python -m tests.support.failing_core ORDER leader run.toml ...
+
+ORDER is a file: when it is there, the next event is one that the core can't deal with. Everything
+about the process is real but the bug.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from decod.cli.main import main
+from decod.protocol.node import NodeMachine
+
+
+def doom(order: Path) -> None:
+    """Have the core fail as the order says."""
+    step = NodeMachine.step
+
+    def watched(machine: NodeMachine, now_s: float, event: Any) -> list[Any]:
+        if order.exists():
+            raise ZeroDivisionError("a bug")
+        return step(machine, now_s, event)
+
+    NodeMachine.step = watched  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    doom(Path(sys.argv.pop(1)))
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a service manager hears: a stand-in speaks its side of the protocol."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from decod.daemon.host import Host
+from decod.daemon.notify import Notifier
+from decod.daemon.presence import NodePresence
+from decod.driver.driver import NodeDriver
+from tests.unit.daemon.nodes import make_node
+from tests.waiting import wait_until
+
+RUNS_WATCHED = {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
+
+
+@contextmanager
+def manager(address: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.setblocking(False)
+        yield listener
+
+
+def heard(listener: socket.socket) -> list[list[str]]:
+    """Returns all messages that have come, each as its lines."""
+    messages = []
+    while True:
+        try:
+            messages.append(listener.recv(4096).decode().split("\n"))
+        except BlockingIOError:
+            return messages
+
+
+class Daemon:
+    """What is told of a daemon."""
+
+    def __init__(self) -> None:
+        self.leaving = SimpleNamespace(asked=asyncio.Event())
+        self.healthy = True
+
+    def describe(self) -> str:
+        return "training, stage 1, iteration 12"
+
+
+async def tell(
+    environment: dict[str, str], daemon: Daemon, num_messages: int, listener: socket.socket
+) -> list[list[str]]:
+    """Returns what the manager hears until there are so many messages."""
+    telling = asyncio.create_task(Notifier(environment).keep_telling(cast("Host", daemon)))
+    messages = list[list[str]]()
+
+    def enough() -> bool:
+        messages.extend(heard(listener))
+        return len(messages) >= num_messages
+
+    await wait_until(enough)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    return messages
+
+
+@pytest.mark.parametrize("abstract", [True, False])
+def test_a_manager_hears_that_the_daemon_is_ready_once(tmp_path: Path, *, abstract: bool) -> None:
+    name = f"@decod-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    environment = {"NOTIFY_SOCKET": name, "OTHER": "stays"}
+    with manager("\0" + name[1:] if abstract else name) as listener:
+        notifier = Notifier(environment)
+        notifier.ready()
+        notifier.ready()
+        assert heard(listener) == [["READY=1"]]
+    assert environment == {"OTHER": "stays"}, "it is not for the compute process"
+    notifier.ready()
+
+
+def test_a_daemon_is_said_to_be_well_only_while_it_is(tmp_path: Path) -> None:
+    name = str(tmp_path / "notify")
+
+    async def test() -> None:
+        daemon = Daemon()
+        with manager(name) as listener:
+            well = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
+            status = "STATUS=training, stage 1, iteration 12"
+            assert well == [[status, "WATCHDOG=1"]] * len(well)
+            daemon.healthy = False
+            ill = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
+            assert ill == [[status]] * len(ill)
+            daemon.leaving.asked.set()
+            leaves = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 2, listener)
+            assert leaves[0] == [status, "STOPPING=1"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("environment", "interval_s"),
+    [
+        ({}, 10.0),
+        ({"WATCHDOG_USEC": "6000000"}, 2.0),
+        ({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": str(os.getpid())}, 10.0),
+        ({"WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "1"}, 10.0),
+        ({"WATCHDOG_USEC": "soon"}, 10.0),
+    ],
+)
+def test_the_manager_says_how_often_it_wants_to_hear(
+    environment: dict[str, str], interval_s: float
+) -> None:
+    assert Notifier(environment).interval_s == interval_s
+    assert environment == {}
+
+
+def test_without_a_manager_nothing_is_said() -> None:
+    notifier = Notifier({})
+    notifier.ready()
+    asyncio.run(notifier.keep_telling(cast("Host", None)))
+
+
+def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
+    async def test() -> None:
+        with make_node(tmp_path, leads=False) as node:
+            presence = NodePresence(node)
+            assert presence.healthy, "it has no core yet"
+            assert presence.describe() == "starting, iteration 0"
+            now_s = asyncio.get_running_loop().time()
+            machine = SimpleNamespace(deadline_s=now_s - 1.0)
+            stopped = asyncio.get_running_loop().create_future()
+            node.driver = cast("NodeDriver", SimpleNamespace(machine=machine, stopped=stopped))
+            assert presence.healthy, "a busy host is late"
+            machine.deadline_s = now_s - 60.0
+            assert not presence.healthy
+            stopped.set_result(None)
+            assert presence.healthy, "there is nothing to do"
+
+    asyncio.run(test())

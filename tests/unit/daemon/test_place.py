@@ -1,0 +1,73 @@
+"""What a leader goes on with when it is started again and nobody says with what."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.config.run_file import RunFile
+from decod.daemon import place as module
+from decod.daemon.errors import TemporaryError
+from decod.daemon.peers import KnownPeers
+from decod.daemon.place import LeaderOptions, continued
+from decod.daemon.resume import AUTO, LATEST
+from decod.ids import NodeId, RunId
+from decod.net.join_string import JoinString
+from tests.support.checkpoints import write_checkpoint
+from tests.unit.daemon.nodes import RUN_ID
+from tests.unit.daemon.test_leader import options
+from tests.unit.protocol.cast import view_of
+
+OWN = NodeId("m" * 52)
+GOES_ON = JoinString(run_id=RUN_ID, manifest_prefix="0" * 16, addresses=("d1:7700",))
+
+
+def asked(folder: Path, *, num_data_nodes: int) -> LeaderOptions:
+    run = SimpleNamespace(name="test", batch=SimpleNamespace(num_data_nodes=num_data_nodes))
+    run_file = cast("RunFile", SimpleNamespace(run=run))
+    return options(folder, run_file=run_file, resume=AUTO, init_dir=folder)
+
+
+def go_on(given: LeaderOptions) -> tuple[str | None, int | None, bool]:
+    """Returns what is joined and resumed, and whether given weights are used."""
+    found = asyncio.run(continued(given, OWN, lambda _: None))
+    return found.join, found.resume, found.init_dir is not None
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[JoinString | None]:
+    """Who leads the run elsewhere."""
+    box: list[JoinString | None] = [None]
+
+    async def look(run_id: RunId, addresses: tuple[str, ...], own: NodeId) -> JoinString | None:
+        assert (run_id, addresses, own) == (RUN_ID, ("d1:7700",), OWN)
+        return box[0]
+
+    monkeypatch.setattr(module, "await_leader", look)
+    return box
+
+
+def test_a_host_that_has_done_nothing_yet_begins(tmp_path: Path) -> None:
+    for num_data_nodes in (1, 2):
+        assert go_on(asked(tmp_path, num_data_nodes=num_data_nodes)) == (None, None, True)
+
+
+def test_the_newest_checkpoint_of_the_run_is_gone_on_from(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+    assert go_on(asked(tmp_path, num_data_nodes=1)) == (None, LATEST, False)
+
+
+def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_time(
+    tmp_path: Path, elsewhere: list[Any]
+) -> None:
+    write_checkpoint(tmp_path, 4)
+    KnownPeers(tmp_path).keep(RUN_ID, "test", view_of("d0", "d1"), own="d0:7700")
+    given = asked(tmp_path, num_data_nodes=2)
+    with pytest.raises(TemporaryError, match=r"E-RUN-012 .*--resume latest"):
+        go_on(given)
+    elsewhere[0] = GOES_ON
+    assert go_on(given) == (str(GOES_ON), None, False)
+    KnownPeers(tmp_path).forget(RUN_ID)
+    assert go_on(given) == (None, LATEST, False)
