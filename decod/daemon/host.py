@@ -26,6 +26,7 @@ from typing import Any
 from decod.config.node import NodeConfig, parse_listen
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.control import ControlServer
+from decod.daemon.data_supply import DataSupply
 from decod.daemon.errors import EXIT_INTERRUPTED, error_of, not_begun
 from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway
@@ -181,6 +182,8 @@ class Node:
         self.compute: ComputeProcess | None = None
         self.arena: Arena | None = None
         self.dht: Dht | None = None
+        self.supply: DataSupply | None = None
+        """At a data node: what gives the compute process its data."""
         self.join_string: str | None = None
         self.ending = False
         """At the leader: nothing is committed any more, so what is kept is the last there is."""
@@ -383,7 +386,7 @@ class Node:
         )
         self.driver = NodeDriver(
             machine,
-            self.compute,
+            self.compute if self.supply is None else self.supply.before(self.compute),
             self.arena,
             _sizes_of(run),
             on_note=self._noted,

@@ -16,6 +16,7 @@ from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.contact import find_run, patiently
+from decod.daemon.data_supply import DataSupply
 from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import exit_code_of, not_begun, not_kept
 from decod.daemon.export import export_model
@@ -113,7 +114,7 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
             await tell_elsewhere(run_id, members, host.identity.node_id, say)
         part, contacts = await _part(options, host.identity, manifest, data_dir, say)
         part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
-        async with Node(options.node, part, host, say) as node:
+        async with Node(options.node, part, host, say) as node, DataSupply(node, dataset):
             verified = in_thread(dataset.verify)
             if part.leader == host.identity.node_id:
                 stop = await _lead(node, options, verified)
@@ -124,7 +125,7 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
 
 
 async def _follow(
-    node: Node, options: LeaderOptions, contacts: tuple[str, ...], verified: "asyncio.Future[None]"
+    node: Node, options: LeaderOptions, contacts: tuple[str, ...], verified: "asyncio.Future[int]"
 ) -> Stop:
     """Train as a further data node of a run, and lead it if elected."""
 
@@ -153,7 +154,7 @@ def _resumed(
     return folder, resumed
 
 
-async def _wait(future: "asyncio.Future[None]") -> None:
+async def _wait(future: "asyncio.Future[int]") -> None:
     await future
 
 
@@ -251,7 +252,7 @@ def _check_model(path: Path, model: ModelConfig) -> None:
             )
 
 
-async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
+async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[int]") -> Stop:
     node.join_string = join_string_of(node)
     node.say(f"join string: {node.join_string}")
     last = node.part.manifest.run.stages.num_relay_stages
@@ -364,6 +365,8 @@ class _Leading:
         # What is learnt while the result is being kept would be lost.
         node.ending = True
         node.driver.post(CommitsHeld(held=True))
+        if node.supply is not None:
+            node.supply.give_up()
         try:
             await self._keep_result()
         except DecodError as error:

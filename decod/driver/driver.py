@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from decod.driver.arena import Arena, Region
-from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
 from decod.driver.requests import STOPPED, Requests, taken
@@ -78,7 +78,7 @@ class NodeDriver:
     def __init__(
         self,
         machine: NodeMachine,
-        compute: ComputeProcess,
+        compute: Compute,
         arena: Arena,
         sizes: Sizes,
         *,

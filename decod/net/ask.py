@@ -7,15 +7,12 @@ from decod.errors import NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import split_address
+from decod.net.failure import unreachable
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
-
-
-class UnansweredError(NetworkError):
-    """Somebody may be there, but does not answer in time: it may do so later."""
 
 
 async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
@@ -95,18 +92,6 @@ def _checked_info(
         leader=leader,
         leader_address=leader_address,
         observed_address=validate.printable(64)("observed_address", response.observed_address),
-    )
-
-
-def unreachable(address: str, error: grpc.aio.AioRpcError) -> NetworkError:
-    """Returns the error for a call that nobody answered."""
-    details = (error.details() or "no details").splitlines()[0][:120]
-    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return (UnansweredError if late else NetworkError)(
-        f"no answer from {address}",
-        why=f"{error.code().name.lower()}: {details}",
-        fix="check the address, that the node there runs, and that its TCP port is open",
-        code="E-NET-003",
     )
 
 

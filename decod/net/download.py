@@ -24,9 +24,9 @@ import grpc.aio
 from decod.errors import DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId
 from decod.net import channel
-from decod.net.ask import unreachable
 from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
+from decod.net.failure import unreachable
 from decod.net.limits import LIMITS, Limits
 from decod.train.checkpoint.description import (
     Chunk,

@@ -24,6 +24,7 @@ from decod.errors import DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import join_address
+from decod.net.block import BlockGiver
 from decod.net.counters import Counters, PeerLog
 from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.limits import LIMITS, Limits
@@ -146,6 +147,7 @@ class PeerServer:
         self._peer_log = PeerLog(_log, lambda: asyncio.get_running_loop().time())
         self.counters = counters or Counters()
         self.donor = StateDonor(run_id, handler.state, self._count, limits, self._watch)
+        self.blocks = BlockGiver(run_id, self._count, limits)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port (0 chooses a free one).
@@ -193,6 +195,7 @@ class PeerServer:
             (channel.STATE_SERVICE, "Describe", unary(self._guard(self.donor.describe))),
             (channel.STATE_SERVICE, "Fetch", pour(self._guard(self.donor.fetch))),
             (channel.STATE_SERVICE, "Release", unary(self._guard(self.donor.release))),
+            (channel.STATE_SERVICE, "ReadBlock", unary(self._guard(self.blocks.give))),
             (channel.STATE_SERVICE, "ReadStatus", unary(self._guard(self._read_status))),
         )
         return tuple(

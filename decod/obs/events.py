@@ -61,6 +61,13 @@ _SPECS = (
         "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W
     ),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
+    EventSpec(
+        "data.damaged",
+        "DATA DAMAGED: {path}: {reason} ({num_blocks} bad blocks so far)",
+        _W,
+    ),
+    EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
+    EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),
