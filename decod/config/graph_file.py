@@ -20,6 +20,7 @@ from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.planner.joining import Newcomer
+from decod.strict_json import no_constant, unique
 
 FILE_SIZE_MAX_BYTES = 64 << 20
 """About a million links."""
@@ -298,7 +299,7 @@ def _parse(path: Path, content: bytes) -> Any:
     place = _name(path)
     try:
         return json.loads(
-            content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            content.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
         )
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -317,16 +318,3 @@ def _parse(path: Path, content: bytes) -> Any:
         fix="write one JSON object, as in docs/planning.md",
         code="E-CFG-051",
     )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {show_value(twice)} stands twice in one object")
-    return values
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON's")

@@ -43,6 +43,10 @@ _UPPER_LIMITS = {
     "model.max_position_embeddings": 1 << 24,
     "model.norm_eps": 1.0,
     "model.rope_theta": 1e12,
+    "model.rope_factor": 1e6,
+    "model.rope_low_freq_factor": 1e6,
+    "model.rope_high_freq_factor": 1e6,
+    "model.rope_original_max_position_embeddings": 1 << 24,
     "stages.num_relay_stages": 4096,
     "stages.num_first_blocks": 4096,
     "batch.sequence_length": 1 << 24,
@@ -266,7 +270,7 @@ class Manifest:
 
     def flat(self) -> dict[str, Any]:
         """Returns every value by its dotted key, such as `run.model.hidden_size`."""
-        return _flatten(dataclasses.asdict(self))
+        return flatten(dataclasses.asdict(self))
 
     def first_difference(self, other: "Manifest") -> str | None:
         """Returns where `other` first differs, such as `run.seed is 1 here and 2 there`."""
@@ -304,11 +308,12 @@ def _parse_json(text: str | bytes) -> dict[str, Any]:
     return values
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from decod.config.schema import Manifest
+from decod.config.schema import Manifest, RunConfig, flatten
 from decod.daemon.gathering import GatheredStates, gathered_states
 from decod.daemon.threads import in_thread
 from decod.errors import CheckpointError, DecodError
@@ -49,6 +49,18 @@ def settings_of(manifest: Manifest) -> Settings:
     flat = {key.removeprefix("run."): value for key, value in manifest.flat().items()}
     for own in ("initial_weights", "start_iteration", "protocol_version"):
         del flat[own]
+    return _plain(flat)
+
+
+def settings_in(checkpoint: CheckpointManifest) -> Settings:
+    """Return the configuration that a checkpoint was written with, as `settings_of` does.
+
+    Settings that its release did not have are at today's defaults, which do what was done then.
+    """
+    return _plain(flatten(asdict(RunConfig()))) | checkpoint.settings
+
+
+def _plain(flat: dict[str, Any]) -> Settings:
     # Enumerations are texts; their own type would not survive the file.
     return {key: str(v) if isinstance(v, str) else v for key, v in flat.items()}
 

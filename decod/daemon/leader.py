@@ -4,9 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import hashlib
-import json
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ from decod.daemon.volunteer import announce, full_status, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
-from decod.errors import ConfigError, DataError, DecodError, NetworkError, RejectedError
+from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.ids import RunId
-from decod.model.config import ModelConfig
-from decod.model.hf import config_from_hf
+from decod.model.config import ModelConfig, require_same
+from decod.model.header import read_config, read_header
 from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
@@ -211,10 +209,14 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
     """Return what stands in the manifest for the weights that a run starts from."""
     if init_dir is None:
         return "seed"
-    _check_model(init_dir / "config.json", model)
-    path, digest = init_dir, hashlib.sha256()
+    path = config = init_dir / "config.json"
+    if config.is_file():
+        require_same(model, read_config(init_dir, dtype=model.dtype), config)
+    digest = hashlib.sha256()
     try:
-        for path in sorted([init_dir / "config.json", *init_dir.glob("*.safetensors")]):
+        for path in sorted([config, *init_dir.glob("*.safetensors")]):
+            if path.suffix == ".safetensors":
+                read_header(path)
             with path.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     except OSError as error:
@@ -225,31 +227,6 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
             code="E-CFG-043",
         ) from error
     return digest.hexdigest()
-
-
-def _check_model(path: Path, model: ModelConfig) -> None:
-    """Compare the run's model with the one that is given, before anybody is asked to join.
-
-    Raises:
-        DataError: They differ, or the file describes no model that decod can train.
-    """
-    fields: Any = None
-    # What can't be read is told where the weights are read; the same holds for a file of no object.
-    with suppress(OSError, ValueError):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(fields, dict):
-        return
-    given = dataclasses.asdict(config_from_hf(fields, dtype=model.dtype))
-    # How long sequences may be does not show in Llama's weights.
-    given.pop("max_position_embeddings")
-    for name, value in given.items():
-        if getattr(model, name) != value:
-            raise DataError(
-                f"model.{name} is {getattr(model, name)} in the run file and {value} in {path}",
-                why="weights only fit the model that they were made for",
-                fix=f"set model.{name} = {value}, or give another folder",
-                code="E-DAT-017",
-            )
 
 
 async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[int]") -> Stop:

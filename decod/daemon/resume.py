@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decod.config.schema import Manifest
-from decod.daemon.checkpointing import differences, settings_of
+from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.entries import check_tensors, state_tensors
@@ -83,7 +83,7 @@ def _require_same_job(
 ) -> None:
     then, now = (
         {key: value for key, value in each.items() if key.startswith(_MUST_MATCH)}
-        for each in (manifest.settings, settings)
+        for each in (settings_in(manifest), settings)
     )
     if found := differences(then, now):
         raise CheckpointError(
@@ -122,7 +122,7 @@ def _require_iterations_left(manifest: Manifest, iteration: int) -> None:
 
 
 def _say_changes(checkpoint: CheckpointManifest, settings: Settings, say: Say) -> None:
-    for text in differences(checkpoint.settings, settings):
+    for text in differences(settings_in(checkpoint), settings):
         if not text.startswith("protocol."):
             say(f"changed since the checkpoint: {text}")
     if checkpoint.num_deferred:

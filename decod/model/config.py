@@ -3,10 +3,12 @@
 Imports no torch: the node process reads it too.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 
-from decod.errors import ConfigError
+from decod.errors import ConfigError, DataError
 
 
 class Architecture(StrEnum):
@@ -26,6 +28,40 @@ class ModelDtype(StrEnum):
     @property
     def num_bytes(self) -> int:
         return {"float64": 8, "float32": 4, "bfloat16": 2}[self.value]
+
+
+class RopeType(StrEnum):
+    """How rotary angles are scaled for sequences that are longer than in the first training."""
+
+    DEFAULT = "default"
+    """Not at all."""
+    LINEAR = "linear"
+    """All angles grow `rope_factor` times more slowly (arXiv:2306.15595)."""
+    LLAMA3 = "llama3"
+    """Angles that turn slowly grow `rope_factor` times more slowly, fast ones as before, and those
+    in between in part (Llama 3.1)."""
+
+
+ROPE_NUMBERS: dict[RopeType, tuple[str, ...]] = {
+    RopeType.DEFAULT: (),
+    RopeType.LINEAR: ("factor",),
+    RopeType.LLAMA3: (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""The numbers that each way of scaling needs, named as in `config.json`. `ModelConfig` has each as
+`rope_` and its name."""
+
+
+_LLAMA_ONLY: dict[str, object] = {
+    "rope_theta": 10000.0,
+    "rope_type": RopeType.DEFAULT,
+    "attention_bias": False,
+}
+"""Fields that no other architecture looks at, and their defaults."""
 
 
 def _refuse(field: str, value: object, why: str, fix: str) -> ConfigError:
@@ -58,6 +94,19 @@ class ModelConfig:
     """`rms_norm_eps` of Llama, `layer_norm_epsilon` of GPT-2."""
     rope_theta: float = 10000.0
     """Base of the rotary angles (llama only)."""
+    rope_type: RopeType = RopeType.DEFAULT
+    """How rotary angles are scaled to reach beyond the sequences of the first training (llama
+    only). `linear` slows all of them down. `llama3` slows down only those that turn slowly."""
+    rope_factor: float = 0.0
+    """How many times more slowly scaled angles grow: at least 1. 0 with `default`."""
+    rope_low_freq_factor: float = 0.0
+    """With `llama3`: an angle that turns fewer times than this within
+    rope_original_max_position_embeddings is slowed down in full. Otherwise 0."""
+    rope_high_freq_factor: float = 0.0
+    """With `llama3`: an angle that turns more often than this within
+    rope_original_max_position_embeddings stays as it is. Otherwise 0."""
+    rope_original_max_position_embeddings: int = 0
+    """With `llama3`: longest sequence of the first training. Otherwise 0."""
     tie_word_embeddings: bool = False
     """Head shares the embedding's weights; possible because stage 0 holds both."""
     attention_bias: bool = False
@@ -107,6 +156,60 @@ class ModelConfig:
                 "GPT-2 has as many key and value heads as query heads",
                 "give the same number as model.num_attention_heads",
             )
+        _check_llama_only(self)
+        _check_rope(self)
+
+
+def _check_llama_only(model: ModelConfig) -> None:
+    for field, neutral in _LLAMA_ONLY.items():
+        value = getattr(model, field)
+        if model.model_type is not Architecture.LLAMA and value != neutral:
+            raise _refuse(field, value, "only llama has it", "leave it out")
+
+
+def _check_rope(model: ModelConfig) -> None:
+    needed = ROPE_NUMBERS[model.rope_type]
+    for name in ROPE_NUMBERS[RopeType.LLAMA3]:
+        field = f"rope_{name}"
+        value = getattr(model, field)
+        if name not in needed and value != 0:
+            why = f"rope_type {model.rope_type} has no such number"
+            raise _refuse(field, value, why, "leave it out, or choose another model.rope_type")
+        least = 1 if name == "factor" else 0
+        if name in needed and (value < least or value == 0):
+            range_ = "1 or more" if least else "more than 0"
+            why = f"with rope_type {model.rope_type} it must be {range_}"
+            raise _refuse(field, value, why, "give the number of the model's config.json")
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_type is RopeType.LLAMA3 and low >= high:
+        why = f"it must be more than model.rope_low_freq_factor, {low}"
+        raise _refuse("rope_high_freq_factor", high, why, "give a higher number, usually 4.0")
+
+
+def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
+    """Check that weights on a disk are those of the model that a run trains.
+
+    Args:
+        run: The run's model.
+        given: The model that the weights are of.
+        source: Where that stands.
+
+    Raises:
+        DataError: They differ. The message says in which fields, and how the run file must be.
+    """
+    names = [field.name for field in fields(ModelConfig)]
+    differing = [name for name in names if getattr(run, name) != getattr(given, name)]
+    if not differing:
+        return
+    first = differing[0]
+    wanted = [f"model.{name} = {json.dumps(getattr(given, name))}" for name in differing]
+    raise DataError(
+        f"model.{first} is {getattr(run, first)} in the run file and {getattr(given, first)} in "
+        f"{source}",
+        why="weights only fit the model that they were made for",
+        fix=f"set {', '.join(wanted)} in the run file, or give another folder",
+        code="E-DAT-017",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

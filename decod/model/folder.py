@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,26 +17,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from decod.errors import DataError
-from decod.model.config import ModelConfig, ModelDtype
-from decod.model.hf import config_from_hf, config_to_hf
-from decod.model.shape import Shapes, model_shapes
+from decod.model.config import ModelConfig
+from decod.model.header import read_header, read_json, unreadable
+from decod.model.hf import config_to_hf
+from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
 
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-_CONFIG_SIZE_MAX_BYTES = 64 << 20
-"""A sharded index of a very large model has a few megabytes; more is not a JSON file of ours."""
+_METADATA = "__metadata__"
+"""The one key of a header that names no tensor."""
+
+_HEAD = "lm_head.weight"
 
 _IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Constants that older checkpoints store among the weights."""
-
-
-def read_config(folder: Path, *, dtype: ModelDtype | None = None) -> ModelConfig:
-    """Return the configuration of a model folder.
-
-    Raises:
-        DataError: There is no readable `config.json`, or decod cannot train what it describes.
-    """
-    return config_from_hf(_read_json(folder / "config.json"), dtype=dtype)
 
 
 def read_weights(
@@ -60,29 +53,35 @@ def read_weights(
         DataError: A file is missing, damaged, pickled, or holds another model's weights.
     """
     with ExitStack() as stack:
-        files = {}
+        files, stored = {}, dict[str, list[Path]]()
         for path in _weight_files(folder):
+            for key in read_header(path).keys() - {_METADATA}:
+                stored.setdefault(key, []).append(path)
             try:
                 files[path] = stack.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
-                raise _unreadable(path, error) from error
-        stored = {key: path for path, file in files.items() for key in file.keys()}  # noqa: SIM118
+                raise unreadable(path, str(error)) from error
+        twice = [f"{key} is in {len(paths)} files" for key, paths in stored.items() if paths[1:]]
+        _refuse_weights(folder, sorted(twice))
         shapes = model_shapes(model)
         places = _match_names(folder, model, shapes, set(stored))
         problems = []
         for name, key in places.items():
-            found = tuple(files[stored[key]].get_slice(key).get_shape())
+            found = tuple(files[stored[key][0]].get_slice(key).get_shape())
             if found != shapes[name]:
                 problems.append(f"{name} is {found}, not {shapes[name]}")
         _refuse_weights(folder, problems)
         for name in sorted(shapes if wanted is None else wanted):
-            path = stored[places[name]]
+            path = stored[places[name]][0]
             try:
                 tensor = files[path].get_tensor(places[name])
             except (OSError, SafetensorError) as error:
-                raise _unreadable(path, error) from error
+                raise unreadable(path, str(error)) from error
             if not tensor.is_floating_point():
                 _refuse_weights(folder, [f"{name} is of type {tensor.dtype}"])
+            is_tied = model.tie_word_embeddings and name == EMBEDDINGS[model.model_type]
+            if is_tied and _HEAD in stored:
+                _check_tied(folder, tensor, files[stored[_HEAD][0]].get_tensor(_HEAD))
             yield name, tensor
 
 
@@ -140,15 +139,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"cannot read {path}",
-        why=str(error),
-        fix="fetch the file again; it may be truncated",
-        code="E-DAT-012",
-    )
-
-
 def _refuse_weights(folder: Path, problems: list[str]) -> None:
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -160,16 +150,15 @@ def _refuse_weights(folder: Path, problems: list[str]) -> None:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _CONFIG_SIZE_MAX_BYTES:
-            raise _unreadable(path, ValueError("it is too large to be a JSON description"))
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(value, dict):
-        raise _unreadable(path, ValueError("it is no JSON object"))
-    return value
+def _check_tied(folder: Path, table_VD: Tensor, head_VD: Tensor) -> None:
+    """Refuse a head that differs from the embedding: transformers would not tie the two."""
+    if table_VD.shape != head_VD.shape or not bool((table_VD == head_VD).all()):
+        raise DataError(
+            f"weights of {folder} hold an {_HEAD} that differs from the embedding",
+            why="config.json says by tie_word_embeddings that the two are one",
+            fix="set tie_word_embeddings to false there, or remove the tensor from the file",
+            code="E-DAT-013",
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -177,13 +166,13 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WEIGHTS_FILE).is_file():
         return [folder / _WEIGHTS_FILE]
     if index_path.is_file():
-        names = _read_json(index_path).get("weight_map")
+        names = read_json(index_path).get("weight_map")
         if not isinstance(names, dict) or not names:
-            raise _unreadable(index_path, ValueError("it has no weight_map"))
+            raise unreadable(index_path, "it has no weight_map")
         for name in names.values():
             # A name with a folder in it could point outside the model's own folder.
             if not isinstance(name, str) or Path(name).name != name:
-                raise _unreadable(index_path, ValueError(f"{name!r} is no plain file name"))
+                raise unreadable(index_path, f"{name!r} is no plain file name")
         return [folder / name for name in sorted(set(names.values()))]
     pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(
         path.name for path in folder.glob("*.pt*")
@@ -215,7 +204,7 @@ def _match_names(
             places[name] = name if name in stored else short
     foreign = stored - set(places.values())
     if model.tie_word_embeddings:
-        foreign.discard("lm_head.weight")
+        foreign.discard(_HEAD)
     problems = [f"{name} is missing" for name in shapes if name not in places]
     problems += [
         f"{name} is unknown" for name in sorted(foreign) if not name.endswith(_IGNORED_SUFFIXES)

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from decod.errors import DataError
-from decod.model.folder import read_config, read_weights
+from decod.model.folder import read_weights
+from decod.model.header import read_config
 from decod.model.stage import TORCH_DTYPES, empty_model
 
 

@@ -1,41 +1,13 @@
 """Model configuration <-> Hugging Face `config.json`. Imports no torch.
 
-What decod cannot train exactly is refused by name when it is read: a model that loads with one
-feature quietly missing would train, badly, for days.
+`decod.model.hf_fields` says which fields there are, and refuses what decod can't train exactly.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from decod.errors import ConfigError, DataError
-from decod.model.config import Architecture, ModelConfig, ModelDtype
-
-Fields = Mapping[str, Any]
-"""A parsed `config.json`."""
-
-_REQUIRED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "llama": {
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "rope_scaling": (None,),
-    },
-    "qwen2": {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "rope_scaling": (None,),
-    },
-    "gpt2": {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False,),
-        "add_cross_attention": (False,),
-    },
-}
-"""Per model type: fields that, where present, must hold one of these values."""
-
-_MISSING = object()
+from decod.model.config import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
+from decod.model.hf_fields import Fields, bad_field, checked
 
 
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
@@ -64,6 +36,8 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
             "embd_pdrop": 0.0,
             "resid_pdrop": 0.0,
         }
+    scaling: dict[str, Any] = {"rope_type": model.rope_type.value}
+    scaling |= {name: getattr(model, f"rope_{name}") for name in ROPE_NUMBERS[model.rope_type]}
     result = common | {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -74,9 +48,10 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": model.norm_eps,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        # Readers up to transformers 4 look at the first, from 5 on at the second.
+        # Readers up to transformers 4 look at the first two, from 5 on at the third.
         "rope_theta": model.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "rope_scaling": None if model.rope_type is RopeType.DEFAULT else scaling,
+        "rope_parameters": scaling | {"rope_theta": model.rope_theta},
     }
     if model.attention_bias:
         # Llama's `attention_bias` would also put a bias on the output projection.
@@ -98,17 +73,15 @@ def config_from_hf(fields: Fields, *, dtype: ModelDtype | None = None) -> ModelC
     """Return the configuration that a `config.json` describes.
 
     Args:
-        fields: The parsed file. Fields that do not change the arithmetic are ignored.
+        fields: The parsed file.
         dtype: What to train in; None takes the file's own dtype.
 
     Raises:
         DataError: A field is missing, of another type, out of range, or asks for a feature that
             decod does not have. The message names the field.
     """
-    model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _REQUIRED_VALUES:
-        raise _bad_field("model_type", model_type, "decod trains llama, qwen2 and gpt2 models")
-    _check_features(model_type, fields)
+    fields = checked(fields)
+    model_type: str = fields["model_type"]
     chosen = _dtype(fields) if dtype is None else dtype
     try:
         if model_type == "gpt2":
@@ -120,38 +93,12 @@ def config_from_hf(fields: Fields, *, dtype: ModelDtype | None = None) -> ModelC
         ) from error
 
 
-def _bad_field(name: str, value: object, why: str) -> DataError:
-    return DataError(
-        f"config.json: {name} is {str(value)[:100]}",
-        why=why,
-        fix="choose a model without it, or correct the field if the file is damaged",
-        code="E-DAT-011",
-    )
-
-
-def _check_features(model_type: str, fields: Fields) -> None:
-    for name, allowed in _REQUIRED_VALUES[model_type].items():
-        value = fields.get(name, _MISSING)
-        if value is not _MISSING and value not in allowed:
-            wanted = " or ".join(str(option) for option in allowed)
-            raise _bad_field(name, value, f"decod's {model_type} has only {wanted}")
-    if fields.get("quantization_config") is not None:
-        raise _bad_field(
-            "quantization_config", "set", "quantized weights cannot be trained on directly"
-        )
-    layer_types = fields.get("layer_types")
-    if layer_types is not None and (
-        not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-    ):
-        raise _bad_field("layer_types", layer_types, "decod has only full_attention layers")
-
-
 def _dtype(fields: Fields) -> ModelDtype:
     for name in ("dtype", "torch_dtype"):
         value = fields.get(name)
         if value is not None:
             if value not in tuple(ModelDtype):
-                raise _bad_field(
+                raise bad_field(
                     name, value, "decod trains in float64, float32 or bfloat16: say which"
                 )
             return ModelDtype(value)
@@ -160,37 +107,81 @@ def _dtype(fields: Fields) -> ModelDtype:
 
 def _int(fields: Fields, name: str, default: int | None = None) -> int:
     value = fields.get(name)
-    if value is None and default is not None:
-        return default
+    return default if value is None and default is not None else _as_int(name, value)
+
+
+def _as_int(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _bad_field(name, value, "a positive whole number is needed there")
+        raise bad_field(name, value, "a positive whole number is needed there")
     return value
 
 
 def _float(fields: Fields, name: str, default: float) -> float:
-    value = fields.get(name, default)
+    return _as_float(name, fields.get(name, default))
+
+
+def _as_float(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
-        raise _bad_field(name, value, "a positive number is needed there")
+        raise bad_field(name, value, "a positive number is needed there")
     return float(value)
 
 
 def _bool(fields: Fields, name: str, *, default: bool) -> bool:
     value = fields.get(name, default)
     if not isinstance(value, bool):
-        raise _bad_field(name, value, "true or false is needed there")
+        raise bad_field(name, value, "true or false is needed there")
     return value
 
 
-def _rope_theta(fields: Fields) -> float:
-    parameters = fields.get("rope_parameters")
-    if parameters is None:
-        return _float(fields, "rope_theta", 10000.0)
-    if not isinstance(parameters, dict):
-        raise _bad_field("rope_parameters", parameters, "an object is needed there")
-    kind = parameters.get("rope_type", "default")
-    if kind != "default":
-        raise _bad_field("rope_parameters.rope_type", kind, "decod has only unscaled positions")
-    return _float(parameters, "rope_theta", 10000.0)
+def _rope(fields: Fields) -> dict[str, Any]:
+    """Return the model's fields about rotary positions, from either spelling of transformers.
+
+    Up to transformers 4 the scaling stands in `rope_scaling` and the base beside it, from 5 on both
+    stand in `rope_parameters`.
+    """
+    found = [
+        _rope_object(fields, name)
+        for name in ("rope_scaling", "rope_parameters")
+        if fields.get(name) not in (None, {})
+    ]
+    if not found:
+        return {"rope_theta": _float(fields, "rope_theta", 10000.0)}
+    if found[0] != found[-1]:
+        raise bad_field(
+            "rope_parameters", fields["rope_parameters"], "rope_scaling says something else"
+        )
+    return found[0]
+
+
+def _rope_object(fields: Fields, where: str) -> dict[str, Any]:
+    values = fields[where]
+    if not isinstance(values, dict):
+        raise bad_field(where, values, "an object is needed there")
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in tuple(RopeType) or values.get("type", kind) != kind:
+        raise bad_field(
+            f"{where}.rope_type",
+            kind,
+            f"decod scales positions by {RopeType.LINEAR} or {RopeType.LLAMA3}, or not at all",
+        )
+    rope_type = RopeType(kind)
+    names = ROPE_NUMBERS[rope_type]
+    for name, value in values.items():
+        known = name in {"rope_type", "type", "rope_theta", *names} or value is None
+        if not known and (name, value) != ("partial_rotary_factor", 1):
+            raise bad_field(
+                f"{where}.{name}", value, f"decod's {kind} positions have no such field"
+            )
+    inner, outer = values.get("rope_theta"), fields.get("rope_theta")
+    if None not in (inner, outer) and inner != outer:
+        raise bad_field(f"{where}.rope_theta", inner, f"rope_theta beside {where} is {outer}")
+    theta = next((value for value in (inner, outer) if value is not None), 10000.0)
+    result: dict[str, Any] = {"rope_type": rope_type}
+    result["rope_theta"] = _as_float(f"{where}.rope_theta", theta)
+    for name in names:
+        read = _as_int if name == "original_max_position_embeddings" else _as_float
+        result[f"rope_{name}"] = read(f"{where}.{name}", values.get(name))
+    return result
 
 
 def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelConfig:
@@ -198,7 +189,7 @@ def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelCo
     num_heads = _int(fields, "num_attention_heads")
     head_width = _int(fields, "head_dim", hidden_size // num_heads)
     if head_width * num_heads != hidden_size:
-        raise _bad_field(
+        raise bad_field(
             "head_dim", head_width, f"{num_heads} heads of it must fill hidden_size {hidden_size}"
         )
     return ModelConfig(
@@ -212,7 +203,7 @@ def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelCo
         num_key_value_heads=_int(fields, "num_key_value_heads", num_heads),
         max_position_embeddings=_int(fields, "max_position_embeddings"),
         norm_eps=_float(fields, "rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(fields),
+        **_rope(fields),
         tie_word_embeddings=_bool(fields, "tie_word_embeddings", default=False),
         attention_bias=model_type == "qwen2",
     )

@@ -4,13 +4,16 @@ Pairs of the rotation are (i, i + E/2), as in Hugging Face checkpoints.
 
 Legend: B sequences, T positions, H heads, E a head's width.
 
-Source: RoFormer (arXiv:2104.09864), section 3.4.
+Source: RoFormer (arXiv:2104.09864), section 3.4. Scaling: Position Interpolation
+(arXiv:2306.15595), section 3.2, for `linear`; Llama 3.1's own code for `llama3`.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
-from decod.model.config import ModelConfig
+from decod.model.config import ModelConfig, RopeType
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines, and sines of which the first half is negative, each (T, 1, E) in the model's dtype."""
@@ -22,13 +25,30 @@ def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device
     Angles are computed in float32 as Hugging Face does, in float64 for float64 models.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    head_width = model.hidden_size // model.num_attention_heads
-    exponents = torch.arange(0, head_width, 2, dtype=wide) / head_width
-    frequencies = 1.0 / (model.rope_theta**exponents)
-    angles = torch.outer(torch.arange(length, dtype=wide), frequencies)[:, None]
+    angles = torch.outer(torch.arange(length, dtype=wide), _frequencies(model, wide))[:, None]
     cos, sin = angles.cos(), angles.sin()
     tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     return tables[0].to(device, dtype), tables[1].to(device, dtype)
+
+
+def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """Return by how much each angle grows from one position to the next, (E / 2,)."""
+    head_width = model.hidden_size // model.num_attention_heads
+    exponents = torch.arange(0, head_width, 2, dtype=dtype) / head_width
+    plain = 1.0 / (model.rope_theta**exponents)
+    if model.rope_type is RopeType.DEFAULT:
+        return plain
+    slow = plain / model.rope_factor
+    if model.rope_type is RopeType.LINEAR:
+        return slow
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    length = model.rope_original_max_position_embeddings
+    wavelengths = 2 * math.pi / plain
+    share = (length / wavelengths - low) / (high - low)
+    # The order of operations is that of Hugging Face: it decides the last bit.
+    between = (1 - share) * plain / model.rope_factor + share * plain
+    scaled = torch.where(wavelengths > length / low, slow, between)
+    return torch.where(wavelengths < length / high, plain, scaled)
 
 
 def rotate(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:

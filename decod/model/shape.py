@@ -9,6 +9,12 @@ from decod.model.config import Architecture, ModelConfig, StagesConfig, stage_bl
 Shapes = dict[str, tuple[int, ...]]
 """Parameter name to shape."""
 
+EMBEDDINGS = {
+    Architecture.LLAMA: "model.embed_tokens.weight",
+    Architecture.GPT2: "transformer.wte.weight",
+}
+"""Names of the embeddings' weights, which a tied head shares."""
+
 
 def block_shapes(model: ModelConfig, index: int) -> Shapes:
     """Return names and shapes of one block's parameters."""
@@ -63,14 +69,14 @@ def outer_shapes(model: ModelConfig) -> Shapes:
     table = (model.vocab_size, model.hidden_size)
     if model.model_type is Architecture.GPT2:
         shapes: Shapes = {
-            "transformer.wte.weight": table,
+            EMBEDDINGS[model.model_type]: table,
             "transformer.wpe.weight": (model.max_position_embeddings, model.hidden_size),
             "transformer.ln_f.weight": (model.hidden_size,),
             "transformer.ln_f.bias": (model.hidden_size,),
         }
     else:
         shapes = {
-            "model.embed_tokens.weight": table,
+            EMBEDDINGS[model.model_type]: table,
             "model.norm.weight": (model.hidden_size,),
         }
     if not model.tie_word_embeddings:

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decod.errors import CheckpointError, DataError
-from decod.model.config import ModelConfig
-from decod.model.folder import read_config, read_weights
+from decod.errors import CheckpointError
+from decod.model.config import ModelConfig, require_same
+from decod.model.folder import read_weights
+from decod.model.header import read_config
 from decod.model.initial import initial_weight
 from decod.train.adamw import StageState
 from decod.train.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
@@ -49,13 +50,7 @@ def initial_weights(
         for name, target in targets.items():
             target.copy_(initial_weight(model, seed=seed, name=name, shape=layout.shapes[name]))
         return weights_P
-    if read_config(folder, dtype=model.dtype) != model:
-        raise DataError(
-            f"{folder} holds another model than the run file describes",
-            why="its weights would be read as something that they are not",
-            fix="copy the model's fields from its config.json into the run file",
-            code="E-DAT-017",
-        )
+    require_same(model, read_config(folder, dtype=model.dtype), folder / "config.json")
     for name, tensor in read_weights(folder, model, targets):
         targets[name].copy_(tensor)
     require_finite(weights_P, f"the model in {folder}")

@@ -1,5 +1,6 @@
 """A model that transformers saved is where a run starts, relays included."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,12 +8,22 @@ import pytest
 import torch
 
 from decod.model.config import ModelDtype
-from decod.model.folder import read_config
+from decod.model.header import read_config
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement, import_transformers, transformers_loss
 from tests.support.runs import make_run, microbatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 def save_random_model(folder: Path, model_type: str) -> None:
@@ -28,6 +39,9 @@ def save_random_model(folder: Path, model_type: str) -> None:
             n_head=4,
             n_positions=32,
             initializer_range=0.2,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
             bos_token_id=256,
             eos_token_id=256,
         )
@@ -42,12 +56,13 @@ def save_random_model(folder: Path, model_type: str) -> None:
             num_key_value_heads=2,
             max_position_embeddings=32,
             initializer_range=0.2,
+            rope_parameters=LLAMA3 if model_type == "llama3" else None,
         )
         model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "llama3", "gpt2"])
 def test_the_first_loss_is_that_of_transformers(
     tmp_path: Path, corpus: Path, model_type: str
 ) -> None:
@@ -73,6 +88,28 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path, corpus: Path) -> N
     arguments = ("--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
     result = run_decod("leader", cluster.run_file, "--init", tmp_path / "theirs", *arguments)
     assert_refused(result, exit_code=9, holds=["E-DAT-017", str(tmp_path / "theirs")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type is yarn"),
+        ({"attention_dropout": 0.1}, "set attention_dropout to 0.0"),
+        ({"max_position_embeddings": 64}, "model.max_position_embeddings = 64"),
+    ],
+)
+def test_a_folder_that_can_not_be_trained_exactly_is_refused_before_anybody_is_asked_to_join(
+    tmp_path: Path, corpus: Path, changes: dict[str, object], named: str
+) -> None:
+    save_random_model(tmp_path / "theirs", "llama")
+    run = replace(make_run(), model=read_config(tmp_path / "theirs"))
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    cluster = Cluster(tmp_path / "cluster", run, corpus)
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
+    result = run_decod("leader", cluster.run_file, "--init", tmp_path / "theirs", *arguments)
+    assert_refused(result, exit_code=9, holds=[named])
+    assert "join string" not in result.stdout
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> None:

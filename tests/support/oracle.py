@@ -1,16 +1,21 @@
 """Exported models, looked at by transformers and by decod's own stages."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from decod.model.config import StagesConfig
-from decod.model.folder import read_config, read_weights
-from decod.model.stage import FirstStage, empty_stage
+from decod.model.config import ModelDtype, StagesConfig
+from decod.model.folder import read_weights
+from decod.model.header import read_config
+from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
 from tests.support.runs import Tokens
 
 
@@ -36,6 +41,39 @@ def load_transformers(folder: Path) -> Any:
     return model.eval()
 
 
+class Float64Transformers(torch.nn.Module):
+    """The model of a folder as transformers computes it, entirely in float64.
+
+    Norms and rotary angles are in float32 there whatever the model's dtype is. Rounding would hide
+    small differences, so that name means float64 while transformers is at work.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        transformers = import_transformers()
+        stored = load_transformers(folder)
+        with _all_wide():
+            config = transformers.AutoConfig.from_pretrained(folder)
+            self.model = transformers.AutoModelForCausalLM.from_config(config).double()
+        self.model.load_state_dict(stored.state_dict())
+
+    @override
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Returns the logits, (B, T, V)."""
+        with _all_wide():
+            logits: Tensor = self.model(tokens_BT).logits
+        return logits
+
+
+@contextmanager
+def _all_wide() -> Iterator[None]:
+    with (
+        mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(torch, "float32", torch.float64),
+    ):
+        yield
+
+
 @torch.no_grad()
 def transformers_logits(folder: Path, tokens_BT: Tensor) -> Tensor:
     """Returns (B, T, V)."""
@@ -44,14 +82,22 @@ def transformers_logits(folder: Path, tokens_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def stage_logits(folder: Path, tokens_BT: Tensor, *, num_relay_stages: int = 2) -> Tensor:
+def stage_logits(
+    folder: Path,
+    tokens_BT: Tensor,
+    *,
+    num_relay_stages: int = 2,
+    dtype: ModelDtype | None = None,
+) -> Tensor:
     """Returns the logits of decod's stages, one after another, built from a folder, (B, T, V)."""
-    model = read_config(folder)
+    model = read_config(folder, dtype=dtype)
     stages = StagesConfig(num_relay_stages=num_relay_stages)
     modules = []
     for index in range(num_relay_stages + 1):
         module = empty_stage(model, stages, index)
-        module.place(dict(read_weights(folder, model, module.parameters_by_name())))
+        weights = read_weights(folder, model, module.parameters_by_name())
+        wanted = TORCH_DTYPES[model.dtype]
+        module.place({name: tensor.to(wanted) for name, tensor in weights})
         modules.append(module)
     first, *relays = modules
     assert isinstance(first, FirstStage)

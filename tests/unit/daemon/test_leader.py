@@ -51,10 +51,11 @@ def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="E-CFG-043"):
         _weights_hash(tmp_path, MODEL)
     (tmp_path / "config.json").write_text(json.dumps(config_to_hf(MODEL)))
-    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    header = (2).to_bytes(8, "little") + b"{}"
+    (tmp_path / "model.safetensors").write_bytes(header + b"abc")
     before = _weights_hash(tmp_path, MODEL)
     assert len(before) == 64
-    (tmp_path / "model.safetensors").write_bytes(b"xyz")
+    (tmp_path / "model.safetensors").write_bytes(header + b"xyz")
     after = _weights_hash(tmp_path, MODEL)
     assert before != after
     (tmp_path / "notes.txt").write_text("not a weight")
@@ -63,9 +64,35 @@ def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
 
 def test_given_weights_of_another_model_are_refused_by_the_field(tmp_path: Path) -> None:
     """Also where the shapes would fit: another epsilon is another model."""
-    other = dataclasses.replace(MODEL, norm_eps=0.5, max_position_embeddings=2048)
+    other = dataclasses.replace(MODEL, norm_eps=0.5)
     (tmp_path / "config.json").write_text(json.dumps(config_to_hf(other)))
     with pytest.raises(DataError, match=r"E-DAT-017 model\.norm_eps is 1e-05 .* and 0\.5"):
+        _weights_hash(tmp_path, MODEL)
+
+
+@pytest.mark.parametrize("changes", [{"max_position_embeddings": 2048}, {"rope_theta": 5e5}])
+def test_a_difference_that_no_shape_shows_is_refused_at_once(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """And not by the compute process, when others have joined."""
+    given = dataclasses.replace(MODEL, **changes)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(given)))
+    with pytest.raises(DataError, match=f"E-DAT-017 model.{next(iter(changes))}"):
+        _weights_hash(tmp_path, MODEL)
+
+
+def test_given_weights_with_a_name_twice_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(MODEL)))
+    header = b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{}}'
+    content = len(header).to_bytes(8, "little") + header
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataError, match=r"E-DAT-012 .*'a' stands twice"):
+        _weights_hash(tmp_path, MODEL)
+
+
+def test_a_description_that_is_no_json_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match="E-DAT-012"):
         _weights_hash(tmp_path, MODEL)
 
 

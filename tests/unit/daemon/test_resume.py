@@ -132,6 +132,16 @@ def test_one_that_is_whole_and_of_other_tensors_is_bad(
         Found(tmp_path, 20)
 
 
+def test_a_setting_that_came_with_a_later_release_was_at_its_default(tmp_path: Path) -> None:
+    """A checkpoint outlives the release that wrote it."""
+    settings = settings_of(make_manifest())
+    del settings["model.rope_type"], settings["model.rope_factor"]
+    write(tmp_path, 20, settings=settings)
+    found = Found(tmp_path)
+    assert found.iteration == 20
+    assert found.said == []
+
+
 def test_the_number_of_stages_may_change(tmp_path: Path) -> None:
     write(tmp_path, 20, num_relay_stages=2)
     assert Found(tmp_path).iteration == 20

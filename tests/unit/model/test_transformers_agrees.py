@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from decod.model.config import Architecture, ModelConfig
-from decod.model.folder import read_config, read_weights, write_folder
+from decod.model.folder import read_weights, write_folder
 from decod.model.generate import generate
+from decod.model.header import read_config
 from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import FirstStage, empty_model
@@ -85,7 +86,15 @@ def their_models() -> dict[str, Any]:
         ),
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
-                vocab_size=40, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+                vocab_size=40,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                attn_pdrop=0.0,
+                embd_pdrop=0.0,
+                resid_pdrop=0.0,
+                bos_token_id=0,
+                eos_token_id=0,
             )
         ),
     }

@@ -1,0 +1,87 @@
+"""A model folder's own description: `config.json`, and the headers of its safetensors.
+
+Imports no torch: a leader looks at both before it asks anybody to join. A key that stands twice is
+refused everywhere, since another reader of the file may take the other value.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from decod.errors import DataError
+from decod.model.config import ModelConfig, ModelDtype
+from decod.model.hf import config_from_hf
+from decod.strict_json import unique
+
+_JSON_SIZE_MAX_BYTES = 64 << 20
+"""A sharded index of a very large model has a few megabytes; more is not a JSON file of ours."""
+
+_HEADER_SIZE_MAX_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+
+_LENGTH_BYTES = 8
+
+
+def read_config(folder: Path, *, dtype: ModelDtype | None = None) -> ModelConfig:
+    """Return the configuration of a model folder.
+
+    Raises:
+        DataError: There is no readable `config.json`, or decod cannot train what it describes.
+    """
+    return config_from_hf(read_json(folder / "config.json"), dtype=dtype)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a file holds.
+
+    Raises:
+        DataError: The file can't be read, is too large, or holds anything but one JSON object.
+    """
+    try:
+        if path.stat().st_size > _JSON_SIZE_MAX_BYTES:
+            raise unreadable(path, "it is too large to be a JSON description")
+        text = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, str(error)) from error
+    return _parse(path, text)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return what the header of a safetensors file says, by the tensors' names.
+
+    Only what the library itself passes over is checked: where the tensors lie is not.
+
+    Raises:
+        DataError: The file can't be read or is cut, or a name stands twice in it.
+    """
+    try:
+        with path.open("rb") as file:
+            size_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size_bytes > _HEADER_SIZE_MAX_BYTES:
+                raise unreadable(path, f"its header would have {size_bytes} bytes")
+            text = file.read(size_bytes)
+    except OSError as error:
+        raise unreadable(path, str(error)) from error
+    if len(text) < size_bytes:
+        raise unreadable(path, "it ends within its header")
+    return _parse(path, text)
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise unreadable(path, "it is no JSON object")
+    return value
+
+
+def unreadable(path: Path, why: str) -> DataError:
+    """Return the error for a file of a model folder that can't be used."""
+    return DataError(
+        f"cannot read {path}",
+        why=why,
+        fix="fetch the file again; it may be truncated",
+        code="E-DAT-012",
+    )
