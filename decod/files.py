@@ -1,4 +1,4 @@
-"""Opening files that people name: what a path leads to may be a pipe or a device."""
+"""Reading files that people name: what a path leads to may be a pipe or a device."""
 
 import errno
 import os
@@ -6,6 +6,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_PIECE_BYTES = 4 << 20
+"""Read at a time: a multiple of every number's size."""
 
 
 class NotOrdinaryError(OSError):
@@ -27,3 +30,20 @@ def open_ordinary(path: Path, *, follow_links: bool = True) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]:
+    """Yield the bytes of a file from `start` to before `end` (None: to the file's end), in pieces.
+
+    Raises:
+        OSError: They can't be read, or the file ends before.
+    """
+    while end is None or start < end:
+        size_bytes = _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)
+        piece = os.pread(descriptor, size_bytes, start)
+        if not piece and end is None:
+            return
+        if not piece:
+            raise OSError(errno.EIO, f"it ends at byte {start}")
+        start += len(piece)
+        yield piece

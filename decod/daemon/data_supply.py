@@ -250,7 +250,7 @@ class DataSupply:
         self._fault = DataError(
             text["what"],
             why=f"{text['why']}; {problem}",
-            fix=f"{text['fix']}, and see with `decod run check` that it is good",
+            fix=f"{text['fix']}, and see with `decod run check --full` that it is good",
             code=text["code"],
         )
         self._node.note("data.lost", reason=self._fault.what)

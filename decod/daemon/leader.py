@@ -13,6 +13,7 @@ from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import Checkpoints
+from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.elsewhere import tell_elsewhere
@@ -31,8 +32,6 @@ from decod.data.dataset import Dataset
 from decod.driver.fetching import ServedState
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.ids import RunId
-from decod.model.config import ModelConfig, require_same
-from decod.model.header import read_config, read_header
 from decod.net.identity import Identity
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
@@ -96,14 +95,8 @@ class _Life:
 
 async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
     data_dir = options.data_dir or corpus_folder(options.run_file.data.path)
-    # Sizes are checked now, every byte while torch loads.
     with Dataset.open(data_dir) as dataset:
-        manifest = Manifest(
-            run=options.run_file.run,
-            data_index_sha256=dataset.index_sha256,
-            data_vocab_size=dataset.vocab_size,
-            initial_weights=_weights_hash(options.init_dir, options.run_file.run.model),
-        )
+        manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
         checkpoint_dir = None
         if options.resume is not None:
             checkpoint_dir, manifest = _resumed(options, manifest, options.resume, say)
@@ -113,17 +106,18 @@ async def _run_once(options: LeaderOptions, host: Host, say: Say) -> _Life:
         part, contacts = await _part(options, host.identity, manifest, data_dir, say)
         part = dataclasses.replace(part, checkpoint_dir=checkpoint_dir)
         async with Node(options.node, part, host, say) as node, DataSupply(node, dataset):
-            verified = in_thread(dataset.verify)
+            # While torch loads.
+            checked = in_thread(lambda: check_shards(dataset))
             if part.leader == host.identity.node_id:
-                stop = await _lead(node, options, verified)
+                stop = await _lead(node, options, checked)
             else:
-                stop = await _follow(node, options, contacts, verified)
+                stop = await _follow(node, options, contacts, checked)
             join_string = join_string_of(node, others=True)
         return _Life(stop, join_string, node.wishes.leaving)
 
 
 async def _follow(
-    node: Node, options: LeaderOptions, contacts: tuple[str, ...], verified: "asyncio.Future[int]"
+    node: Node, options: LeaderOptions, contacts: tuple[str, ...], checked: "asyncio.Future[str]"
 ) -> Stop:
     """Train as a further data node of a run, and lead it if elected."""
 
@@ -135,7 +129,7 @@ async def _follow(
         return await leading.run()
 
     node.commands["status"] = lambda _: full_status(node)
-    if not await node.unless_drained(_wait(verified)):
+    if not await node.unless_drained(_say_checked(node, checked)):
         return Stop(StopReason.DRAINED, "it had not begun to train")
     return await take_part(node, contacts, lead)
 
@@ -152,8 +146,8 @@ def _resumed(
     return folder, resumed
 
 
-async def _wait(future: "asyncio.Future[int]") -> None:
-    await future
+async def _say_checked(node: Node, checked: "asyncio.Future[str]") -> None:
+    node.say(await checked)
 
 
 async def _part(
@@ -205,44 +199,21 @@ def _new_run_id(manifest: Manifest) -> RunId:
     return RunId(base64.b32encode(digest).decode().lower()[:26])
 
 
-def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
-    """Return what stands in the manifest for the weights that a run starts from."""
-    if init_dir is None:
-        return "seed"
-    path = config = init_dir / "config.json"
-    if config.is_file():
-        require_same(model, read_config(init_dir, dtype=model.dtype), config)
-    digest = hashlib.sha256()
-    try:
-        for path in sorted([config, *init_dir.glob("*.safetensors")]):
-            if path.suffix == ".safetensors":
-                read_header(path)
-            with path.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-    except OSError as error:
-        raise ConfigError(
-            f"can't read {path}",
-            why=str(error),
-            fix="give --init a folder with config.json and model.safetensors",
-            code="E-CFG-043",
-        ) from error
-    return digest.hexdigest()
+async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str]") -> Stop:
+    leading = _Leading(node, options)
 
+    async def begin() -> None:
+        await _say_checked(node, checked)
+        await node.prepare()
+        await announce(node, (), leads=True)
 
-async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[int]") -> Stop:
+    if not await node.unless_drained(begin()):
+        return Stop(StopReason.DRAINED, "it had not begun to train")
+    # Nobody is asked to join before this node could train itself.
     node.join_string = join_string_of(node)
     node.say(f"join string: {node.join_string}")
     last = node.part.manifest.run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
-    leading = _Leading(node, options)
-
-    async def begin() -> None:
-        await verified
-        await announce(node, (), leads=True)
-        await node.prepare()
-
-    if not await node.unless_drained(begin()):
-        return Stop(StopReason.DRAINED, "it had not begun to train")
     return await leading.run()
 
 

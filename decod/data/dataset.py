@@ -93,6 +93,23 @@ class Dataset:
         """Return how many sequences an epoch has."""
         return count_windows(self.num_tokens, sequence_length=sequence_length)
 
+    def require_batch(self, batch: BatchConfig) -> None:
+        """Refuse a batch that the corpus can't fill.
+
+        Raises:
+            DataError: One iteration takes more sequences than there are.
+        """
+        num_windows = self.num_windows(batch.sequence_length)
+        needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
+        if num_windows < needed:
+            raise DataError(
+                f"the corpus {self.folder} has {self.num_tokens} tokens, which is {num_windows} "
+                f"sequences, and one iteration takes {needed}",
+                why="a step would train on the same text several times",
+                fix="prepare more text, or lower batch.sequence_length or batch.num_microbatches",
+                code="E-DAT-024",
+            )
+
     def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.int64]:
         """Return the tokens of a microbatch; see `decod.data.order` for which they are.
 

@@ -121,7 +121,6 @@ def test_a_block_that_is_good_again_is_read_again(tmp_path: Path, corpus: Path) 
     own = shutil.copytree(corpus, tmp_path / "own")
     with Cluster(tmp_path, run, own) as cluster:
         leader = cluster.start_leader()
-        cluster.wait_for(lambda: leader.events("worker.started"), "the end of its checks")
         own.rename(tmp_path / "away")
         cluster.start_relays(1)
         cluster.wait_for(lambda: leader.events("data.damaged"), "a bad block")
@@ -145,7 +144,6 @@ def test_a_lone_leader_whose_data_change_stops_with_a_checkpoint(tmp_path: Path)
     shard = own / first_read(run, own, iteration=4)
     with Cluster(tmp_path, run, own) as cluster:
         leader = cluster.start_leader()
-        cluster.wait_for(lambda: leader.events("worker.started"), "the end of its checks")
         overwrite(shard)
         cluster.start_relays(1)
         codes = cluster.wait_for_end()
@@ -177,8 +175,7 @@ def test_data_nodes_with_the_same_damage_end_the_run_one_after_the_other(tmp_pat
     with Cluster(tmp_path, run, own) as cluster:
         leader = cluster.start_leader()
         second = cluster.start_data_node("data-1", "--data", other)
-        for node in (leader, second):
-            cluster.wait_for(lambda node=node: node.events("worker.started"), "its checks")
+        cluster.wait_for(lambda: second.events("worker.started"), "the end of its checks")
         for folder in (own, other):
             overwrite(folder / damaged)
         cluster.start_relays(1)
