@@ -6,13 +6,14 @@ import click
 
 from decod.cli.node_options import node_config, node_options, say
 from decod.cli.options import AutoOrCount
+from decod.wire.validate import STAGE_INDEX_MAX
 
 
 @click.command()
 @click.argument("join_string", metavar="JOINSTRING")
 @click.option(
     "--stage",
-    type=AutoOrCount(minimum=1),
+    type=AutoOrCount(minimum=1, maximum=STAGE_INDEX_MAX),
     default="auto",
     show_default=True,
     metavar="auto|K",

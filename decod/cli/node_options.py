@@ -9,7 +9,13 @@ import click
 
 from decod.cli.errors import ReportPlace
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType
-from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
+from decod.config.node import (
+    CAPACITY_MAX,
+    DEFAULT_PORT,
+    NUM_THREADS_MAX,
+    NodeConfig,
+    default_state_dir,
+)
 from decod.obs.text import clean_text
 
 _LINE_MAX_CHARACTERS = 10_000
@@ -53,15 +59,15 @@ _OPTIONS = (
     ),
     click.option(
         "--capacity",
-        type=AutoOrCount(minimum=1),
+        type=AutoOrCount(minimum=1, maximum=CAPACITY_MAX),
         default="auto",
         show_default=True,
         metavar="auto|N",
-        help="Microbatches held in memory at a time; auto measures.",
+        help=f"Microbatches held in memory at a time, 1 to {CAPACITY_MAX}; auto measures.",
     ),
     click.option(
         "--threads",
-        type=click.IntRange(min=1, max=1024),
+        type=click.IntRange(min=1, max=NUM_THREADS_MAX),
         metavar="N",
         help="Threads for computing on the CPU; torch decides if left out.",
     ),

@@ -7,6 +7,7 @@ book, and checks a tensor's size against what the run expects before it takes me
 import asyncio
 import math
 import resource
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -23,7 +24,14 @@ from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
 from decod.protocol.events import LinkMeasured, Received
 from decod.protocol.follow_messages import Follow
-from decod.protocol.messages import BackwardGradient, ForwardActivation, Join, LinkProbe, Message
+from decod.protocol.messages import (
+    BackwardGradient,
+    ForwardActivation,
+    Join,
+    LinkProbe,
+    Message,
+    Refuse,
+)
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.stopwatch import Stopwatch
@@ -41,6 +49,9 @@ where the system gives few files: each candidate is dialled, and dials in."""
 
 _FILES_PER_CANDIDATE = 4
 _FILES_WANTED = 65536
+
+NEWCOMERS_MAX = 256
+"""Nodes that have introduced themselves and are still getting ready."""
 
 _NAMES_MAX = 20_000
 
@@ -113,18 +124,28 @@ class Gateway:
         """Candidates that are no members, and when each is forgotten."""
         self._candidates_max = candidates_max()
         self._names: dict[NodeId, str] = {node_id: name}
+        self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
+        """Addresses of those who will offer themselves soon; the newest last."""
+        self._farewell: Received | None = None
+        """The run has ended while this node was getting ready for it."""
         self._probes: dict[int, memoryview] = {}
         """Buffers that probes of peers are being read into."""
 
     def attach(self, driver: NodeDriver) -> None:
-        """Begin to hand messages on."""
+        """Begin to hand messages on. The driver is started before anything else happens."""
         self._driver = driver
+        if self._farewell is not None:
+            asyncio.get_running_loop().call_soon(driver.post, self._farewell)
 
     # --- from the server ----------------------------------------------------------------------
 
     def deliver(self, sender: NodeId, term: int, message: Message) -> None:
         """Take a control message."""
-        if self._driver is None or self._driver.stopped.done():
+        if self._driver is None:
+            if isinstance(message, Refuse) and message.over:
+                self._farewell = Received(sender, message, term=term)
+            return
+        if self._driver.stopped.done():
             return
         if isinstance(message, Join) and not self._meet(sender, message):
             return
@@ -147,6 +168,21 @@ class Gateway:
             return False
         self._remember_name(sender, offer.name)
         return True
+
+    def expect(self, node: NodeId, address: str) -> None:
+        """Remember a node that is getting ready to join: it must hear of it if the run ends."""
+        if node != self._node_id:
+            self._newcomers.pop(node, None)
+            self._newcomers[node] = address
+            if len(self._newcomers) > NEWCOMERS_MAX:
+                self._newcomers.popitem(last=False)
+
+    def say_farewell(self, term: int, reason: str) -> None:
+        """Tell those who are still getting ready that the run has ended."""
+        word = Refuse(reason, over=True)
+        for node in self._newcomers.keys() - self._members - self._candidates.keys():
+            self.client.set_address(node, self._newcomers[node])
+            self.client.send(node, term, word)
 
     def _known(self, sender: NodeId, address: str) -> bool:
         """Take in where a candidate is; returns whether there is room for it."""

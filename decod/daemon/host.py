@@ -53,6 +53,7 @@ from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Note, Stop
 from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.protocol.patience import Patience
 from decod.protocol.view import Role
@@ -426,6 +427,11 @@ class Node:
         """Return how the core ended, after what it said last has left."""
         assert self.driver is not None
         stop = await self.driver.stopped
+        leader = self.driver.machine.leader
+        # Without a quorum the others may go on, led by somebody else.
+        decides = leader is not None and not leader.electorate.lacking
+        if leader is not None and decides and leader.state is LeaderState.FINISHED:
+            self.gateway.say_farewell(leader.view.term, stop.detail)
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
         self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
         return stop
@@ -461,9 +467,12 @@ class Node:
 
     # --- what others see ----------------------------------------------------------------------
 
-    def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:
         if not self.address:
             return None
+        if request.sender is not None and request.sender_address:
+            self.gateway.expect(request.sender, request.sender_address)
+            self.note("newcomer.expected", peer=request.sender)
         leader = leader_of(self)
         return HelloInfo(
             run_id=self.part.run_id,

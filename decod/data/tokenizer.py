@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from decod.errors import DataError
+from decod.errors import DataError, install_hint
 
 if TYPE_CHECKING:
     import tokenizers
@@ -187,7 +187,7 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
         raise DataError(
             f"{name} needs the Python package `tokenizers`",
             why="it is not installed",
-            fix="pip install tokenizers, or use --tokenizer bytes",
+            fix=f"{install_hint()}, or use --tokenizer bytes",
             code="E-DAT-014",
         ) from error
     try:

@@ -141,6 +141,7 @@ _SPECS = (
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
     # What the leader decides.
+    EventSpec("newcomer.expected", "{peer} gets ready to join", _D),
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec(

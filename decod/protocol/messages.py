@@ -62,6 +62,8 @@ class Refuse:
     """The leader's other answer: the run does not take this candidate; do not ask again."""
 
     reason: str
+    over: bool = False
+    """The run has ended, for everybody."""
 
 
 @dataclass(frozen=True, slots=True)

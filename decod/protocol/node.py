@@ -322,8 +322,8 @@ class NodeMachine:
             case messages.Assign():
                 from_leader = sender == self.context.view.leader
                 return self._joining.assigned(message) if from_leader else []
-            case messages.Refuse(reason):
-                refused = Stop(StopReason.REFUSED, reason)
+            case messages.Refuse(reason, over=over):
+                refused = Stop(StopReason.FINISHED if over else StopReason.REFUSED, reason)
                 return [] if self.in_view or sender != self.context.view.leader else [refused]
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.work.followers)

@@ -279,7 +279,7 @@ _BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
         },
     ),
-    "refuse": f.Struct(m.Refuse, {"reason": f.REASON}),
+    "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "over": f.BOOLEAN}),
     "prepared": f.Struct(
         m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ROUND}
     ),

@@ -92,7 +92,7 @@ def test_a_volunteer_names_a_stage_or_leaves_it_to_the_leader(
         (["--stage", "-1"], 2),
         (["--capacity", "0"], 2),
         (["--capacity", "many"], 2),
-        (["--capacity", "9999"], 3),
+        (["--capacity", "4097"], 2),
         (["--threads", "0"], 2),
         (["--listen", "127.0.0.1:99999"], 2),
         (["--listen", "300.0.0.1:1"], 2),

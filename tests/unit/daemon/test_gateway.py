@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import gateway as module
-from decod.daemon.gateway import Gateway
+from decod.daemon.gateway import NEWCOMERS_MAX, Gateway
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -17,7 +17,15 @@ from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.events import Received
-from decod.protocol.messages import BackwardGradient, CanTake, ForwardActivation, Join, LinkProbe
+from decod.protocol.messages import (
+    BackwardGradient,
+    CanTake,
+    ForwardActivation,
+    Join,
+    LinkProbe,
+    Message,
+    Refuse,
+)
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
 from decod.train.checkpoint.transfer import StateSink
@@ -118,6 +126,44 @@ def test_nothing_is_taken_in_before_the_core_runs() -> None:
         assert await gateway.state(request) == "this node is starting"
 
     asyncio.run(main())
+
+
+def test_a_node_that_gets_ready_hears_afterwards_that_the_run_has_ended() -> None:
+    """Only that: whatever else came is said again."""
+
+    async def main() -> None:
+        gateway, driver = make_gateway(), FakeDriver()
+        over = Refuse("enough", over=True)
+        for message in (CanTake(Round(1, 1)), Refuse("full"), over):
+            gateway.deliver(PEER, 3, message)
+        gateway.attach(cast("NodeDriver", driver))
+        assert driver.events == [], "the core is not started yet"
+        await asyncio.sleep(0)
+        assert driver.events == [Received(PEER, over, term=3)]
+        await gateway.client.close()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members and candidates hear of it from the core. Strangers can't make it tell thousands."""
+
+    async def test(gateway: Gateway, _: FakeDriver) -> None:
+        told: list[tuple[NodeId, int, Message]] = []
+        monkeypatch.setattr(gateway.client, "send", lambda *sent: told.append(sent))
+        gateway.use_members((member(ME), member(PEER)))
+        gateway.deliver(OTHER, 1, offer())
+        for node in (ME, PEER, OTHER, THIRD):
+            gateway.expect(node, "127.0.0.1:8")
+        gateway.say_farewell(3, "enough")
+        assert told == [(THIRD, 3, Refuse("enough", over=True))]
+        told.clear()
+        for number in range(2 * NEWCOMERS_MAX):
+            gateway.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
+        gateway.say_farewell(3, "enough")
+        assert len(told) == NEWCOMERS_MAX
+
+    run(test)
 
 
 @pytest.mark.parametrize(
