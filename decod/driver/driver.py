@@ -25,6 +25,7 @@ from decod.protocol.messages import Message
 from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.protocol.voter import Promise
+from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
@@ -423,7 +424,7 @@ class NodeDriver:
         except (JobError, ComputeDiedError) as error:
             if region is not None:
                 self.arena.free(region)
-            return str(error)[:200]
+            return clip(str(error), 200)
         manifest = manifest_of(reply.result)
         self._lent[id(region.view)] = region
         copied = region

@@ -28,6 +28,7 @@ from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
 from decod.net.failure import unreachable
 from decod.net.limits import LIMITS, Limits
+from decod.texts import clip
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -463,4 +464,4 @@ def _matches(piece: memoryview | bytes | bytearray, chunk: Chunk) -> bool:
 
 def _text(error: DecodError) -> str:
     text = error.why if isinstance(error, NetworkError) else str(error)
-    return text[:200]
+    return clip(text, 200)

@@ -2,12 +2,15 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from decod.ids import RunId
+from decod.net.join_string import JoinString
 from tests.support.cluster import assert_refused, child_environment, run_decod
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -17,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("jion", "join"), ("leeder", "leader"), ("statsu", "status"), ("data prepair", "prepare")],
+    [("jion", "join"), ("leeder", "leader"), ("statsu", "status"), ("data prepared", "prepare")],
 )
 def test_a_misspelt_command_is_guessed(typed: str, meant: str) -> None:
     result = run_decod(*typed.split(), fork=False)
@@ -31,6 +34,17 @@ def test_a_capacity_that_can_not_be_is_told_its_limits(capacity: str) -> None:
     result = run_decod("join", "decod1-x@127.0.0.1:1", "--capacity", capacity)
     assert result.returncode == 2
     assert "is neither auto nor a number from 1 to 4096" in result.stderr
+
+
+def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> None:
+    """What gRPC says of it is long, and would be cut."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        join = JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=(address,))
+        result = run_decod("join", str(join), "--state-dir", tmp_path / "state")
+    says = f"no answer from {address}: nobody listens there. Try: check the address"
+    assert_refused(result, exit_code=4, holds=[says])
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_refusal_is_told_and_cleaned() -> None:
             return "own copy\x1b[2J is bad " + "x" * 500
 
         giver.read = refuse
-        with pytest.raises(NetworkError, match=r"E-NET-026 .*own copy \[2J is bad x+\. Try"):
+        with pytest.raises(NetworkError, match=r"E-NET-026 .*own copy \[2J is bad x+\.\.\.\. Try"):
             await fetch_block(address, REQUEST)
 
     with_giver(test)

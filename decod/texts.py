@@ -1,0 +1,17 @@
+"""Texts for people that have to fit somewhere."""
+
+_DOTS = "..."
+
+
+def clip(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters, cut at the end of a word.
+
+    Within a very long word, such as a path, it is cut there.
+    """
+    if len(text) <= limit:
+        return text
+    cut = text[: limit - len(_DOTS)]
+    whole = cut.rpartition(" ")[0]
+    if text[len(cut)] != " " and len(whole) >= limit // 2:
+        cut = whole
+    return cut.rstrip(" ,;:.(") + _DOTS
