@@ -1,6 +1,9 @@
 """`decod`, and `python -m decod`: what can be done before anything is imported that takes time."""
 
 import sys
+from contextlib import suppress
+
+from decod.streams import let_go, open_closed
 
 _INTERRUPTED = 130
 """As `decod.cli.errors.EXIT_INTERRUPTED`, which may not be there yet."""
@@ -8,14 +11,20 @@ _INTERRUPTED = 130
 
 def run() -> int:
     """Run the command line and return its exit code; Ctrl-C counts from here on."""
+    open_closed()
     try:
         from decod.cli.main import main
+        from decod.cli.output import watch_output
 
+        watch_output()
         return main()
     except KeyboardInterrupt:
         # Most likely while the command line was being imported: it reports its own.
-        sys.stderr.write("interrupted\n")
+        with suppress(OSError):
+            sys.stderr.write("interrupted\n")
         return _INTERRUPTED
+    finally:
+        let_go()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The exit codes are an interface; every one is explained in the README.
 import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,8 @@ EXIT_TEMPORARY: Final = 75
 """Try again later: sysexits' EX_TEMPFAIL."""
 EXIT_INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as a shell would say it: 128 + SIGINT."""
+EXIT_READER_GONE: Final = 141
+"""Whoever read standard output has gone, as a shell would say it: 128 + SIGPIPE."""
 
 EXIT_CODES: dict[int, str] = {
     EXIT_OK: "ok",
@@ -40,6 +43,7 @@ EXIT_CODES: dict[int, str] = {
     9: "data or checkpoint missing or corrupt",
     EXIT_TEMPORARY: "temporary failure, try again",
     EXIT_INTERRUPTED: "interrupted",
+    EXIT_READER_GONE: "whoever read standard output has gone",
 }
 """Every exit code of `decod`. A number is never given a second meaning."""
 
@@ -52,10 +56,14 @@ def use_color() -> bool | None:
 
 
 def print_error(message: str) -> None:
-    """Writes one line on stderr. Text of files and peers in it is made harmless first."""
+    """Writes one line on stderr. Text of files and peers in it is made harmless first.
+
+    If it can't be written, the exit code still tells.
+    """
     label = click.style("error:", fg="red", bold=True)
     text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
-    click.echo(f"{label} {text}", err=True, color=use_color())
+    with suppress(OSError, ValueError):
+        click.echo(f"{label} {text}", err=True, color=use_color())
 
 
 def report_decod_error(error: DecodError) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from decod.cli.node_options import node_config, node_options, say
+from decod.cli.node_options import node_config, node_options, speaking
 from decod.cli.options import AutoOrCount
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -37,4 +37,5 @@ def join(join_string: str, **options: Any) -> int:
     chosen = JoinOptions(
         join_string=join_string, node=node_config(options), stage_index=options["stage"]
     )
-    return run_join(chosen, say)
+    with speaking() as say:
+        return run_join(chosen, say)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from decod.cli.node_options import node_config, node_options, say
+from decod.cli.node_options import node_config, node_options, speaking
 from decod.cli.options import LatestOrIteration
 
 
@@ -66,7 +66,8 @@ def leader(run_file: Path, **options: Any) -> int:
         export_dir=_absolute(options["export"]),
         data_dir=_absolute(options["data"]),
     )
-    return run_leader(chosen, say)
+    with speaking() as say:
+        return run_leader(chosen, say)
 
 
 def _absolute(path: Path | None) -> Path | None:

@@ -1,7 +1,7 @@
 """Options that `decod leader` and `decod join` share: what a host may choose for its node."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,14 @@ from decod.config.node import (
     NodeConfig,
     default_state_dir,
 )
+from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
 
 _LINE_MAX_CHARACTERS = 10_000
 """A join string with all its addresses fits."""
+
+_LAST_LINES_S = 1.0
+"""How long the end of a node may wait for its last lines to be taken."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -112,7 +116,15 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
     )
 
 
-def say(line: str) -> None:
-    """Writes a line of a running node on stdout. Whoever listened may have gone: no error."""
-    with contextlib.suppress(OSError, ValueError):
-        click.echo(clean_text(line, limit=_LINE_MAX_CHARACTERS))
+@contextlib.contextmanager
+def speaking() -> Iterator[Callable[[str], None]]:
+    """Lends what writes a running node's lines on stdout. Whoever reads them may stop or go."""
+    terminal = PatientTerminal(1)
+
+    def say(line: str) -> None:
+        terminal.write(clean_text(line, limit=_LINE_MAX_CHARACTERS) + "\n")
+
+    try:
+        yield say
+    finally:
+        terminal.finish(_LAST_LINES_S)

@@ -50,6 +50,7 @@ from decod.net.identity import Identity as KeyIdentity
 from decod.net.identity import load_or_create_identity
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
+from decod.obs.terminal import PatientTerminal
 from decod.protocol.admission import RunShape
 from decod.protocol.effects import Note, Stop
 from decod.protocol.identity import Identity, RunFacts
@@ -76,6 +77,9 @@ _NUM_PORTS_TRIED = 16
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """With which an operator, or the system, asks a node to leave."""
+
+_LAST_LINES_S = 1.0
+"""How long the terminal may take for the last lines of the log."""
 
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
@@ -140,7 +144,9 @@ class Host:
         try:
             self.identity = load_or_create_identity(config.state_dir)
             self.log = LogContext({"node_id": self.identity.node_id})
-            set_up_logs(file=config.state_dir / "node.log", context=self.log)
+            self._terminal = PatientTerminal(2)
+            log_path = config.state_dir / "node.log"
+            set_up_logs(file=log_path, context=self.log, terminal=self._terminal)
         except BaseException:
             self._folder.unlock()
             raise
@@ -157,6 +163,7 @@ class Host:
     def __exit__(self, *exc_info: object) -> None:
         try:
             close_logs()
+            self._terminal.finish(_LAST_LINES_S)
         finally:
             self._folder.unlock()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from typing_extensions import override
 
@@ -122,7 +122,17 @@ class _FileHandler(_CountingHandler, logging.handlers.RotatingFileHandler):
     pass
 
 
-class _TerminalHandler(_CountingHandler, logging.StreamHandler[TextIO]):
+class Terminal(Protocol):
+    """What the text log is written to."""
+
+    def write(self, text: str, /) -> object:
+        """Take a text."""
+
+    def flush(self) -> object:
+        """Whatever was taken is to be seen."""
+
+
+class _TerminalHandler(_CountingHandler, logging.StreamHandler[Terminal]):
     pass
 
 
@@ -131,7 +141,7 @@ def set_up_logs(
     file: Path | None,
     terminal_level: int = logging.INFO,
     context: LogContext | None = None,
-    terminal: TextIO | None = None,
+    terminal: Terminal | None = None,
 ) -> logging.Logger:
     """Directs all records to a file and the terminal; calling it again replaces both.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
-from decod.cli.node_options import say
+from decod.cli.node_options import speaking
 from decod.config import NodeConfig
 from decod.config.node import default_state_dir
 from decod.daemon.leader import LeaderOptions
@@ -40,7 +40,7 @@ def run_file(tmp_path: Path) -> str:
 
 
 def test_a_leader_without_options_listens_everywhere_and_measures(
-    seen: Seen, run_file: str, capsys: pytest.CaptureFixture[str]
+    seen: Seen, run_file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["leader", run_file]) == 0
     (options,) = seen
@@ -48,7 +48,7 @@ def test_a_leader_without_options_listens_everywhere_and_measures(
     assert options.node == NodeConfig(state_dir=default_state_dir())
     assert options.run_file.path == Path(run_file)
     assert (options.init_dir, options.join, options.export_dir, options.data_dir) == (None,) * 4
-    assert capsys.readouterr().out.endswith("join string: decod1-x\n")
+    assert capfd.readouterr().out.endswith("join string: decod1-x\n")
 
 
 def test_every_option_of_a_leader_arrives(
@@ -263,14 +263,7 @@ def test_a_daemon_that_ends_before_it_can_answer_has_left(
     assert main(["drain"]) == 7
 
 
-def test_a_line_from_a_peer_cannot_forge_a_second_one(capsys: pytest.CaptureFixture[str]) -> None:
-    say("node x\x1b[2J\njoin string: evil")
-    assert capsys.readouterr().out == "node x?[2J join string: evil\n"
-
-
-def test_a_reader_who_has_gone_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("click.echo", gone)
-    say("anything")
+def test_a_line_from_a_peer_cannot_forge_a_second_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with speaking() as say:
+        say("node x\x1b[2J\njoin string: evil")
+    assert capfd.readouterr().out == "node x?[2J join string: evil\n"
