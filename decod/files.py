@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _PIECE_BYTES = 4 << 20
 """Read at a time: a multiple of every number's size."""
@@ -24,12 +25,24 @@ def open_ordinary(path: Path, *, follow_links: bool = True) -> Iterator[int]:
     """
     links = 0 if follow_links else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    _require_ordinary(path, descriptor)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotOrdinaryError(errno.EINVAL, "it is no ordinary file", str(path))
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Return a file to lock, which is made if absent; raises as `open_ordinary`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    _require_ordinary(path, descriptor)
+    return open(descriptor, "r+b", buffering=0)
+
+
+def _require_ordinary(path: Path, descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotOrdinaryError(errno.EINVAL, f"{path.name} is no ordinary file", str(path))
 
 
 def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]:
@@ -47,3 +60,9 @@ def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]
             raise OSError(errno.EIO, f"it ends at byte {start}")
         start += len(piece)
         yield piece
+
+
+def read_beginning(path: Path, size_bytes: int) -> bytes:
+    """Return at most so many bytes of a file; raises as `open_ordinary`."""
+    with open_ordinary(path) as descriptor:
+        return b"".join(read_pieces(descriptor, 0, min(size_bytes, os.fstat(descriptor).st_size)))

@@ -3,6 +3,12 @@
 _DOTS = "..."
 
 
+def why_of(error: Exception) -> str:
+    """Return what an error says, without the number that the system gives it."""
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return said or type(error).__name__
+
+
 def clip(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, cut at the end of a word.
 

@@ -59,6 +59,7 @@ from decod.protocol.node import NodeMachine
 from decod.protocol.patience import Patience
 from decod.protocol.view import Role
 from decod.protocol.voter import Promise
+from decod.texts import why_of
 
 _log = logging.getLogger("decod")
 
@@ -265,7 +266,7 @@ class Node:
         except (OSError, OverflowError, ValueError) as error:
             raise HardwareError(
                 "can't start the compute process",
-                why=str(error),
+                why=why_of(error),
                 fix="free memory and disk space, or lower --capacity",
                 code="E-HW-005",
             ) from error

@@ -9,12 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.errors import MalformedMessageError
+from decod.files import read_beginning
 from decod.ids import RunId
 from decod.protocol.view import View
 from decod.wire import validate
 
 KEPT_MAX = 16
 """Addresses; data nodes go first, for one of them leads as long as the run lives."""
+
+_SIZE_MAX_BYTES = 64 * 1024
 
 
 class KnownPeers:
@@ -36,7 +39,7 @@ class KnownPeers:
     def find(self, run_id: RunId) -> tuple[str, ...]:
         """Return the addresses that were kept last."""
         try:
-            addresses = json.loads(self._path(run_id).read_text(encoding="utf-8"))
+            addresses = json.loads(read_beginning(self._path(run_id), _SIZE_MAX_BYTES))
             found = [validate.address("address", address) for address in addresses[:KEPT_MAX]]
         except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):
             return ()

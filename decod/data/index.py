@@ -20,6 +20,7 @@ from decod.data.block import Block
 from decod.data.tokenizer import TokenizerKind, is_file
 from decod.durable import replace_durably
 from decod.errors import DataError
+from decod.files import read_beginning
 
 INDEX_FILE = "index.json"
 FORMAT_VERSION: Literal[2] = 2
@@ -168,8 +169,7 @@ def read_index(folder: Path) -> Index:
                 fix=f"decod data prepare {folder} PATH...",
                 code="E-DAT-020",
             )
-        with path.open("rb") as file:
-            content = file.read(_INDEX_SIZE_MAX_BYTES + 1)
+        content = read_beginning(path, _INDEX_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise _invalid(path, f"it cannot be read ({error.strerror})") from error
     if len(content) > _INDEX_SIZE_MAX_BYTES:

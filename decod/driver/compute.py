@@ -146,7 +146,9 @@ class ComputeProcess:
         log: int | None = None
         try:
             if log_path is not None:
-                log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                # A pipe that nobody reads is refused, instead of being waited for.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+                log = os.open(log_path, flags, 0o600)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *arguments,

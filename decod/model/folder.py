@@ -29,6 +29,7 @@ from decod.model.weights import (
     find_weights,
     refuse_weights,
 )
+from decod.texts import why_of
 
 
 def read_weights(
@@ -64,7 +65,7 @@ def read_weights(
                     files[place.path] = stack.enter_context(opened)
                 tensor = files[place.path].get_tensor(place.key)
             except (OSError, SafetensorError) as error:
-                raise unreadable(place.path, str(error)) from error
+                raise unreadable(place.path, why_of(error)) from error
             yield name, tensor
 
 
@@ -108,7 +109,7 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"cannot write the model to {folder}",
-            why=str(error),
+            why=why_of(error),
             fix="check free space and permissions, or give another folder",
             code="E-DAT-014",
         ) from error

@@ -17,6 +17,7 @@ from decod.files import open_ordinary, read_pieces
 from decod.model.config import ModelConfig
 from decod.model.header import read_header, read_json, unreadable
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
+from decod.texts import why_of
 
 HEAD = "lm_head.weight"
 WEIGHTS_FILE = "model.safetensors"
@@ -100,7 +101,7 @@ def check_weights(folder: Path, model: ModelConfig) -> str:
         try:
             digest.update(_checked_hash(path, by_file.get(path, [])))
         except OSError as error:
-            raise unreadable(path, error.strerror or str(error)) from error
+            raise unreadable(path, why_of(error)) from error
     check_tied(folder, found, model)
     return digest.hexdigest()
 
@@ -173,7 +174,7 @@ def _tensors_in(path: Path) -> Iterator[Stored]:
             keys = list(file.keys())
             dtypes = {key: file.get_slice(key).get_dtype() for key in keys}
     except (OSError, SafetensorError) as error:
-        raise unreadable(path, str(error)) from error
+        raise unreadable(path, why_of(error)) from error
     entries = {key: header[key] for key in keys}
     ends = [entry["data_offsets"][1] for entry in entries.values()]
     base = path.stat().st_size - max(ends, default=0)

@@ -5,6 +5,7 @@ of libraries. Strings are cleaned on the way out, because many come from peers. 
 closed terminal loses records, counts them, and nothing more.
 """
 
+import errno
 import json
 import logging
 import logging.handlers
@@ -165,6 +166,7 @@ def set_up_logs(
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_pipe(file)
             handler = _FileHandler(
                 file, maxBytes=LOG_SIZE_MAX_BYTES, backupCount=NUM_OLD_LOGS, encoding="utf-8"
             )
@@ -182,6 +184,12 @@ def set_up_logs(
     text.setFormatter(TextFormatter(context))
     logger.addHandler(text)
     return logger
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise OSError rather than wait for somebody to read what is logged."""
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, f"{path.name} is no ordinary file")
 
 
 def close_logs() -> None:
