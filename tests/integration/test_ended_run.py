@@ -53,3 +53,19 @@ def test_a_node_that_is_getting_ready_is_told_that_the_run_has_ended(
             os.kill(worker, signal.SIGCONT)
         assert late.wait(timeout_s=30.0) == 0
         assert "the run has ended: the leader has ended the run" in late.stdout
+
+
+def test_a_node_that_was_removed_does_not_claim_that_the_run_goes_on(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """It was the only one of its stage: the run waits for another, and trains no more."""
+    with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
+        leader = cluster.start_leader()
+        relay, _ = cluster.start_relays(1)
+        cluster.wait_for_iteration(1)
+        relay.send(signal.SIGSTOP)
+        cluster.wait_for(lambda: leader.events("stage.waiting"), "the run to wait")
+        relay.send(signal.SIGCONT)
+        assert relay.wait() == 75
+        assert "the leader counts this node as lost" in relay.stderr
+        assert "without" not in relay.stderr
