@@ -56,14 +56,16 @@ class DataSupply:
     Args:
         node: The data node.
         dataset: Its data.
+        patience_s: How long a bad block is looked for.
 
     Raises:
         DataError: At the end of the block: the node left because its data are bad.
     """
 
-    def __init__(self, node: "Node", dataset: Dataset) -> None:
+    def __init__(self, node: "Node", dataset: Dataset, *, patience_s: float = _PATIENCE_S) -> None:
         self._node = node
         self._dataset = dataset
+        self._patience_s = patience_s
         self._compute: Compute | None = None
         self._fault: DataError | None = None
         self._given_up = asyncio.Event()
@@ -188,7 +190,7 @@ class DataSupply:
             _UnavailableError: Nobody has it.
         """
         clock = asyncio.get_running_loop().time
-        until_s = clock() + _PATIENCE_S
+        until_s = clock() + self._patience_s
         while True:
             problem = "reading it again did not help"
             for source, read in self._sources(block):
