@@ -52,14 +52,27 @@ def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]
         OSError: They can't be read, or the file ends before.
     """
     while end is None or start < end:
-        size_bytes = _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)
-        piece = os.pread(descriptor, size_bytes, start)
+        piece = read_at(
+            descriptor, start, _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)
+        )
         if not piece and end is None:
             return
         if not piece:
             raise OSError(errno.EIO, f"it ends at byte {start}")
         start += len(piece)
         yield piece
+
+
+def read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
+    """Return so many bytes of a file from `start` on, or fewer if it ends before."""
+    content = os.pread(descriptor, size_bytes, start)
+    # Some file systems give less than there is.
+    while len(content) < size_bytes:
+        more = os.pread(descriptor, size_bytes - len(content), start + len(content))
+        if not more:
+            break
+        content += more
+    return content
 
 
 def read_beginning(path: Path, size_bytes: int) -> bytes:

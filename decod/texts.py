@@ -12,7 +12,7 @@ def why_of(error: Exception) -> str:
 def clip(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, cut at the end of a word.
 
-    Within a very long word, such as a path, it is cut there.
+    A last word that is very long, such as a path, is cut itself.
     """
     if len(text) <= limit:
         return text

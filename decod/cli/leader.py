@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from decod.cli.node_options import node_config, node_options, speaking
-from decod.cli.options import LatestOrIteration
+from decod.cli.options import LatestOrIteration, data_option
 
 
 @click.command()
@@ -24,12 +24,7 @@ from decod.cli.options import LatestOrIteration
     metavar="latest|ITERATION",
     help="Go on from a checkpoint of this run file's run in the state folder.",
 )
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Corpus on this host, instead of the run file's data.path.",
-)
+@data_option
 @click.option("--join", metavar="JOINSTRING", help="Be a further data node of a run that exists.")
 @click.option(
     "--export",

@@ -1,6 +1,7 @@
 """Types of options that several commands share. A wrong value is a usage error: exit code 2."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -94,3 +95,10 @@ class DurationType(click.ParamType[float]):
 
 
 ADDRESS = AddressType()
+
+data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Corpus on this host, instead of the run file's data.path.",
+)

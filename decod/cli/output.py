@@ -1,4 +1,4 @@
-"""What a command prints, on a standard output that may be full, or that nobody reads any more.
+"""Standard output of a command: it may be full, or nobody may read it any more.
 
 Neither is a bug of decod's. A command that can't print what it has to say ends with an error of its
 own. A node goes on: see `decod.obs.terminal`.
@@ -19,7 +19,7 @@ class OutputError(OSError):
 
 
 class ReaderGoneError(OutputError):
-    """Whoever read standard output has closed it, having seen enough."""
+    """The reader of standard output has closed it, having seen enough."""
 
 
 class _Output(io.FileIO):

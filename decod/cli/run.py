@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from decod.cli.options import data_option
 from decod.config import load_run_file
 from decod.config.schema import activation_size_bytes, count_parameters
 from decod.config.template import render_run_file
@@ -73,12 +74,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     metavar="DIR",
     help="Check this model too: `decod leader --init` would start from it.",
 )
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Corpus on this host, instead of the run file's data.path.",
-)
+@data_option
 @click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
 def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> None:
     """Check all that `decod leader` checks before it prints a join string, and show the sizes.

@@ -25,7 +25,7 @@ def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Mani
 
     Args:
         run: As the run file says.
-        dataset: What is trained on.
+        dataset: The data to train on.
         init_dir: Folder of the model to start from, if any.
 
     Raises:

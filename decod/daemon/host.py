@@ -480,7 +480,6 @@ class Node:
             return None
         if request.sender is not None and request.sender_address:
             self.gateway.expect(request.sender, request.sender_address)
-            self.note("newcomer.expected", peer=request.sender)
         leader = leader_of(self)
         return HelloInfo(
             run_id=self.part.run_id,

@@ -161,6 +161,7 @@ async def _introduce(node: Node) -> None:
     )
     with suppress(DecodError):
         await hello(node.part.leader_address, request)
+        node.note("node.introduced", address=node.part.leader_address)
 
 
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:

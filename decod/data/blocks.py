@@ -17,7 +17,7 @@ import numpy.typing as npt
 from decod.data.block import Block, BlockError
 from decod.data.index import Index
 from decod.errors import DataError
-from decod.files import open_ordinary
+from decod.files import open_ordinary, read_at
 
 KEPT_MAX_BYTES = 128 * 2**20
 """Blocks that are kept in memory. A corpus up to this size is read and hashed once."""
@@ -80,7 +80,7 @@ class Blocks:
                 if from_disk:
                     forget = os.POSIX_FADV_DONTNEED
                     os.posix_fadvise(descriptor, block.offset, block.num_bytes, forget)
-                content = os.pread(descriptor, block.num_bytes, block.offset)
+                content = read_at(descriptor, block.offset, block.num_bytes)
         except OSError as error:
             reason = f"its bytes {block.offset} to {last} can't be read ({error.strerror})"
             raise BlockError({block: missing_shard(path, reason)}) from error

@@ -1,4 +1,4 @@
-"""What a model folder's safetensors hold: where every parameter lies, and whether it is sound.
+"""The safetensors of a model folder: where every parameter lies, and whether it is sound.
 
 Imports no torch: a leader looks at the weights before it asks anybody to join.
 """
@@ -40,13 +40,13 @@ _EXPONENTS: dict[str, "np.unsignedinteger[Any]"] = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies."""
+    """The place of a tensor."""
 
     path: Path
     key: str
     """Its name in the file."""
     dtype: str
-    """In the words of safetensors, such as `BF16`."""
+    """As safetensors calls it, such as `BF16`."""
     shape: tuple[int, ...]
     start: int
     """In the file, in bytes."""

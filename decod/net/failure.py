@@ -1,4 +1,4 @@
-"""What a call that failed is to those who wanted its answer: gRPC's words are not for people."""
+"""Failed calls, told in words for people: gRPC's are not."""
 
 import grpc
 import grpc.aio

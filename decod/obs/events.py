@@ -39,6 +39,7 @@ _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
+    EventSpec("node.introduced", "the leader at {address} knows that this node gets ready", _D),
     EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
     EventSpec("node.paused", "paused: takes no microbatches, keeps its stage's state in step"),
     EventSpec("node.resumed", "takes microbatches again, {capacity} at a time"),
@@ -141,7 +142,6 @@ _SPECS = (
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
     # What the leader decides.
-    EventSpec("newcomer.expected", "{peer} gets ready to join", _D),
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec("candidate.assigned", "{peer} is to run stage {stage}"),
     EventSpec(

@@ -65,7 +65,7 @@ class PatientTerminal:
 def _never_waiting(descriptor: int) -> int:
     """Return another descriptor of a terminal or pipe, which does not wait, or the same one.
 
-    To change the one that is given would change it for everybody who shares it, such as a shell.
+    A shell shares the given one, so that stays as it is.
     """
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
