@@ -1,8 +1,10 @@
 """`decod`, and `python -m decod`: what can be done before anything is imported that takes time."""
 
 import sys
+from contextlib import suppress
 
 from decod.signals import leave_early
+from decod.streams import let_go, open_closed
 
 _INTERRUPTED = 130
 """As `decod.cli.errors.EXIT_INTERRUPTED`, which may not be there yet."""
@@ -13,16 +15,22 @@ _NODES = (["leader"], ["join"])
 
 def run() -> int:
     """Run the command line and return its exit code; Ctrl-C counts from here on."""
+    open_closed()
     try:
         if sys.argv[1:2] in _NODES:
             leave_early()
         from decod.cli.main import main
+        from decod.cli.output import watch_output
 
+        watch_output()
         return main()
     except KeyboardInterrupt:
         # Most likely while the command line was being imported: it reports its own.
-        sys.stderr.write("interrupted\n")
+        with suppress(OSError):
+            sys.stderr.write("interrupted\n")
         return _INTERRUPTED
+    finally:
+        let_go()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,16 @@ reused. Codes are `E-<AREA>-<number>`.
 from typing import ClassVar
 
 
+def install_hint(extra: str = "") -> str:
+    """Return how to install a missing package, as the README installs decod.
+
+    Args:
+        extra: The group of optional packages that it belongs to; empty: decod always needs it.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"`pip install -c constraints.txt -e {what}` in the folder of decod's source"
+
+
 class DecodError(Exception):
     """Base class: says what happened (with the values), why it matters, what to do.
 

@@ -3,6 +3,7 @@
 The exit codes are an interface; every one is explained in the README.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -14,8 +15,9 @@ from typing import Final
 
 import click
 
-from decod.config.node import default_state_dir
-from decod.errors import DecodError
+from decod.config.node import default_cache_dir, default_state_dir
+from decod.daemon.folder import is_in_use
+from decod.errors import DecodError, HardwareError
 from decod.obs.text import clean_text
 
 EXIT_OK: Final = 0
@@ -27,6 +29,8 @@ EXIT_TEMPORARY: Final = 75
 """Try again later: sysexits' EX_TEMPFAIL."""
 EXIT_INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as a shell would say it: 128 + SIGINT."""
+EXIT_READER_GONE: Final = 141
+"""Whoever read standard output has gone, as a shell would say it: 128 + SIGPIPE."""
 
 EXIT_CODES: dict[int, str] = {
     EXIT_OK: "ok",
@@ -41,8 +45,25 @@ EXIT_CODES: dict[int, str] = {
     9: "data or checkpoint missing or corrupt",
     EXIT_TEMPORARY: "temporary failure, try again",
     EXIT_INTERRUPTED: "interrupted",
+    EXIT_READER_GONE: "whoever read standard output has gone",
 }
 """Every exit code of `decod`. A number is never given a second meaning."""
+
+_FAILURES_OF_HOST = frozenset(
+    {
+        errno.EIO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
+"""Errors of the system that say that it is not well, whatever decod does."""
 
 ERROR_TEXT_MAX_CHARACTERS = 2000
 
@@ -55,7 +76,7 @@ def use_color() -> bool | None:
 def print_error(message: str) -> None:
     """Writes one line on stderr. Text of files and peers in it is made harmless first.
 
-    The terminal may have gone: the exit code still tells.
+    If it can't be written, the exit code still tells.
     """
     label = click.style("error:", fg="red", bold=True)
     text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
@@ -90,8 +111,18 @@ class ReportPlace:
 
 
 def report_unexpected(error: Exception, place: ReportPlace) -> int:
-    """Writes the traceback to a file, prints one line that names it, and returns 1."""
+    """Writes the traceback to a file, prints one line that names it, and returns the exit code."""
     path = _write_report(error, place.folder or default_state_dir())
+    if isinstance(error, OSError) and error.errno in _FAILURES_OF_HOST:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        failed = HardwareError(
+            f"{where}{error.strerror}",
+            why="a disk or this host's system has failed decod",
+            fix="mend that, and run the command again"
+            + (f"; more about it is in {path}" if path else ""),
+            code="E-HW-012",
+        )
+        return report_decod_error(failed)
     hint = f"report it with the file {path}" if path else "report it; no file could be written"
     print_error(
         f"E-INT-001 {type(error).__name__}: {error}: this is a bug in decod. Try: please {hint}"
@@ -100,16 +131,15 @@ def report_unexpected(error: Exception, place: ReportPlace) -> int:
 
 
 def _write_report(error: Exception, folder: Path) -> Path | None:
+    """Writes a report into a node's folder, unless another process runs the node."""
     now = datetime.now(UTC)
-    path = folder / f"crash-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.txt"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)]),
-            encoding="utf-8",
-            errors="backslashreplace",
-        )
-    except OSError:
+    text = "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)])
+    folders = [default_cache_dir()] if is_in_use(folder) else [folder, default_cache_dir()]
+    for chosen in folders:
+        path = chosen / f"crash-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.txt"
         # The disk may be what failed in the first place.
-        return None
-    return path
+        with suppress(OSError):
+            chosen.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return path
+    return None

@@ -9,9 +9,10 @@ from decod.cli.node_options import (
     join_string_of,
     node_config,
     node_options,
-    say,
+    speaking,
 )
 from decod.cli.options import AutoOrCount
+from decod.wire.validate import STAGE_INDEX_MAX
 
 
 @click.command()
@@ -19,7 +20,7 @@ from decod.cli.options import AutoOrCount
 @join_file_option
 @click.option(
     "--stage",
-    type=AutoOrCount(minimum=1),
+    type=AutoOrCount(minimum=1, maximum=STAGE_INDEX_MAX),
     default="auto",
     show_default=True,
     metavar="auto|K",
@@ -46,4 +47,5 @@ def join(join_string: str | None, **options: Any) -> int:
     if text is None:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
     chosen = JoinOptions(join_string=text, node=node_config(options), stage_index=options["stage"])
-    return run_join(chosen, say)
+    with speaking() as say:
+        return run_join(chosen, say)

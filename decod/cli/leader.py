@@ -10,9 +10,9 @@ from decod.cli.node_options import (
     join_string_of,
     node_config,
     node_options,
-    say,
+    speaking,
 )
-from decod.cli.options import LatestOrIteration
+from decod.cli.options import LatestOrIteration, data_option
 
 
 @click.command()
@@ -31,12 +31,7 @@ from decod.cli.options import LatestOrIteration
     help="Go on from a checkpoint of this run file's run in the state folder. With auto: join the"
     " run again if others go on with it, else resume it, else begin it.",
 )
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Corpus on this host, instead of the run file's data.path.",
-)
+@data_option
 @click.option("--join", metavar="JOINSTRING", help="Be a further data node of a run that exists.")
 @join_file_option
 @click.option(
@@ -85,7 +80,8 @@ def leader(run_file: Path, **options: Any) -> int:
         data_dir=_absolute(options["data"]),
         join_path=_absolute(options["write_join"]),
     )
-    return run_leader(chosen, say)
+    with speaking() as say:
+        return run_leader(chosen, say)
 
 
 def _absolute(path: Path | None) -> Path | None:

@@ -7,6 +7,7 @@ once: what they say about themselves in the overview stands here.
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 from typing_extensions import override
@@ -15,12 +16,14 @@ from decod import __version__
 from decod.cli.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_READER_GONE,
     ReportPlace,
     find_decod_error,
     report_decod_error,
     report_unexpected,
     use_color,
 )
+from decod.cli.output import OutputError, ReaderGoneError, output_failed
 
 COMMANDS: dict[str, str] = {
     "leader": "Start a training run and print its join string.",
@@ -55,6 +58,16 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(f"decod.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), cmd_name
         return command
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            # click looks for similar names among the commands that have been imported.
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -101,11 +114,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             obj=place,
         )
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        with suppress(OSError):
+            click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
+    except ReaderGoneError:
+        return EXIT_READER_GONE
+    except OutputError as error:
+        return report_decod_error(output_failed(error))
     except Exception as error:  # noqa: BLE001 - the top of the command line: nothing is above it.
         ours = find_decod_error(error)
         return report_decod_error(ours) if ours else report_unexpected(error, place)

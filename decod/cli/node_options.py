@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,9 +10,19 @@ import click
 
 from decod.cli.errors import ReportPlace
 from decod.cli.options import ADDRESS, AutoOrCount, DurationType
-from decod.config.node import DEFAULT_PORT, NodeConfig, default_state_dir
+from decod.config.node import (
+    CAPACITY_MAX,
+    DEFAULT_PORT,
+    NUM_THREADS_MAX,
+    NodeConfig,
+    default_state_dir,
+)
 from decod.config.secret import JOIN_STRING_MAX_CHARACTERS, read_join_string
+from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
+
+_LAST_LINES_S = 1.0
+"""How long the end of a node may wait for its last lines to be taken."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,15 +70,15 @@ _OPTIONS = (
     ),
     click.option(
         "--capacity",
-        type=AutoOrCount(minimum=1),
+        type=AutoOrCount(minimum=1, maximum=CAPACITY_MAX),
         default="auto",
         show_default=True,
         metavar="auto|N",
-        help="Microbatches held in memory at a time; auto measures.",
+        help=f"Microbatches held in memory at a time, 1 to {CAPACITY_MAX}; auto measures.",
     ),
     click.option(
         "--threads",
-        type=click.IntRange(min=1, max=1024),
+        type=click.IntRange(min=1, max=NUM_THREADS_MAX),
         metavar="N",
         help="Threads for computing on the CPU; torch decides if left out.",
     ),
@@ -140,7 +150,15 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
     return read_join_string(file.expanduser())
 
 
-def say(line: str) -> None:
-    """Writes a line of a running node on stdout. Whoever listened may have gone: no error."""
-    with contextlib.suppress(OSError, ValueError):
-        click.echo(clean_text(line, limit=JOIN_STRING_MAX_CHARACTERS))
+@contextlib.contextmanager
+def speaking() -> Iterator[Callable[[str], None]]:
+    """Lends what writes a running node's lines on stdout. Whoever reads them may stop or go."""
+    terminal = PatientTerminal(1)
+
+    def say(line: str) -> None:
+        terminal.write(clean_text(line, limit=JOIN_STRING_MAX_CHARACTERS) + "\n")
+
+    try:
+        yield say
+    finally:
+        terminal.finish(_LAST_LINES_S)

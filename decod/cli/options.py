@@ -1,6 +1,7 @@
 """Types of options that several commands share. A wrong value is a usage error: exit code 2."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,12 +35,13 @@ class AddressType(click.ParamType[tuple[str, int]]):
 
 
 class AutoOrCount(click.ParamType[int | None]):
-    """`auto`, which gives None, or a whole number of at least `minimum`."""
+    """`auto`, which gives None, or a whole number from `minimum` to `maximum`."""
 
     name = "auto|n"
 
-    def __init__(self, *, minimum: int) -> None:
+    def __init__(self, *, minimum: int, maximum: int) -> None:
         self._minimum = minimum
+        self._maximum = maximum
 
     @override
     def convert(
@@ -48,8 +50,11 @@ class AutoOrCount(click.ParamType[int | None]):
         text = str(value)
         if text == "auto":
             return None
-        if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < self._minimum:
-            self.fail(f"{text!r} is neither auto nor a number from {self._minimum}", param, ctx)
+        # Longer ones are not even converted, which takes long for very long ones.
+        plain = text.isascii() and text.isdecimal() and len(text) <= 9
+        if not plain or not self._minimum <= int(text) <= self._maximum:
+            limits = f"from {self._minimum} to {self._maximum}"
+            self.fail(f"{text!r} is neither auto nor a number {limits}", param, ctx)
         return int(text)
 
 
@@ -92,3 +97,10 @@ class DurationType(click.ParamType[float]):
 
 
 ADDRESS = AddressType()
+
+data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Corpus on this host, instead of the run file's data.path.",
+)

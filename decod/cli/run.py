@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from decod.cli.options import data_option
 from decod.config import load_run_file
-from decod.config.run_file import RunFile
-from decod.config.schema import Manifest, activation_size_bytes, count_parameters
+from decod.config.schema import activation_size_bytes, count_parameters
 from decod.config.template import render_run_file
 from decod.errors import ConfigError
 from decod.model.config import stage_blocks
@@ -45,7 +45,8 @@ def init(path: Path, *, force: bool) -> None:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    # A pipe that nobody reads would make this command wait for ever.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
             file.write(text)
@@ -65,45 +66,48 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         ) from None
 
 
-def _corpus_line(loaded: RunFile) -> str:
-    """Return what the run's data is, after comparing it with the model.
-
-    Raises:
-        ConfigError: The model has too small a vocabulary for it.
-        DataError: It is not there, or damaged.
-    """
-    from decod.data.corpus import DEFAULT_PATH
-    from decod.data.dataset import Dataset
-
-    if loaded.data.path == DEFAULT_PATH:
-        return "the source text of Python's library, prepared on first use"
-    with Dataset.open(Path(loaded.data.path)) as dataset:
-        Manifest(
-            run=loaded.run,
-            data_index_sha256=dataset.index_sha256,
-            data_vocab_size=dataset.vocab_size,
-        )
-        return f"{dataset.folder}: {dataset.num_tokens:,} tokens, {dataset.vocab_size:,} different"
-
-
 @run.command()
 @click.argument("path", type=click.Path(path_type=Path))
-def check(path: Path) -> None:
-    """Read a run file, look at its data, and show the sizes that follow.
+@click.option(
+    "--init",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Check this model too: `decod leader --init` would start from it.",
+)
+@data_option
+@click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
+def check(path: Path, *, init: Path | None, data: Path | None, full: bool) -> None:
+    """Check all that `decod leader` checks before it prints a join string, and show the sizes.
+
+    That is: the run file, the data and whether they fill a batch, the vocabulary, and the model of
+    --init. Of large data only parts are read, as at the start of a run; --full reads all.
 
     \b
-    Example:
+    Examples:
       decod run check run.toml
+      decod run check run.toml --init ./my-model
+      decod run check run.toml --full
     """
+    from decod.daemon.checks import READ_AT_START_MAX_BYTES, check_shards, manifest_of
+    from decod.data.corpus import corpus_folder
+    from decod.data.dataset import Dataset
+
     loaded = load_run_file(path)
-    run, corpus = loaded.run, _corpus_line(loaded)
+    with Dataset.open(data or corpus_folder(loaded.data.path)) as dataset:
+        manifest_of(loaded.run, dataset, init)
+        checked = check_shards(dataset, None if full else READ_AT_START_MAX_BYTES)
+        size = f"{dataset.num_tokens:,} tokens, {dataset.vocab_size:,} different"
+    run = loaded.run
     blocks = stage_blocks(run.model, run.stages)
     batch = run.batch
     tokens = batch.tokens_per_microbatch * batch.num_microbatches * batch.num_data_nodes
     click.echo(f"{path} is valid")
     click.echo(f"parameters         {count_parameters(run.model):,}")
     click.echo(f"tokens / iteration {tokens:,}")
-    click.echo(f"data               {corpus}")
+    click.echo(f"data               {dataset.folder}: {size}")
+    click.echo(f"                   {checked}")
+    if init is not None:
+        click.echo(f"weights            {init}: all there, of the right shapes, and finite")
     click.echo(f"activation         {activation_size_bytes(run) / 2**20:.2f} MiB per microbatch")
     for index, stage in enumerate(blocks):
         held = f"blocks {stage.start} to {stage.stop - 1}" if stage else "no blocks"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from decod.errors import ConfigError
+from decod.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from decod.sim.paper import Row
@@ -45,7 +45,7 @@ def _figure_class() -> Any:
         raise ConfigError(
             "cannot draw a plot",
             why="matplotlib is not installed",
-            fix='`pip install "decod[plot]"`, or leave --plot out',
+            fix=f"{install_hint('plot')}, or leave --plot out",
             code="E-CFG-064",
         ) from None
 

@@ -17,10 +17,12 @@ from pydantic import Field, ValidationError
 from decod.config.mirror import show_value
 from decod.config.strict import StrictModel, explain, list_model_keys
 from decod.errors import ConfigError
+from decod.files import read_beginning
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.planner.joining import Newcomer
 from decod.strict_json import no_constant, unique
+from decod.texts import why_of
 
 FILE_SIZE_MAX_BYTES = 64 << 20
 """About a million links."""
@@ -276,12 +278,11 @@ def _read_bytes(path: Path) -> bytes:
         if path == STDIN:
             content = sys.stdin.buffer.read(FILE_SIZE_MAX_BYTES + 1)
         else:
-            with path.open("rb") as file:
-                content = file.read(FILE_SIZE_MAX_BYTES + 1)
+            content = read_beginning(path, FILE_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"cannot read {_name(path)}",
-            why=error.strerror or type(error).__name__,
+            why=why_of(error),
             fix="check the path, or give - for the standard input",
             code="E-CFG-050",
         ) from None

@@ -10,6 +10,9 @@ import platformdirs
 
 from decod.errors import ConfigError
 
+CAPACITY_MAX = 4096
+NUM_THREADS_MAX = 1024
+
 DEFAULT_PORT = 7700
 """TCP for gRPC, and UDP of the same number for the distributed hash table."""
 
@@ -49,9 +52,9 @@ class NodeConfig:
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     capacity: int | None = None
-    """Microbatches held in memory at a time. Absent: measured from free memory."""
+    """Microbatches held in memory at a time, 1 to 4096. Absent: measured from free memory."""
     num_threads: int | None = None
-    """Threads of the compute process on the CPU. Absent: torch decides."""
+    """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
     drain_timeout_s: float = 60.0
     """Longest that leaving may take, in seconds: the iteration in hand is finished, and the last
     node of a stage waits for a successor. Then the node goes at once, which costs the others a
@@ -78,7 +81,7 @@ class NodeConfig:
                 fix="give cpu, cuda or cuda:0",
                 code="E-CFG-021",
             )
-        for name, limit in (("capacity", 4096), ("num_threads", 1024)):
+        for name, limit in (("capacity", CAPACITY_MAX), ("num_threads", NUM_THREADS_MAX)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= limit:
                 raise ConfigError(

@@ -22,6 +22,7 @@ from decod.model.config import ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes
 from decod.protocol.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
 """Read from a peer at most; a real one has about 2 KiB."""
@@ -47,7 +48,7 @@ _UPPER_LIMITS = {
     "model.rope_low_freq_factor": 1e6,
     "model.rope_high_freq_factor": 1e6,
     "model.rope_original_max_position_embeddings": 1 << 24,
-    "stages.num_relay_stages": 4096,
+    "stages.num_relay_stages": STAGE_INDEX_MAX,
     "stages.num_first_blocks": 4096,
     "batch.sequence_length": 1 << 24,
     "batch.microbatch_size": 1 << 16,

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod.config.mirror import WORDS, show_value, show_wanted
 from decod.errors import ConfigError
+from decod.files import read_beginning
+from decod.texts import why_of
 
 
 def read_file(path: Path, size_max_bytes: int, *, why_large: str, fix: str, code: str) -> bytes:
@@ -25,11 +27,9 @@ def read_file(path: Path, size_max_bytes: int, *, why_large: str, fix: str, code
         ConfigError: It can't be read, or is too large.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(size_max_bytes + 1)
+        content = read_beginning(path, size_max_bytes + 1)
     except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise ConfigError(f"cannot read {path}", why=why, fix=fix, code=code) from None
+        raise ConfigError(f"cannot read {path}", why=why_of(error), fix=fix, code=code) from None
     if len(content) > size_max_bytes:
         what = f"{path} is larger than {size_max_bytes} bytes"
         raise ConfigError(what, why=why_large, fix="check the path", code=code)

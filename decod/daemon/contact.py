@@ -22,9 +22,10 @@ from decod.errors import (
     RejectedError,
 )
 from decod.ids import NodeId, RunId
-from decod.net.ask import UnansweredError, hello
+from decod.net.ask import hello
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
+from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, HelloRequest
 from decod.wire import validate

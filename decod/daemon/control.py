@@ -10,10 +10,12 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.texts import why_of
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ class ControlServer:
             listener.close()
             raise ConfigError(
                 f"can't listen on {path}",
-                why=str(error),
+                why=why_of(error),
                 fix="remove it if it is a folder, or give a --state-dir on a local disk that you "
                 "may write to",
                 code="E-CFG-040",
@@ -137,7 +139,9 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-            (self._state_dir / SOCKET_NAME).unlink(missing_ok=True)
+            # A disk that fails now is no reason for a good run to end badly.
+            with suppress(OSError):
+                (self._state_dir / SOCKET_NAME).unlink()
         await self._end_serving()
 
     async def _end_serving(self) -> None:

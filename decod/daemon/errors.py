@@ -22,7 +22,7 @@ _KINDS: dict[str, type[DecodError]] = {
 
 
 class TemporaryError(DecodError):
-    """The run went on without this node, or has no leader now; trying again may work."""
+    """This node is out of the run, or the run has no leader now; trying again may work."""
 
     exit_code = 75
     code = "E-RUN-005"

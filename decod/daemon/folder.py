@@ -1,10 +1,16 @@
 """The folder in which a node keeps its identity and its logs: one daemon uses it at a time."""
 
 import fcntl
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from decod.errors import ConfigError
+from decod.files import open_lock
+from decod.texts import why_of
+
+_LOCK_FILE = "lock"
 
 
 class StateFolder:
@@ -12,7 +18,7 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
 
     def lock(self) -> None:
         """Lock the folder.
@@ -22,7 +28,7 @@ class StateFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (self.path / "lock").open("a")
+            self._lock = open_lock(self.path / _LOCK_FILE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.unlock()
@@ -35,12 +41,29 @@ class StateFolder:
         except OSError as error:
             raise ConfigError(
                 f"can't use the state folder {self.path}",
-                why=str(error),
+                why=why_of(error),
                 fix="give a --state-dir that you may write to",
                 code="E-CFG-042",
             ) from error
 
     def unlock(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            # Closing may report an error of the disk. The lock is gone all the same.
+            with suppress(OSError):
+                self._lock.close()
             self._lock = None
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a daemon uses a state folder."""
+    try:
+        descriptor = os.open(path / _LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

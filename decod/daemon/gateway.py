@@ -6,6 +6,7 @@ book, and checks a tensor's size against what the run expects before it takes me
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from decod.protocol.messages import (
     Join,
     LinkProbe,
     Message,
+    Refuse,
 )
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
@@ -47,6 +49,9 @@ FORGET_CANDIDATE_AFTER_S = 900.0
 
 CANDIDATES_MAX = 1024
 """Candidates that are known at a time; offers of others are dropped, and repeated by them."""
+
+NEWCOMERS_MAX = 256
+"""Nodes that have introduced themselves and are still getting ready."""
 
 _NAMES_MAX = 20_000
 
@@ -126,12 +131,18 @@ class Gateway:
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are no members, and when each is forgotten."""
         self._names: dict[NodeId, str] = {node_id: name}
+        self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
+        """Addresses of those who will offer themselves soon; the newest last."""
+        self._farewell: Received | None = None
+        """The run has ended while this node was getting ready for it."""
         self._probes: dict[int, memoryview] = {}
         """Buffers that probes of peers are being read into."""
 
     def attach(self, driver: NodeDriver) -> None:
-        """Begin to hand messages on."""
+        """Begin to hand messages on. The driver is started before anything else happens."""
         self._driver = driver
+        if self._farewell is not None:
+            asyncio.get_running_loop().call_soon(driver.post, self._farewell)
 
     def detach(self) -> None:
         """Hand nothing on any more. Timers may keep this object; they must not keep the driver."""
@@ -144,7 +155,11 @@ class Gateway:
     def deliver(self, received: Decoded) -> None:
         """Take a control message."""
         sender, message = received.sender, received.message
-        if self._driver is None or self._driver.stopped.done():
+        if self._driver is None:
+            if isinstance(message, Refuse) and message.over:
+                self._farewell = _received(received)
+            return
+        if self._driver.stopped.done():
             return
         if isinstance(message, Join) and not self._meet(received, message):
             return
@@ -199,6 +214,21 @@ class Gateway:
         await self._dial_back.close()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
         await self.client.close()
+
+    def expect(self, node: NodeId, address: str) -> None:
+        """Remember a node that is getting ready to join: it must hear of it if the run ends."""
+        if node != self._node_id:
+            self._newcomers.pop(node, None)
+            self._newcomers[node] = address
+            if len(self._newcomers) > NEWCOMERS_MAX:
+                self._newcomers.popitem(last=False)
+
+    def say_farewell(self, term: int, reason: str) -> None:
+        """Tell those who are still getting ready that the run has ended."""
+        word = Refuse(reason, over=True)
+        for node in self._newcomers.keys() - self._members - self._candidates.keys():
+            self.client.set_address(node, self._newcomers[node])
+            self.client.send(node, term, word)
 
     def _known(self, sender: NodeId, address: str) -> bool:
         """Take in where a candidate is; returns whether there is room for it."""

@@ -25,6 +25,7 @@ from decod.protocol.effects import FetchState
 from decod.protocol.events import CommitsHeld
 from decod.protocol.rebuild import Rebuild
 from decod.protocol.view import View
+from decod.texts import clip
 from decod.train.checkpoint.description import Chunk
 from decod.train.checkpoint.transfer import Transfer
 
@@ -288,7 +289,7 @@ def _tensors(text: str) -> list[Any]:
 def _not_there(stage: int, reason: str) -> NetworkError:
     return NetworkError(
         f"stage {stage} did not give its state",
-        why=reason[:200],
+        why=clip(reason, 200),
         fix="try again",
         code="E-NET-022",
     )

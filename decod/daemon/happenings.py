@@ -18,7 +18,7 @@ _TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
 THIS_NODE = "this node"
 """What texts call the node that they come from. Others are shown them, too."""
 
-_NEWEST_ONLY = ("state.unkept", "checkpoint.failed")
+_NEWEST_ONLY = ("state.unkept", "checkpoint.failed", "data.damaged")
 """Events that come again and again until somebody acts: they must not hide the others."""
 
 

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.node import NodeConfig
-from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
+from decod.config.schema import Manifest, activation_size_bytes
 from decod.daemon.control import ControlServer
+from decod.daemon.data_supply import DataSupply
 from decod.daemon.errors import error_of, not_begun
 from decod.daemon.files import RAISE, Files, is_exhausted, raise_limit
 from decod.daemon.folder import StateFolder
-from decod.daemon.gateway import Gateway, TensorSizes
+from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
 from decod.daemon.keeping import KeptStates
 from decod.daemon.leaving import Leaving, LeftEarlyError
@@ -35,6 +36,7 @@ from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
 from decod.daemon.presence import NodePresence, Presence
 from decod.daemon.reach import advertised
+from decod.daemon.run_facts import facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import Progress, status_of
 from decod.daemon.succession import leader_of
 from decod.daemon.threads import in_thread
@@ -43,7 +45,6 @@ from decod.daemon.wishes import Wishes
 from decod.driver.arena import Arena, Region
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
-from decod.driver.jobs import Sizes
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.heap import keep_freed_memory
 from decod.ids import NodeId, RunId
@@ -53,13 +54,15 @@ from decod.net.identity import load_or_create_identity
 from decod.net.limits import LIMITS
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
-from decod.protocol.admission import RunShape
+from decod.obs.terminal import PatientTerminal
 from decod.protocol.effects import Note, Stop, StopReason
-from decod.protocol.identity import Identity, RunFacts
+from decod.protocol.identity import Identity
+from decod.protocol.leader import LeaderState
 from decod.protocol.node import NodeMachine
 from decod.protocol.patience import Patience
 from decod.protocol.view import Role
 from decod.protocol.voter import Promise
+from decod.texts import why_of
 
 _log = logging.getLogger("decod")
 
@@ -75,6 +78,9 @@ _AVERAGES_MAX = 64
 
 _NUM_PORTS_TRIED = 16
 """When the system chooses the port: each has to be free for TCP and for UDP."""
+
+_LAST_LINES_S = 1.0
+"""How long the terminal may take for the last lines of the log."""
 
 _FLUSH_S = 3.0
 """How long last words may take to reach the peers."""
@@ -95,46 +101,6 @@ class Part:
     init_dir: Path | None = None
     checkpoint_dir: Path | None = None
     """What the run goes on from; its hash is the manifest's `initial_weights`."""
-
-
-def facts_of(manifest: Manifest) -> RunFacts:
-    """Return what the core must know of a manifest."""
-    run = manifest.run
-    return RunFacts(
-        shape=RunShape(
-            num_relay_stages=run.stages.num_relay_stages,
-            num_data_nodes=run.batch.num_data_nodes,
-            num_iterations=run.num_iterations,
-            manifest_sha256=manifest.sha256,
-            start_iteration=manifest.start_iteration,
-        ),
-        num_microbatches=run.batch.num_microbatches,
-        activation_size_bytes=activation_size_bytes(run),
-        clips=run.optimizer.clip_norm > 0,
-        initial_from_leader=manifest.initial_weights != "seed",
-    )
-
-
-def num_nodes_least(run: RunConfig) -> int:
-    """Return how many nodes a run begins with, data nodes and relays."""
-    num_relays = run.stages.num_relay_stages * run.protocol.min_nodes_per_stage
-    return run.batch.num_data_nodes + num_relays
-
-
-def _sizes_of(run: RunConfig) -> Sizes:
-    wide = run.model.dtype.num_bytes == 8
-    narrow = run.reduction.wire_dtype.value == "bfloat16"
-    return Sizes(
-        activation_bytes=activation_size_bytes(run),
-        wire_element_bytes=8 if wide else 2 if narrow else 4,
-        sum_element_bytes=8 if wide else 4,
-    )
-
-
-def _tensor_sizes(run: RunConfig) -> TensorSizes:
-    sizes = _sizes_of(run)
-    model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
-    return TensorSizes(activation_bytes=sizes.activation_bytes, model_bytes=model_bytes)
 
 
 class Host:
@@ -161,7 +127,9 @@ class Host:
             self.identity = load_or_create_identity(config.state_dir)
             self.files = raise_limit()
             self.log = LogContext({"node_id": self.identity.node_id})
-            set_up_logs(file=config.state_dir / "node.log", context=self.log)
+            self._terminal = PatientTerminal(2)
+            log_path = config.state_dir / "node.log"
+            set_up_logs(file=log_path, context=self.log, terminal=self._terminal)
         except BaseException:
             self._folder.unlock()
             raise
@@ -198,6 +166,7 @@ class Host:
     def __exit__(self, *exc_info: object) -> None:
         try:
             close_logs()
+            self._terminal.finish(_LAST_LINES_S)
         finally:
             self._folder.unlock()
 
@@ -213,13 +182,10 @@ class Node:
     """
 
     def __init__(self, config: NodeConfig, part: Part, host: Host, say: Say) -> None:
-        self.config = config
-        self.part = part
-        self.say = say
+        self.config, self.part, self.say = config, part, say
         self.identity: KeyIdentity = host.identity
         self.files: Files = host.files
-        self.leaving = host.leaving
-        self.host = host
+        self.host, self.leaving = host, host.leaving
         self.address = ""
         self.progress = Progress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
@@ -227,6 +193,8 @@ class Node:
         self.compute: ComputeProcess | None = None
         self.arena: Arena | None = None
         self.dht: Dht | None = None
+        self.supply: DataSupply | None = None
+        """At a data node: what gives the compute process its data."""
         self.join_string: str | None = None
         self.ending = False
         """At the leader: nothing is committed any more, so what is kept is the last there is."""
@@ -249,7 +217,7 @@ class Node:
             part.run_id,
             self.identity.node_id,
             name=config.name or self.identity.name,
-            sizes=_tensor_sizes(run),
+            sizes=tensor_sizes(run),
             hello=self._hello,
             status=lambda: json.dumps(self.local_status()),
         )
@@ -304,7 +272,7 @@ class Node:
         except (OSError, OverflowError, ValueError) as error:
             raise HardwareError(
                 "can't start the compute process",
-                why=str(error),
+                why=why_of(error),
                 fix="free memory and disk space, or lower --capacity",
                 code="E-HW-005",
             ) from error
@@ -364,8 +332,8 @@ class Node:
     def _make_arena(self) -> Arena:
         """Return an arena that is large enough for whatever this node may have to hold."""
         run = self.part.manifest.run
-        sizes = _sizes_of(run)
-        model_bytes = _tensor_sizes(run).model_bytes
+        sizes = sizes_of(run)
+        model_bytes = tensor_sizes(run).model_bytes
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
         batch = run.batch.num_microbatches * run.batch.num_data_nodes
         # What is kept for others is kept by members, averages that wait by candidates.
@@ -439,9 +407,9 @@ class Node:
         )
         self.driver = NodeDriver(
             machine,
-            self.compute,
+            self.compute if self.supply is None else self.supply.before(self.compute),
             self.arena,
-            _sizes_of(run),
+            sizes_of(run),
             on_note=self._noted,
             on_run_complete=self._run_completed,
         )
@@ -479,6 +447,11 @@ class Node:
         """Return how the core ended, after what it said last has left."""
         assert self.driver is not None
         stop = await self.driver.stopped
+        leader = self.driver.machine.leader
+        # Without a quorum the others may go on, led by somebody else.
+        decides = leader is not None and not leader.electorate.lacking
+        if leader is not None and decides and leader.state is LeaderState.FINISHED:
+            self.gateway.say_farewell(leader.view.term, stop.detail)
         await self.gateway.client.flush(timeout_s=_FLUSH_S)
         if stop.reason is StopReason.FINISHED:
             KnownPeers(self.config.state_dir).forget(self.part.run_id)
@@ -509,9 +482,11 @@ class Node:
 
     # --- what others see ----------------------------------------------------------------------
 
-    def _hello(self, request: HelloRequest) -> HelloInfo | None:  # noqa: ARG002
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:
         if not self.address:
             return None
+        if request.sender is not None and request.sender_address:
+            self.gateway.expect(request.sender, request.sender_address)
         leader = leader_of(self)
         return HelloInfo(
             run_id=self.part.run_id,

@@ -2,14 +2,15 @@
 
 import asyncio
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import Checkpoints
+from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
+from decod.daemon.data_supply import DataSupply
 from decod.daemon.elsewhere import tell_elsewhere
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.export import export_model
@@ -33,8 +34,6 @@ from decod.errors import (
     NetworkError,
 )
 from decod.ids import RunId
-from decod.model.config import ModelConfig, require_same
-from decod.model.header import read_config, read_header
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
 
@@ -63,7 +62,6 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
     if data_dir is None:
         path = options.run_file.data.path
         data_dir = await unless_asked(in_thread(lambda: corpus_folder(path)))
-    # Sizes are checked now, every byte while torch loads.
     with Dataset.open(data_dir) as dataset:
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
@@ -77,17 +75,18 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         else:
             place = Place(founded(options, own, manifest, data_dir, checkpoint_dir))
         lives = Lives[Place](host, say, rejoins=options.node.rejoins)
-        verified: asyncio.Future[None] | None = None
+        checked: asyncio.Future[str] | None = None
 
         async def live(place: Place) -> Stop:
-            nonlocal verified
-            async with Node(options.node, place.part, host, say) as node:
+            nonlocal checked
+            async with Node(options.node, place.part, host, say) as node, DataSupply(node, dataset):
                 lives.begins(node)
-                verified = verified or in_thread(dataset.verify)
+                # While torch loads.
+                checked = checked or in_thread(lambda: check_shards(dataset))
                 if place.part.leader == own:
-                    stop = await _lead(node, options, verified)
+                    stop = await _lead(node, options, checked)
                 else:
-                    stop = await _follow(node, options, place.contacts, verified)
+                    stop = await _follow(node, options, place.contacts, checked)
                 others = join_string_of(node, others=True)
                 await lives.ended(node, stop, lambda: joining.seek(others, again=True))
             return stop
@@ -96,7 +95,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
 
 
 async def _follow(
-    node: Node, options: LeaderOptions, contacts: tuple[str, ...], verified: "asyncio.Future[None]"
+    node: Node, options: LeaderOptions, contacts: tuple[str, ...], checked: "asyncio.Future[str]"
 ) -> Stop:
     """Train as a further data node of a run, and lead it if elected."""
 
@@ -111,20 +110,14 @@ async def _follow(
         return await leading.run()
 
     node.commands["status"] = lambda _: full_status(node)
-    if not await node.unless_drained(_wait(verified)):
+    if not await node.unless_drained(_say_checked(node, checked)):
         return Stop(StopReason.DRAINED, "it had not begun to train")
     return await take_part(node, contacts, lead)
 
 
 def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
     """Return the run's manifest, and the checkpoint to go on from if there is to be one."""
-    run = options.run_file.run
-    manifest = Manifest(
-        run=run,
-        data_index_sha256=dataset.index_sha256,
-        data_vocab_size=dataset.vocab_size,
-        initial_weights=_weights_hash(options.init_dir, run.model),
-    )
+    manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
     if options.resume is None:
         return manifest, None
     folder, checkpoint = find_resumed(options.node.state_dir, manifest, options.resume, say)
@@ -135,32 +128,13 @@ def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manif
     return resumed, folder
 
 
-async def _wait(future: "asyncio.Future[None]") -> None:
-    await future
+async def _say_checked(node: Node, checked: "asyncio.Future[str]") -> None:
+    node.say(await checked)
 
-
-def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
-    """Return what stands in the manifest for the weights that a run starts from."""
-    if init_dir is None:
-        return "seed"
-    path = config = init_dir / "config.json"
-    if config.is_file():
-        require_same(model, read_config(init_dir, dtype=model.dtype), config)
-    digest = hashlib.sha256()
-    try:
-        for path in sorted([config, *init_dir.glob("*.safetensors")]):
-            if path.suffix == ".safetensors":
-                read_header(path)
-            with path.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-    except OSError as error:
-        raise ConfigError(
-            f"can't read {path}",
-            why=str(error),
-            fix="give --init a folder with config.json and model.safetensors",
-            code="E-CFG-043",
-        ) from error
-    return digest.hexdigest()
+    async def begin() -> None:
+        await _say_checked(node, checked)
+        await node.prepare()
+        await announce(node, (), leads=True)
 
 
 def _hand_out(node: Node, options: LeaderOptions) -> None:
@@ -175,19 +149,20 @@ def _hand_out(node: Node, options: LeaderOptions) -> None:
         write_join_string(options.join_path, node.join_string)
 
 
-async def _lead(node: Node, options: LeaderOptions, verified: "asyncio.Future[None]") -> Stop:
-    _hand_out(node, options)
-    last = node.part.manifest.run.stages.num_relay_stages
-    node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
+async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str]") -> Stop:
     leading = _Leading(node, options)
 
     async def begin() -> None:
-        await verified
-        await announce(node, (), leads=True)
+        await _say_checked(node, checked)
         await node.prepare()
+        await announce(node, (), leads=True)
 
     if not await node.unless_drained(begin()):
         return Stop(StopReason.DRAINED, "it had not begun to train")
+    # Nobody is asked to join before this node could train itself.
+    _hand_out(node, options)
+    last = node.part.manifest.run.stages.num_relay_stages
+    node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
     return await leading.run()
 
 
@@ -308,6 +283,8 @@ class _Leading:
         # What is learnt while the result is being kept would be lost.
         node.ending = True
         node.driver.post(CommitsHeld(held=True))
+        if node.supply is not None:
+            node.supply.give_up()
         try:
             await self._keep_result()
         except DecodError as error:

@@ -8,8 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from decod.config.schema import Manifest
+from decod.config.schema import MANIFEST_SIZE_MAX_BYTES, Manifest
 from decod.errors import DecodError
+from decod.files import read_beginning
 
 KEPT_MAX = 16
 """Files; the oldest goes first."""
@@ -41,7 +42,8 @@ class KnownManifests:
     def find(self, prefix: str) -> Manifest | None:
         """Return the manifest whose hash begins like this, if it has been kept."""
         try:
-            manifest = Manifest.from_json(self._path(prefix).read_text(encoding="utf-8"))
+            text = read_beginning(self._path(prefix), MANIFEST_SIZE_MAX_BYTES + 1)
+            manifest = Manifest.from_json(text)
         except (OSError, ValueError, DecodError):
             return None
         return manifest if manifest.sha256.startswith(prefix) else None

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.errors import MalformedMessageError
+from decod.files import read_beginning
 from decod.ids import RunId
 from decod.protocol.view import View
 from decod.wire import validate
@@ -17,6 +18,7 @@ KEPT_MAX = 16
 """Addresses; data nodes go first, for one of them leads as long as the run lives."""
 
 _FILE = "peers.json"
+_SIZE_MAX_BYTES = 64 * 1024
 
 
 class KnownPeers:
@@ -68,7 +70,7 @@ class KnownPeers:
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return a run's name and the addresses of its members; nothing if they can't be read."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(read_beginning(path, _SIZE_MAX_BYTES))
         found = [validate.address("address", each) for each in kept["addresses"][:KEPT_MAX]]
         return str(kept["name"]), tuple(found)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, MalformedMessageError):

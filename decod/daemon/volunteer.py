@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
-from decod.net.ask import ask_status
+from decod.net.ask import ask_status, hello
 from decod.net.dht_record import peer_name
+from decod.net.server import HelloRequest
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.view import Role
 
@@ -140,8 +142,10 @@ def _advertise_observed(node: Node, contact: Contact) -> None:
 
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
-    """Enter the DHT and publish where this node, and if it leads the leader, can be found."""
+    """Tell the leader of this node, enter the DHT, and publish there where this node is."""
     dht = node.dht
+    if not leads:
+        await _introduce(node)
     assert dht is not None
     if contacts:
         await dht.bootstrap(contacts)
@@ -149,6 +153,16 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
     await dht.publish(peer_name(node.identity.node_id), record, ttl_s=RECORD_TTL_S)
     if leads:
         await publish_leader(node)
+
+
+async def _introduce(node: Node) -> None:
+    """Tell the leader that this node gets ready, to hear of it if the run ends meanwhile."""
+    request = HelloRequest(
+        run_id=node.part.run_id, sender=node.identity.node_id, sender_address=node.address
+    )
+    with suppress(DecodError):
+        await hello(node.part.leader_address, request)
+        node.note("node.introduced", address=node.part.leader_address)
 
 
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
@@ -174,6 +188,8 @@ async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
         shown.show_last()
     if stop.reason is StopReason.DRAINED:
         node.say(f"left the run: {stop.detail}")
+    elif stop.reason is StopReason.FINISHED:
+        node.say(f"the run has ended: {stop.detail}")
     return stop
 
 

@@ -5,9 +5,13 @@ from pathlib import Path
 
 from decod.durable import replace_durably
 from decod.errors import DecodError, HardwareError
+from decod.files import read_beginning
 from decod.ids import RunId
 from decod.protocol.voter import NO_PROMISE, Promise
+from decod.texts import why_of
 from decod.wire import validate
+
+_SIZE_MAX_BYTES = 64 * 1024
 
 
 class VoteFile:
@@ -28,7 +32,7 @@ class VoteFile:
             HardwareError: There is one that can't be read: who votes without it may vote twice.
         """
         try:
-            fields = json.loads(self._path.read_text(encoding="utf-8"))
+            fields = json.loads(read_beginning(self._path, _SIZE_MAX_BYTES))
             term = validate.iteration("term", int(fields["term"]))
             return Promise(term, validate.node_id("candidate", fields["candidate"]))
         except FileNotFoundError:
@@ -36,7 +40,7 @@ class VoteFile:
         except (OSError, ValueError, KeyError, TypeError, RecursionError, DecodError) as error:
             raise HardwareError(
                 f"can't read {self._path}",
-                why=f"{error}: without it this node might vote twice for a leader",
+                why=f"{why_of(error)}: without it this node might vote twice for a leader",
                 fix="remove the file if this node has been out of the run for a minute",
                 code="E-HW-008",
             ) from error

@@ -28,6 +28,7 @@ from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import Piece, split_document
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import DataError
+from decod.files import open_lock
 
 DEFAULT_PATH = "default"
 """What a run file's data path says to get this corpus."""
@@ -158,7 +159,7 @@ def _prepare_at(folder: Path, library: Path, progress: OnProgress | None) -> Non
 @contextmanager
 def _locked(cache_dir: Path) -> Iterator[None]:
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / ".corpus.lock").open("wb") as file:
+    with open_lock(cache_dir / ".corpus.lock") as file:
         # The system lets go of the lock when the process that holds it ends, however it ends.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,22 +1,22 @@
-"""A prepared corpus, opened for reading: microbatches by id, in constant memory.
+"""A prepared corpus, opened for reading: microbatches by id, in bounded memory.
 
-Shards are mapped into memory, not read. Touching a page of a mapped file that has been truncated
-kills the process, so sizes are compared with the index before mapping; whoever changes a shard
-while it is in use is not protected from.
+Every byte is compared with the index before it is used, block by block: see `decod.data.blocks`.
 """
 
 import bisect
-import functools
 import hashlib
 import itertools
 import os
 import stat
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from decod.data.block import Block, BlockError
+from decod.data.blocks import Blocks, altered, missing_shard
 from decod.data.index import Index, ShardEntry, read_index
 from decod.data.order import count_windows, microbatch_windows
 from decod.data.params import BatchConfig
@@ -30,10 +30,6 @@ from decod.data.tokenizer import (
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 
-# Each mapping holds a file descriptor, of which a process often has only 1024.
-_MAPPED_SHARDS_MAX = 64
-_VERIFY_BLOCK_TOKENS = 2**22
-
 
 class Dataset:
     """Random access to the tokens of a corpus. Make one with `open`."""
@@ -44,11 +40,11 @@ class Dataset:
         self.index_sha256 = index.sha256
         """Stands for the whole corpus in the run's manifest."""
         self.num_tokens = index.num_tokens
+        self.num_bytes = index.num_tokens * index.item_size_bytes
         self.vocab_size = index.tokenizer.vocab_size
-        self._dtype = np.dtype(index.dtype).newbyteorder("<")
+        self.blocks = Blocks(folder, index)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in index.shards)]
         """Position in the corpus of every shard's first token, then the end."""
-        self._map = functools.lru_cache(maxsize=_MAPPED_SHARDS_MAX)(self._map_shard)
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> Self:
@@ -69,7 +65,7 @@ class Dataset:
             dataset.verify()
         return dataset
 
-    @functools.cached_property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the corpus.
 
@@ -82,7 +78,7 @@ class Dataset:
             path = self.folder / TOKENIZER_FILE
             content = read_tokenizer_file(path)
             if hashlib.sha256(content).hexdigest() != entry.sha256:
-                raise _altered(path)
+                raise altered(path)
             tokenizer = FileTokenizer(content, eos=entry.eos_id, name=str(path))
         if (tokenizer.sha256, tokenizer.vocab_size) != (entry.sha256, entry.vocab_size):
             raise DataError(
@@ -97,6 +93,23 @@ class Dataset:
         """Return how many sequences an epoch has."""
         return count_windows(self.num_tokens, sequence_length=sequence_length)
 
+    def require_batch(self, batch: BatchConfig) -> None:
+        """Refuse a batch that the corpus can't fill.
+
+        Raises:
+            DataError: One iteration takes more sequences than there are.
+        """
+        num_windows = self.num_windows(batch.sequence_length)
+        needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
+        if num_windows < needed:
+            raise DataError(
+                f"the corpus {self.folder} has {self.num_tokens} tokens, which is {num_windows} "
+                f"sequences, and one iteration takes {needed}",
+                why="a step would train on the same text several times",
+                fix="prepare more text, or lower batch.sequence_length or batch.num_microbatches",
+                code="E-DAT-024",
+            )
+
     def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.int64]:
         """Return the tokens of a microbatch; see `decod.data.order` for which they are.
 
@@ -110,35 +123,54 @@ class Dataset:
             the last, targets all but the first.
 
         Raises:
+            BlockError: Blocks that hold some of them are bad.
             ConfigError: The run has no such microbatch.
             DataError: The corpus is too short, or a token is outside the vocabulary.
         """
         windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)
         tokens = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
+        problems: dict[Block, DataError] = {}
         for row, window in zip(tokens, windows, strict=True):
-            self._read_into(row, window * batch.sequence_length)
+            self._read_into(row, window * batch.sequence_length, problems)
+        if problems:
+            raise BlockError(problems)
+        self.blocks.forget_given()
         return tokens
 
-    def verify(self) -> None:
-        """Read every file and compare it with the index.
+    def give(self, block: Block, content: bytes) -> None:
+        """Take in a block from elsewhere, for the next microbatch; raises as `Blocks.check`."""
+        self.blocks.give(block, content)
+
+    def verify(self, *, size_max_bytes: int | None = None) -> int:
+        """Read blocks and compare them with the index; return how many bytes that were.
+
+        Args:
+            size_max_bytes: A larger corpus is looked at in as many places as this allows, evenly
+                spread. None reads all of it.
 
         Raises:
             DataError: A file was altered or a token is outside the vocabulary.
         """
-        for shard_index, shard in enumerate(self.index.shards):
-            tokens = self._map(shard_index)
-            digest = hashlib.sha256()
-            for first in range(0, shard.num_tokens, _VERIFY_BLOCK_TOKENS):
-                block = tokens[first : first + _VERIFY_BLOCK_TOKENS]
-                self._check_vocab(block, shard, first)
-                digest.update(block.data)
-            if digest.hexdigest() != shard.sha256:
-                raise _altered(self.folder / shard.file)
         _ = self.tokenizer
+        step = 1 if size_max_bytes is None else max(1, -(-self.num_bytes // size_max_bytes))
+        num_bytes, seen = 0, itertools.count()
+        for shard_index, shard in enumerate(self.index.shards):
+            digest = hashlib.sha256()
+            for offset in range(0, shard.num_bytes, self.index.block_bytes):
+                if next(seen) % step:
+                    continue
+                block = self.index.block_at(shard_index, offset)
+                content = self.blocks.read(block)
+                self.blocks.check(block, content)
+                digest.update(content)
+                num_bytes += len(content)
+            if step == 1 and digest.hexdigest() != shard.sha256:
+                raise altered(self.folder / shard.file)
+        return num_bytes
 
     def close(self) -> None:
-        """Unmap the shards. The dataset cannot be used any more."""
-        self._map.cache_clear()
+        """Give the memory back."""
+        self.blocks.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -146,65 +178,32 @@ class Dataset:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _read_into(self, row: npt.NDArray[np.int64], position: int) -> None:
-        """Fill `row`, (T,), with the tokens from `position` on, across shards."""
-        done = 0
+    def _read_into(
+        self, row: npt.NDArray[np.int64], position: int, problems: dict[Block, DataError]
+    ) -> None:
+        """Fill `row`, (T,), with the tokens from `position` on, across blocks and shards."""
+        done, item_size_bytes = 0, self.index.item_size_bytes
         while done < len(row):
             shard_index = bisect.bisect_right(self._starts, position + done) - 1
-            first = position + done - self._starts[shard_index]
-            part = self._map(shard_index)[first : first + len(row) - done]
-            self._check_vocab(part, self.index.shards[shard_index], first)
-            row[done : done + len(part)] = part
-            done += len(part)
-
-    def _map_shard(self, shard_index: int) -> "npt.NDArray[np.uint16 | np.uint32]":
-        shard = self.index.shards[shard_index]
-        path = self.folder / shard.file
-        # Sizes were checked when the dataset was opened, but that may be days ago.
-        _check_size(path, shard)
-        return np.memmap(path, self._dtype, mode="r", shape=(shard.num_tokens,))
-
-    def _check_vocab(
-        self, tokens: "npt.NDArray[np.uint16 | np.uint32]", shard: ShardEntry, first: int
-    ) -> None:
-        if int(tokens.max()) < self.vocab_size:
-            return
-        offset = int(np.argmax(tokens >= self.vocab_size))
-        raise DataError(
-            f"{self.folder / shard.file} holds token {int(tokens[offset])} at offset "
-            f"{first + offset}, but the vocabulary has {self.vocab_size}",
-            why="the shard is damaged or was not made by `decod data prepare`",
-            fix="copy the shard again from its source or prepare the corpus again",
-            code="E-DAT-023",
-        )
+            offset = (position + done - self._starts[shard_index]) * item_size_bytes
+            block = self.index.block_at(shard_index, offset)
+            start = (offset - block.offset) // item_size_bytes
+            num = min(len(row) - done, block.num_bytes // item_size_bytes - start)
+            try:
+                row[done : done + num] = self.blocks.tokens(block)[start : start + num]
+            except BlockError as error:
+                problems[block] = error
+            done += num
 
 
 def _check_size(path: Path, shard: ShardEntry) -> None:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise _wrong_size(path, f"it cannot be opened ({error.strerror})") from error
+        raise missing_shard(path, f"it cannot be opened ({error.strerror})") from error
     if not stat.S_ISREG(status.st_mode):
-        raise _wrong_size(path, "it is not a file")
+        raise missing_shard(path, "it is not a file")
     if status.st_size != shard.num_bytes:
-        raise _wrong_size(
+        raise missing_shard(
             path, f"it has {status.st_size} bytes where the index says {shard.num_bytes}"
         )
-
-
-def _wrong_size(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"shard {path} is missing or cut off",
-        why=reason,
-        fix="copy it again from its source or prepare the corpus again",
-        code="E-DAT-021",
-    )
-
-
-def _altered(path: Path) -> DataError:
-    return DataError(
-        f"{path} was altered",
-        why="its SHA-256 is not the one in the index",
-        fix="copy it again from its source or prepare the corpus again",
-        code="E-DAT-022",
-    )

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.data.index import (
+    BLOCK_BYTES,
     FORMAT_VERSION,
     INDEX_FILE,
     NUM_SHARDS_MAX,
@@ -133,6 +134,26 @@ def write_corpus(
     return index
 
 
+class _BlockHashes:
+    """Hashes a stream of bytes block by block."""
+
+    def __init__(self) -> None:
+        self._done: list[str] = []
+        self._open = bytearray()
+
+    def update(self, content: bytes) -> None:
+        self._open += content
+        while len(self._open) >= BLOCK_BYTES:
+            self._done.append(hashlib.sha256(self._open[:BLOCK_BYTES]).hexdigest())
+            del self._open[:BLOCK_BYTES]
+
+    def finish(self) -> str:
+        """Return the digests of all blocks, the last and maybe shorter one too, in one text."""
+        if self._open:
+            self._done.append(hashlib.sha256(self._open).hexdigest())
+        return "".join(self._done)
+
+
 class ShardWriter:
     """Cuts a stream of token ids into shard files with hashes."""
 
@@ -142,7 +163,7 @@ class ShardWriter:
         self._shard_tokens = shard_tokens
         self._done: list[ShardEntry] = []
         self._file: BinaryIO | None = None
-        self._hash = hashlib.sha256()
+        self._hash, self._block_hashes = hashlib.sha256(), _BlockHashes()
         self._num_tokens = 0
         """In the open shard."""
 
@@ -156,6 +177,7 @@ class ShardWriter:
                 self._file = self._open_next()
             self._file.write(content)
             self._hash.update(content)
+            self._block_hashes.update(content)
             self._num_tokens += now.size
             if self._num_tokens == self._shard_tokens:
                 self._finish_shard()
@@ -193,9 +215,10 @@ class ShardWriter:
                 num_tokens=self._num_tokens,
                 num_bytes=self._num_tokens * self._dtype.itemsize,
                 sha256=self._hash.hexdigest(),
+                block_sha256=self._block_hashes.finish(),
             )
         )
-        self._hash = hashlib.sha256()
+        self._hash, self._block_hashes = hashlib.sha256(), _BlockHashes()
         self._num_tokens = 0
 
 
@@ -242,6 +265,7 @@ def _build(
         ),
         dtype=dtype,
         num_tokens=sum(shard.num_tokens for shard in shards),
+        block_bytes=BLOCK_BYTES,
         shards=shards,
     )
 

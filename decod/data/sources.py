@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, cast
 import zstandard
 from typing_extensions import override
 
-from decod.errors import DataError
+from decod.errors import DataError, install_hint
 
 PIECE_SIZE_MAX_CHARS = 2**18
 """Bounds what a tokenizer works on at a time: some need a hundred times the text's memory."""
@@ -230,7 +230,7 @@ class _Reader:
             raise DataError(
                 f"{self.path} needs the Python package `pyarrow`",
                 why="it reads Parquet files and is not installed",
-                fix="pip install pyarrow",
+                fix=install_hint("parquet"),
                 code="E-DAT-014",
             ) from error
         row = 0

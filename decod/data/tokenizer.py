@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from decod.errors import DataError
+from decod.errors import DataError, install_hint
+from decod.files import read_beginning
 
 if TYPE_CHECKING:
     import tokenizers
@@ -163,8 +164,7 @@ def read_tokenizer_file(path: Path) -> bytes:
     try:
         if not is_file(path):
             raise _unusable(str(path), "there is no such file")
-        with path.open("rb") as file:
-            content = file.read(_FILE_SIZE_MAX_BYTES + 1)
+        content = read_beginning(path, _FILE_SIZE_MAX_BYTES + 1)
     except OSError as error:
         raise _unusable(str(path), f"it cannot be read ({error.strerror})") from error
     if len(content) > _FILE_SIZE_MAX_BYTES:
@@ -187,7 +187,7 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
         raise DataError(
             f"{name} needs the Python package `tokenizers`",
             why="it is not installed",
-            fix="pip install tokenizers, or use --tokenizer bytes",
+            fix=f"{install_hint()}, or use --tokenizer bytes",
             code="E-DAT-014",
         ) from error
     try:

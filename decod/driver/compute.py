@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from decod.data.block import Block
 from decod.driver.arena import Arena, Region
 from decod.protocol.patience import Patience
 from decod.stopwatch import Stopwatch
@@ -49,10 +50,12 @@ class JobError(Exception):
 
     Attributes:
         error: `code`, `what`, `why` and `fix`, as the compute process said them.
+        blocks: Of the data, that it could not read.
     """
 
-    def __init__(self, error: dict[str, str]) -> None:
+    def __init__(self, error: dict[str, str], blocks: Sequence[Block] = ()) -> None:
         self.error = error
+        self.blocks = tuple(blocks)
         super().__init__("{code} {what}: {why}".format_map(error))
 
 
@@ -69,6 +72,24 @@ class _Waiting:
     num_bytes: int
     """Of the tensors that it reads and writes in the arena."""
     future: asyncio.Future[Reply]
+
+
+class Compute(Protocol):
+    """What takes jobs: a compute process, or something before one."""
+
+    @property
+    def ended(self) -> asyncio.Future[str]:
+        """Why it takes no more, once it does not."""
+
+    def submit(
+        self,
+        kind: str,
+        fields: dict[str, Any] | None = None,
+        *,
+        inputs: tuple[Region, ...] = (),
+        outputs: tuple[Region, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
 
 
 class ComputeProcess:
@@ -125,7 +146,9 @@ class ComputeProcess:
         log: int | None = None
         try:
             if log_path is not None:
-                log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                # A pipe that nobody reads is refused, instead of being waited for.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+                log = os.open(log_path, flags, 0o600)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *arguments,
@@ -244,7 +267,8 @@ class ComputeProcess:
                 dict(reply["result"]), float(reply["seconds"]), float(reply["copy_seconds"])
             )
         else:
-            outcome = JobError({key: str(reply["error"][key]) for key in _ERROR_FIELDS})
+            error = {key: str(reply["error"][key]) for key in _ERROR_FIELDS}
+            outcome = JobError(error, [Block(*block) for block in reply.get("blocks", ())])
         # A line that it could not read is answered with job -1.
         if reply["job"] not in (self._waiting[0].id, -1):
             raise ValueError("a reply to another job than the oldest")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from decod.driver.arena import Arena, Region
-from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
 from decod.driver.requests import STOPPED, Requests, taken
@@ -27,6 +27,7 @@ from decod.protocol.node import NodeMachine
 from decod.protocol.view import Member
 from decod.protocol.voter import Promise
 from decod.protocol.way_messages import Way
+from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class NodeDriver:
     def __init__(
         self,
         machine: NodeMachine,
-        compute: ComputeProcess,
+        compute: Compute,
         arena: Arena,
         sizes: Sizes,
         *,
@@ -433,7 +434,7 @@ class NodeDriver:
         except (JobError, ComputeDiedError) as error:
             if region is not None:
                 self.arena.free(region)
-            return str(error)[:200]
+            return clip(str(error), 200)
         manifest = manifest_of(reply.result)
         self._lent[id(region.view)] = region
         copied = region

@@ -9,6 +9,7 @@ from decod.ids import NodeId
 from decod.protocol import effects as fx
 from decod.protocol import events as ev
 from decod.protocol.era import Kept
+from decod.texts import clip
 from decod.train.checkpoint.description import Chunk, parse_description
 from decod.train.checkpoint.transfer import StateSink, Transfer
 
@@ -163,7 +164,7 @@ async def fetched_state(
             text = await transport.fetch_state(others, sink)
             _tell(receiver, receiver.transfer)
     except Exception as error:  # noqa: BLE001 - whatever donors did, the machine is told.
-        reason = str(error)[:200] or type(error).__name__
+        reason = clip(str(error), 200) or type(error).__name__
     finally:
         shown.cancel()
         if copy is not None:

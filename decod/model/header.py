@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import DataError
+from decod.files import open_ordinary, read_beginning
 from decod.model.config import ModelConfig, ModelDtype
 from decod.model.hf import config_from_hf
 from decod.strict_json import unique
+from decod.texts import why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20
 """A sharded index of a very large model has a few megabytes; more is not a JSON file of ours."""
@@ -38,11 +40,11 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: The file can't be read, is too large, or holds anything but one JSON object.
     """
     try:
-        if path.stat().st_size > _JSON_SIZE_MAX_BYTES:
-            raise unreadable(path, "it is too large to be a JSON description")
-        text = path.read_bytes()
+        text = read_beginning(path, _JSON_SIZE_MAX_BYTES + 1)
     except OSError as error:
-        raise unreadable(path, str(error)) from error
+        raise unreadable(path, why_of(error)) from error
+    if len(text) > _JSON_SIZE_MAX_BYTES:
+        raise unreadable(path, "it is too large to be a JSON description")
     return _parse(path, text)
 
 
@@ -55,13 +57,13 @@ def read_header(path: Path) -> dict[str, Any]:
         DataError: The file can't be read or is cut, or a name stands twice in it.
     """
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             size_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size_bytes > _HEADER_SIZE_MAX_BYTES:
                 raise unreadable(path, f"its header would have {size_bytes} bytes")
             text = file.read(size_bytes)
     except OSError as error:
-        raise unreadable(path, str(error)) from error
+        raise unreadable(path, why_of(error)) from error
     if len(text) < size_bytes:
         raise unreadable(path, "it ends within its header")
     return _parse(path, text)

@@ -3,22 +3,16 @@
 import grpc
 import grpc.aio
 
-from decod.errors import DecodError, NetworkError, RejectedError
+from decod.errors import NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import split_address
+from decod.net.failure import failed_call, other_run
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
-
-_CLOSED = "Socket closed"
-"""How gRPC says that a connection ended before it could be used."""
-
-
-class UnansweredError(NetworkError):
-    """Somebody may be there, but does not answer in time: it may do so later."""
 
 
 async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
@@ -106,37 +100,6 @@ def _checked_info(
     )
 
 
-def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
-    """Returns the error for a call that nobody answered, or that was refused."""
-    if error.details() == channel.OTHER_RUN:
-        return _other_run(address)
-    details = (error.details() or "no details").splitlines()[0]
-    what, code = f"no answer from {address}", "E-NET-003"
-    if details.endswith(_CLOSED):
-        return UnansweredError(
-            what,
-            why="somebody listens there, but closes new connections, as a node does that has many",
-            fix="try again in a minute, or with the address of another node",
-            code=code,
-        )
-    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    return (UnansweredError if late else NetworkError)(
-        what,
-        why=f"{error.code().name.lower()}: {details[:120]}",
-        fix="check the address, that the node there runs, and that its TCP port is open",
-        code=code,
-    )
-
-
-def _other_run(address: str) -> RejectedError:
-    return RejectedError(
-        f"{address} belongs to another run",
-        why="the node there refuses calls of this one",
-        fix="ask a node of this run",
-        code="E-REJ-003",
-    )
-
-
 async def ask_status(
     address: str, run_id: RunId, sender: NodeId, *, timeout_s: float, limits: Limits = LIMITS
 ) -> str:
@@ -163,7 +126,7 @@ async def ask_status(
             raise failed_call(address, error) from error
     text = codec.parse(state_pb2.ReadStatusResponse, data).status_json
     if not text:
-        raise _other_run(address)
+        raise other_run(address)
     if len(text) > limits.state_manifest_size_max_bytes:
         allowed = f"at most {limits.state_manifest_size_max_bytes} characters"
         raise validate.malformed("status_json", f"{len(text)} characters", allowed=allowed)

@@ -26,6 +26,7 @@ import grpc.aio
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.net import channel
+from decod.net.failure import reason_of
 from decod.net.limits import LIMITS, Limits
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
@@ -522,9 +523,8 @@ class PeerClient:
                     or delay_s is None
                     or num_refused > self._limits.refused_retries_max
                 ):
-                    code = error.code().name.lower()
                     fault = faults.get(error.code(), Fault.NONE)
-                    raise _FailedError(f"{code}: {details}"[:200], fault) from None
+                    raise _FailedError(reason_of(error), fault) from None
                 await asyncio.sleep(delay_s)
             except _CutOffError:
                 if delay_s is None:

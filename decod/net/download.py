@@ -24,10 +24,11 @@ import grpc.aio
 from decod.errors import DecodError, MalformedMessageError, NetworkError
 from decod.ids import NodeId
 from decod.net import channel
-from decod.net.ask import failed_call
 from decod.net.assembly import Assembly, Run
 from decod.net.donor import StateRequest
+from decod.net.failure import failed_call
 from decod.net.limits import LIMITS, Limits
+from decod.texts import clip
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -466,4 +467,4 @@ def _matches(piece: memoryview | bytes | bytearray, chunk: Chunk) -> bool:
 
 def _text(error: DecodError) -> str:
     text = error.why if isinstance(error, NetworkError) else str(error)
-    return text[:200]
+    return clip(text, 200)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decod.errors import ConfigError
+from decod.files import open_ordinary
 from decod.ids import NodeId
 
 KEY_FILE = "identity.key"
@@ -84,9 +85,9 @@ def name_of(node_id: NodeId) -> str:
 
 def _read_key(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            key = file.read(_KEY_SIZE_BYTES + 1)
+        with open_ordinary(path) as descriptor:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            key = os.read(descriptor, _KEY_SIZE_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:

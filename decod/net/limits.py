@@ -98,6 +98,9 @@ class Limits:
     run_of_chunks_s: float = 2.0
     """How long a donor may take for the chunks that it is asked for at once, as it did so far."""
 
+    blocks_read_max: int = 4
+    """Blocks of the prepared data that are read for peers at a time."""
+
     queue_length_max: int = 8192
     """Messages, and tensors, that wait for one peer. What comes then fails at once."""
 

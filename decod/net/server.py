@@ -29,6 +29,7 @@ from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import join_address
+from decod.net.block import BlockGiver
 from decod.net.calls import Calls, next_message
 from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
@@ -161,6 +162,7 @@ class PeerServer:
         self._reader: ThreadPoolExecutor | None = None
         """Reads large messages, one at a time."""
         self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
+        self.blocks = BlockGiver(run_id, self._door.blame, limits)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, and returns the port (0 chooses a free one).
@@ -213,6 +215,7 @@ class PeerServer:
         for name, method in (
             ("Describe", self.donor.describe),
             ("Release", self.donor.release),
+            ("ReadBlock", self.blocks.give),
             ("ReadStatus", self._read_status),
         ):
             answer = calls.once(method, size_max_bytes=question)

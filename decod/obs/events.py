@@ -39,6 +39,7 @@ _SPECS = (
     # Life of a node; noted by the daemon.
     EventSpec("node.started", "{node_id} listens on {address}"),
     EventSpec("node.stopped", "node stopped: {reason}"),
+    EventSpec("node.introduced", "the leader at {address} knows that this node gets ready", _D),
     EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
     EventSpec(
         "node.reconnecting", "out of the run ({reason}): looking for it again in {pause_s} s", _D
@@ -74,6 +75,13 @@ _SPECS = (
         "checkpoint.damaged", "checkpoint of iteration {iteration} is not used: {reason}", _W
     ),
     EventSpec("checkpoint.failed", "CHECKPOINT FAILED at iteration {iteration}: {reason}", _E),
+    EventSpec(
+        "data.damaged",
+        "DATA DAMAGED: {path}: {reason} ({num_blocks} bad blocks so far)",
+        _W,
+    ),
+    EventSpec("data.restored", "bytes {first} to {last} of {path} are taken from {source}"),
+    EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),

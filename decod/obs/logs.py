@@ -6,6 +6,7 @@ closed terminal loses records, counts them, and nothing more. A warning that com
 is shown now and then, with its count.
 """
 
+import errno
 import json
 import logging
 import logging.handlers
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from typing_extensions import override
 
@@ -128,7 +129,17 @@ class _FileHandler(_CountingHandler, logging.handlers.RotatingFileHandler):
     pass
 
 
-class _TerminalHandler(_CountingHandler, logging.StreamHandler[TextIO]):
+class Terminal(Protocol):
+    """What the text log is written to."""
+
+    def write(self, text: str, /) -> object:
+        """Take a text."""
+
+    def flush(self) -> object:
+        """Whatever was taken is to be seen."""
+
+
+class _TerminalHandler(_CountingHandler, logging.StreamHandler[Terminal]):
     pass
 
 
@@ -137,7 +148,7 @@ def set_up_logs(
     file: Path | None,
     terminal_level: int = logging.INFO,
     context: LogContext | None = None,
-    terminal: TextIO | None = None,
+    terminal: Terminal | None = None,
 ) -> logging.Logger:
     """Directs records to a file and the terminal; calling it again replaces both.
 
@@ -161,6 +172,7 @@ def set_up_logs(
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_pipe(file)
             handler = _FileHandler(
                 file, maxBytes=LOG_SIZE_MAX_BYTES, backupCount=NUM_OLD_LOGS, encoding="utf-8"
             )
@@ -180,6 +192,12 @@ def set_up_logs(
     text.addFilter(throttle)
     logger.addHandler(text)
     return logger
+
+
+def _refuse_pipe(path: Path) -> None:
+    """Raise OSError rather than wait for somebody to read what is logged."""
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, f"{path.name} is no ordinary file")
 
 
 def close_logs() -> None:

@@ -2,6 +2,8 @@
 
 import unicodedata
 
+from decod.texts import clip
+
 TEXT_MAX_CHARACTERS = 200
 """Of one string from a peer; a name or a reason is shorter."""
 
@@ -20,8 +22,7 @@ def clean_text(value: object, *, limit: int = TEXT_MAX_CHARACTERS) -> str:
         text = str(value)
     except Exception:  # noqa: BLE001 - a foreign __str__ must not end whoever logs.
         return f"<{type(value).__name__}>"
-    if len(text) > limit:
-        text = text[: limit - 3] + "..."
+    text = clip(text, limit)
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from decod.errors import ConfigError
+from decod.errors import ConfigError, install_hint
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, Link, Objective, Route, broken_rules
 
@@ -270,7 +270,7 @@ def _import_solver() -> Any:
         raise ConfigError(
             "highspy is not installed",
             why="the exact routing is found by this solver",
-            fix='pip install "decod[plan]"',
+            fix=install_hint(),
             code="E-CFG-060",
         ) from None
     return highspy

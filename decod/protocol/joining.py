@@ -198,6 +198,8 @@ class Joining:
     def refused(self, now_s: float, message: Refuse) -> list[Effect]:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
+        if message.over:
+            return [Stop(StopReason.FINISHED, detail)]
         if not message.again_s:
             return [Stop(StopReason.REFUSED, detail)]
         if self._refused_until_s is None:

@@ -377,9 +377,9 @@ class Leader:
             return []
         self.state, self._pace.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
         opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
-        waiting = [
-            Send(node, Refuse(reason)) for node in self.admission.candidates if node != self.node_id
-        ]
+        # Without a quorum the others may go on, led by somebody else.
+        word = Refuse(reason, over=not self.electorate.lacking)
+        waiting = [Send(node, word) for node in self.admission.candidates if node != self.node_id]
         self._last = Abort(self.round, opening, reason[:200])
         return [*waiting, Send(self.node_id, self._last)]
 

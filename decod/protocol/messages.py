@@ -66,6 +66,8 @@ class Refuse:
     reason: str
     again_s: float = 0.0
     """After so long the reason has passed, or may have: ask again until then. 0: never."""
+    over: bool = False
+    """The run has ended, for everybody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,10 +143,10 @@ class Standing:
         return effects
 
     def dismissed(self) -> Effect:
-        """The run goes on without this node."""
+        """This node is in the view no more. Whether anybody trains without it, it can't know."""
         if self.draining:
             return self.ended(Stop(StopReason.REMOVED, "finished what it held, and left"))
-        return Stop(StopReason.REMOVED, "the run goes on without this node")
+        return Stop(StopReason.REMOVED, "the leader counts this node as lost")
 
     def ended(self, stop: Stop) -> Stop:
         """Return how this node's end is told: who wants to leave has not been lost."""

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decod.data.block import Block
 from decod.data.params import BatchConfig
 from decod.errors import DataError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
@@ -19,6 +20,10 @@ class TokenSource(Protocol):
         self, mb: MicrobatchId, batch: BatchConfig, seed: int
     ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
         """Return (B, T + 1) token ids: a pure function of the arguments."""
+        ...
+
+    def give(self, block: Block, content: bytes) -> None:
+        """Take in a block that could not be read; it is checked like any other."""
         ...
 
 

@@ -264,7 +264,7 @@ BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
         },
     ),
-    "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION}),
+    "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION, "over": f.BOOLEAN}),
     "prepared": f.Struct(
         m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ROUND}
     ),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Hashable
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
+from decod.texts import clip
 
 ITERATION_MAX = 2**48
 COUNT_MAX = 2**31 - 1
@@ -115,7 +116,7 @@ reason = printable(REASON_LENGTH_MAX)
 
 def clip_reason(text: str) -> str:
     """Returns what of `text` may travel as a reason: one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else " " for c in text[:REASON_LENGTH_MAX])
+    line = "".join(c if c.isprintable() else " " for c in clip(text, REASON_LENGTH_MAX))
     return line.strip()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decod.data.block import Block, BlockError
 from decod.errors import DecodError, HardwareError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.folder import write_folder
@@ -132,6 +133,7 @@ class JobRunner:
             "mix": self._mix,
             "initial": self._initial,
             "export": self._export,
+            "give_block": self._give_block,
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
@@ -248,6 +250,17 @@ class JobRunner:
     def _embed_backward(self, job: Job) -> Result:
         job.expect(1, 0)
         self._ready.embed_backward(job.microbatch(), self._activation(job.inputs[0]))
+        return {}
+
+    def _give_block(self, job: Job) -> Result:
+        """Take in a block of the data whose file on this host is bad."""
+        job.expect(1, 0)
+        if self._ready.tokens is None:
+            raise malformed("a block of data for a node without data")
+        region = job.inputs[0]
+        content = self._arena.tensor(region, torch.uint8, (region.num_bytes,)).numpy().tobytes()
+        block = Block(job.number("shard_index"), job.number("offset"), region.num_bytes)
+        self._ready.tokens.give(block, content)
         return {}
 
     # Iterations
@@ -391,4 +404,10 @@ class JobRunner:
 def error_reply(job_id: object, error: DecodError) -> Result:
     """Return the reply that reports a failed job."""
     fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
-    return {"job": job_id if type(job_id) is int else -1, "ok": False, "error": fields}
+    blocks = error.blocks if isinstance(error, BlockError) else ()
+    return {
+        "job": job_id if type(job_id) is int else -1,
+        "ok": False,
+        "error": fields,
+        "blocks": [[block.shard_index, block.offset, block.num_bytes] for block in blocks],
+    }

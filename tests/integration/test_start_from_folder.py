@@ -116,4 +116,4 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, corpus: Path) -> 
     cluster = Cluster(tmp_path / "cluster", make_run(), corpus)
     arguments = ("--listen", "127.0.0.1:0", "--state-dir", tmp_path / "state")
     result = run_decod("leader", cluster.run_file, "--init", tmp_path / "absent", *arguments)
-    assert_refused(result, exit_code=3, holds=[str(tmp_path / "absent")])
+    assert_refused(result, exit_code=9, holds=[str(tmp_path / "absent")])

@@ -68,6 +68,7 @@ def control_messages() -> list[m.Message]:
         m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
         m.Assign(1, -1, "it lacks nodes", begun=True),
         m.Refuse("full", again_s=2.0),
+        m.Refuse("the run is over", over=True),
         m.Prepared(1, "0" * 64),
         Follow(1, 1, "h:1"),
         Followed(1, 1, ROUND, "busy"),

@@ -6,15 +6,10 @@ They are apart from the store so that a test can end the world between any two o
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _PIECE_BYTES = 4 << 20
 """Written, read and hashed at a time."""
-
-
-class NotOrdinaryError(OSError):
-    """A symlink, pipe or other thing stands where a file or folder of ours should be."""
 
 
 class Files:
@@ -59,23 +54,6 @@ def pieces(data: memoryview) -> Iterator[memoryview]:
     """Yield a buffer piece by piece."""
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
-
-
-@contextmanager
-def open_plain(path: Path) -> Iterator[int]:
-    """Open a file for reading that is a file, and no symlink to one or pipe.
-
-    Raises:
-        OSError: It can't be opened or read.
-    """
-    # Without O_NONBLOCK a pipe would wait for a writer for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotOrdinaryError(f"{path.name} is no ordinary file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import CheckpointError
+from decod.files import open_ordinary
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -30,7 +31,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import parse_entries
-from decod.train.checkpoint.files import Files, is_plain_folder, open_plain, read_exactly
+from decod.train.checkpoint.files import Files, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -100,7 +101,7 @@ class KeptState:
         """
         chunk, start = self.places[offset]
         try:
-            with open_plain(self.path) as descriptor:
+            with open_ordinary(self.path, follow_links=False) as descriptor:
                 piece = os.pread(descriptor, chunk.num_bytes, start)
         except OSError as error:
             raise _unreadable(self.path, error.strerror or str(error)) from error
@@ -243,7 +244,7 @@ def _read(folder: Path, stage_index: int) -> KeptState | None:
     try:
         if not is_plain_folder(folder):
             return None
-        with open_plain(folder / _MANIFEST) as descriptor:
+        with open_ordinary(folder / _MANIFEST, follow_links=False) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes > MANIFEST_SIZE_MAX_BYTES:
                 return None
@@ -279,7 +280,7 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
     entries = manifest.stages[stage_index]
     path, digests = checkpoint.folder / stage_file(stage_index), list[str]()
     try:
-        with open_plain(path) as descriptor:
+        with open_ordinary(path, follow_links=False) as descriptor:
             os.lseek(descriptor, len(file_header(entries)), os.SEEK_SET)
             for entry in entries:
                 pieces = (b"".join(read_exactly(descriptor, size)) for _, size in cut(entry))
@@ -299,7 +300,7 @@ def _examined(state: KeptState) -> KeptState:
     entries = packed(state.description.entries)
     header, right = file_header(entries), dict[int, tuple[Chunk, int]]()
     try:
-        with open_plain(state.path) as descriptor:
+        with open_ordinary(state.path, follow_links=False) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             framed = size_bytes == file_size_bytes(entries)
             framed = framed and os.pread(descriptor, len(header), 0) == header

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decod.errors import CheckpointError
+from decod.files import open_ordinary
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import Files, is_plain_folder, open_plain, read_exactly
+from decod.train.checkpoint.files import Files, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -221,7 +222,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             missing = not os.path.lexists(folder)
             problem = "it is not there" if missing else "it is no folder, or a symlink to one"
             return Checkpoint(folder, iteration, None, problem)
-        with open_plain(folder / _MANIFEST) as descriptor:
+        with open_ordinary(folder / _MANIFEST, follow_links=False) as descriptor:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes > MANIFEST_SIZE_MAX_BYTES:
                 return Checkpoint(folder, iteration, None, f"manifest.json has {size_bytes} bytes")
@@ -265,7 +266,7 @@ def _harmless(path: Path) -> bool:
 
 def _stage_problems(path: Path, entries: tuple[TensorEntry, ...]) -> list[str]:
     header = file_header(entries)
-    with open_plain(path) as descriptor:
+    with open_ordinary(path, follow_links=False) as descriptor:
         found_bytes, expected_bytes = os.fstat(descriptor).st_size, file_size_bytes(entries)
         if found_bytes != expected_bytes:
             return [f"it has {found_bytes} bytes, not {expected_bytes}"]
@@ -311,7 +312,7 @@ def read_tensors(
             continue
         path, start = checkpoint.folder / stage_file(index), len(file_header(entries))
         try:
-            with open_plain(path) as descriptor:
+            with open_ordinary(path, follow_links=False) as descriptor:
                 for entry in chosen:
                     os.lseek(descriptor, start + entry.offset, os.SEEK_SET)
                     found.append(replace(entry, offset=len(blob)))

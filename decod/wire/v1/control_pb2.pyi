@@ -368,12 +368,14 @@ class Assign(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., view_term: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Refuse(_message.Message):
-    __slots__ = ("reason", "again_s")
+    __slots__ = ("reason", "again_s", "over")
     REASON_FIELD_NUMBER: _ClassVar[int]
     AGAIN_S_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     reason: str
     again_s: float
-    def __init__(self, reason: _Optional[str] = ..., again_s: _Optional[float] = ...) -> None: ...
+    over: bool
+    def __init__(self, reason: _Optional[str] = ..., again_s: _Optional[float] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("stage_index", "parameter_hash", "held")

@@ -72,6 +72,28 @@ class ReleaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReadBlockRequest(_message.Message):
+    __slots__ = ("run_id", "sender_id", "shard_index", "offset_bytes", "size_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    sender_id: str
+    shard_index: int
+    offset_bytes: int
+    size_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., shard_index: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadBlockResponse(_message.Message):
+    __slots__ = ("data", "refusal")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    refusal: str
+    def __init__(self, data: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class ReadStatusRequest(_message.Message):
     __slots__ = ("run_id", "sender_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -1,5 +1,6 @@
 """The command line's frame: exit codes, one line per error, nothing imported needlessly."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from decod import __version__
 from decod.cli import errors
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import state_dir_option
+from decod.daemon.folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
 from decod.signals import LEAVE_SIGNALS
 
@@ -32,6 +34,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExcepti
 
     monkeypatch.setattr(cli, "get_command", lambda ctx, name: demo)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return box
 
 
@@ -105,7 +108,8 @@ def test_an_unexpected_error_on_a_full_disk_is_still_one_line(
     failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    failing.append(OSError(28, "No space left on device"))
+    (tmp_path / "cache").touch()
+    failing.append(ZeroDivisionError("oh"))
     assert main(["demo", "--state-dir", str(tmp_path / "file" / "decod")]) == 1
     assert "no file could be written" in capsys.readouterr().err
 
@@ -119,6 +123,35 @@ def test_an_error_on_a_terminal_that_is_gone_keeps_its_exit_code(
     monkeypatch.setattr(sys.stderr, "write", write)
     failing.append(HardwareError("a", why="b", fix="c"))
     assert main(["demo"]) == 6
+
+
+def test_a_disk_that_fails_is_no_bug(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    failing.append(OSError(errno.EIO, "Input/output error", "/some/file"))
+    assert main(["demo"]) == 6
+    text = capsys.readouterr().err
+    (report,) = (tmp_path / "decod").glob("crash-*.txt")
+    assert text.startswith("error: E-HW-012 /some/file: Input/output error: ")
+    assert str(report) in text
+    assert "bug" not in text
+
+
+def test_the_report_of_a_command_is_not_put_among_a_running_nodes_files(
+    failing: list[BaseException | int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Who finds one there takes it for the node's."""
+    folder = StateFolder(tmp_path / "own")
+    folder.lock()
+    failing.append(ZeroDivisionError("oh"))
+    assert main(["demo", "--state-dir", str(tmp_path / "own")]) == 1
+    assert not [*(tmp_path / "own").glob("crash-*")]
+    (report,) = (tmp_path / "cache" / "decod").glob("crash-*.txt")
+    assert str(report) in capsys.readouterr().err
+    folder.unlock()
+    failing.append(ZeroDivisionError("oh"))
+    assert main(["demo", "--state-dir", str(tmp_path / "own")]) == 1
+    assert [*(tmp_path / "own").glob("crash-*")]
 
 
 def test_ctrl_c_ends_with_130(

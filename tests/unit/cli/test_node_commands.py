@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
-from decod.cli.node_options import say
+from decod.cli.node_options import speaking
 from decod.config import NodeConfig
 from decod.config.node import default_state_dir
 from decod.daemon.place import LeaderOptions
@@ -43,7 +43,7 @@ def run_file(tmp_path: Path) -> str:
 
 
 def test_a_leader_without_options_listens_everywhere_and_measures(
-    seen: Seen, run_file: str, capsys: pytest.CaptureFixture[str]
+    seen: Seen, run_file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["leader", run_file]) == 0
     (options,) = seen
@@ -51,7 +51,7 @@ def test_a_leader_without_options_listens_everywhere_and_measures(
     assert options.node == NodeConfig(state_dir=default_state_dir())
     assert options.run_file.path == Path(run_file)
     assert (options.init_dir, options.join, options.export_dir, options.data_dir) == (None,) * 4
-    assert capsys.readouterr().out.endswith("join string: decod1-x\n")
+    assert capfd.readouterr().out.endswith("join string: decod1-x\n")
 
 
 def test_every_option_of_a_leader_arrives(
@@ -138,7 +138,7 @@ def test_a_leader_goes_on_with_whatever_there_is(seen: Seen, run_file: str, tmp_
         (["--stage", "-1"], 2),
         (["--capacity", "0"], 2),
         (["--capacity", "many"], 2),
-        (["--capacity", "9999"], 3),
+        (["--capacity", "4097"], 2),
         (["--threads", "0"], 2),
         (["--listen", "127.0.0.1:99999"], 2),
         (["--listen", "300.0.0.1:1"], 2),
@@ -309,14 +309,7 @@ def test_a_daemon_that_ends_before_it_can_answer_has_left(
     assert main(["drain"]) == 7
 
 
-def test_a_line_from_a_peer_cannot_forge_a_second_one(capsys: pytest.CaptureFixture[str]) -> None:
-    say("node x\x1b[2J\njoin string: evil")
-    assert capsys.readouterr().out == "node x?[2J join string: evil\n"
-
-
-def test_a_reader_who_has_gone_does_not_end_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("click.echo", gone)
-    say("anything")
+def test_a_line_from_a_peer_cannot_forge_a_second_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with speaking() as say:
+        say("node x\x1b[2J\njoin string: evil")
+    assert capfd.readouterr().out == "node x?[2J join string: evil\n"

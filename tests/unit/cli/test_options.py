@@ -9,7 +9,7 @@ from decod.cli.options import ADDRESS, AutoOrCount
 
 @click.command()
 @click.option("--listen", type=ADDRESS, default="0.0.0.0:7700")
-@click.option("--stage", type=AutoOrCount(minimum=1), default="auto")
+@click.option("--stage", type=AutoOrCount(minimum=1, maximum=4095), default="auto")
 def show(listen: tuple[str, int], stage: int | None) -> None:
     click.echo(f"{listen[0]} {listen[1]} {stage}")
 
@@ -32,7 +32,8 @@ def test_good_values_are_converted(arguments: list[str], expected: str) -> None:
         (["--listen", "0.0.0.0:99999"], "0.0.0.0:7700"),
         (["--listen", ":abc"], "0.0.0.0:7700"),
         (["--listen", "::1:7700"], "[::1]:7700"),
-        (["--stage", "0"], "neither auto nor a number from 1"),
+        (["--stage", "0"], "neither auto nor a number from 1 to 4095"),
+        (["--stage", "4096"], "neither auto nor a number from 1 to 4095"),
         (["--stage", "-1"], "neither auto nor a number from 1"),
         (["--stage", "two"], "neither auto nor a number from 1"),
         (["--stage", "9" * 5000], "neither auto nor a number from 1"),

@@ -57,7 +57,7 @@ def test_check_looks_at_the_data_beside_the_run_file(
 ) -> None:
     """Paths are as seen from the run file, wherever decod is called."""
     text = tmp_path / "text.txt"
-    text.write_text("to be or not to be " * 200)
+    text.write_text("to be or not to be " * 2000)
     assert main(["data", "prepare", str(tmp_path / "job" / "corpus"), str(text)]) == 0
     path = tmp_path / "job" / "run.toml"
     path.write_text('[data]\npath = "corpus"\n')
@@ -65,7 +65,7 @@ def test_check_looks_at_the_data_beside_the_run_file(
     assert load_run_file(path).data.path == str(tmp_path / "job" / "corpus")
     capsys.readouterr()
     assert main(["run", "check", "job/run.toml"]) == 0
-    assert f"{tmp_path / 'job' / 'corpus'}: 3," in capsys.readouterr().out
+    assert f"{tmp_path / 'job' / 'corpus'}: 38," in capsys.readouterr().out
     path.write_text('[data]\npath = "corpus"\n[model]\nvocab_size = 200\n')
     assert main(["run", "check", "job/run.toml"]) == 3
     assert "model.vocab_size is 200" in capsys.readouterr().err

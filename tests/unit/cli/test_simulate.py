@@ -278,5 +278,5 @@ def test_without_matplotlib_a_plot_says_what_to_install(
     assert main(["simulate", "--paper", "gwtf-figure5", "--plot", str(tmp_path / "a.png")]) == 3
     error = capsys.readouterr().err
     assert "E-CFG-064" in error
-    assert 'pip install "decod[plot]"' in error
+    assert "pip install -c constraints.txt -e '.[plot]'" in error
     assert asked == []

@@ -16,9 +16,9 @@ from decod.daemon.errors import TemporaryError
 from decod.daemon.manifests import KEPT_MAX, KnownManifests
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
-from decod.net.ask import UnansweredError
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
+from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo, PeerHandler, PeerServer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest

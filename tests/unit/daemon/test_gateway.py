@@ -10,7 +10,7 @@ import pytest
 
 from decod.daemon import gateway as module
 from decod.daemon.files import Files
-from decod.daemon.gateway import Gateway, TensorSizes
+from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -26,6 +26,7 @@ from decod.protocol.messages import (
     Join,
     LinkProbe,
     Message,
+    Refuse,
 )
 from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
 from decod.protocol.view import Member, Role
@@ -162,6 +163,44 @@ def test_nothing_is_taken_in_before_the_core_runs() -> None:
         assert await gateway.state(request) == "this node is starting"
 
     asyncio.run(main())
+
+
+def test_a_node_that_gets_ready_hears_afterwards_that_the_run_has_ended() -> None:
+    """Only that: whatever else came is said again."""
+
+    async def main() -> None:
+        gateway, driver = make_gateway(), FakeDriver()
+        over = Refuse("enough", over=True)
+        for message in (CanTake(Round(1, 1)), Refuse("full"), over):
+            gateway.deliver(said(message))
+        gateway.attach(cast("NodeDriver", driver))
+        assert driver.events == [], "the core is not started yet"
+        await asyncio.sleep(0)
+        assert driver.events == [Received(PEER, over, term=1)]
+        await gateway.client.close()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members and candidates hear of it from the core. Strangers can't make it tell thousands."""
+
+    async def test(gateway: Gateway, _: FakeDriver) -> None:
+        told: list[tuple[NodeId, int, Message]] = []
+        monkeypatch.setattr(gateway.client, "send", lambda *sent: told.append(sent))
+        gateway.use_members((member(ME), member(PEER)))
+        await offered(gateway, OTHER)
+        for node in (ME, PEER, OTHER, THIRD):
+            gateway.expect(node, "127.0.0.1:8")
+        gateway.say_farewell(3, "enough")
+        assert told == [(THIRD, 3, Refuse("enough", over=True))]
+        told.clear()
+        for number in range(2 * NEWCOMERS_MAX):
+            gateway.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
+        gateway.say_farewell(3, "enough")
+        assert len(told) == NEWCOMERS_MAX
+
+    run(test)
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,14 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_the_terminal_names_nodes_and_the_file_keeps_ids(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Host(NodeConfig(state_dir=tmp_path), LEAVING) as host:
         host.log.name_of = {"abcdefghijkl": "merry-marlin"}.get
         fields = {"peer": "abcdefghijkl", "reason": "silent"}
         extra = {"event": "member.lost", "fields": fields}
         logging.getLogger("decod").warning("member.lost", extra=extra)
-    assert "merry-marlin (abcdefgh) is gone: silent" in capsys.readouterr().err
+    assert "merry-marlin (abcdefgh) is gone: silent" in capfd.readouterr().err
     assert json.loads((tmp_path / "node.log").read_text())["peer"] == "abcdefghijkl"
 
 

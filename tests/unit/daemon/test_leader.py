@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from decod.daemon import place as place_module
 from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.leader import _Leading, _weights_hash
+from decod.daemon.leader import _Leading
 from decod.daemon.place import Joining as FurtherDataNode
 from decod.daemon.place import LeaderOptions
 from decod.daemon.presence import NodePresence
@@ -26,7 +25,6 @@ from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
-    DataError,
     DecodError,
     HardwareError,
     NetworkError,
@@ -34,7 +32,6 @@ from decod.errors import (
 )
 from decod.ids import NodeId
 from decod.model.config import ModelConfig
-from decod.model.hf import config_to_hf
 from decod.protocol.effects import Stop, StopReason
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import (
@@ -51,56 +48,6 @@ def options(folder: Path, **changes: Any) -> LeaderOptions:
     run_file = cast("RunFile", SimpleNamespace(checkpoint=CheckpointConfig(), path="run.toml"))
     given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}
     return LeaderOptions(**(given | changes))
-
-
-def test_the_hash_of_given_weights_follows_every_byte(tmp_path: Path) -> None:
-    assert _weights_hash(None, MODEL) == "seed"
-    with pytest.raises(ConfigError, match="E-CFG-043"):
-        _weights_hash(tmp_path, MODEL)
-    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(MODEL)))
-    header = (2).to_bytes(8, "little") + b"{}"
-    (tmp_path / "model.safetensors").write_bytes(header + b"abc")
-    before = _weights_hash(tmp_path, MODEL)
-    assert len(before) == 64
-    (tmp_path / "model.safetensors").write_bytes(header + b"xyz")
-    after = _weights_hash(tmp_path, MODEL)
-    assert before != after
-    (tmp_path / "notes.txt").write_text("not a weight")
-    assert _weights_hash(tmp_path, MODEL) == after
-
-
-def test_given_weights_of_another_model_are_refused_by_the_field(tmp_path: Path) -> None:
-    """Also where the shapes would fit: another epsilon is another model."""
-    other = dataclasses.replace(MODEL, norm_eps=0.5)
-    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(other)))
-    with pytest.raises(DataError, match=r"E-DAT-017 model\.norm_eps is 1e-05 .* and 0\.5"):
-        _weights_hash(tmp_path, MODEL)
-
-
-@pytest.mark.parametrize("changes", [{"max_position_embeddings": 2048}, {"rope_theta": 5e5}])
-def test_a_difference_that_no_shape_shows_is_refused_at_once(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    """And not by the compute process, when others have joined."""
-    given = dataclasses.replace(MODEL, **changes)
-    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(given)))
-    with pytest.raises(DataError, match=f"E-DAT-017 model.{next(iter(changes))}"):
-        _weights_hash(tmp_path, MODEL)
-
-
-def test_given_weights_with_a_name_twice_are_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(MODEL)))
-    header = b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{}}'
-    content = len(header).to_bytes(8, "little") + header
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(DataError, match=r"E-DAT-012 .*'a' stands twice"):
-        _weights_hash(tmp_path, MODEL)
-
-
-def test_a_description_that_is_no_json_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="E-DAT-012"):
-        _weights_hash(tmp_path, MODEL)
 
 
 class Joining:

@@ -13,7 +13,8 @@ import pytest
 
 from decod.daemon import volunteer
 from decod.daemon.happenings import Happenings
-from decod.daemon.host import Node, facts_of
+from decod.daemon.host import Node
+from decod.daemon.run_facts import facts_of
 from decod.daemon.status import Progress
 from decod.daemon.volunteer import full_status
 from decod.driver.driver import NodeDriver

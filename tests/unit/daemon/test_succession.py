@@ -7,6 +7,7 @@ from pathlib import Path
 from decod.daemon.succession import join_string_of, leader_of
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
+from decod.net.server import HelloRequest
 from decod.protocol.view import Member, Role, View
 from decod.protocol.voter import Promise
 from tests.unit.daemon.nodes import STRANGER, make_node
@@ -34,12 +35,12 @@ def test_the_leader_is_who_the_view_says(tmp_path: Path) -> None:
             told = leader_of(node)
             assert (told.node_id, told.address, told.term) == (OTHER, "c.example:1", 3)
             assert not told.electing
-            info = node._hello(None)  # type: ignore[arg-type]
+            info = node._hello(HelloRequest())
             assert info is not None
             assert (info.leader, info.leader_address) == (OTHER, "c.example:1")
             machine.office.election.voter.promise = Promise(4, STRANGER)
             assert leader_of(node).electing
-            info = node._hello(None)  # type: ignore[arg-type]
+            info = node._hello(HelloRequest())
             assert info is not None
             assert info.leader is None, "who asks looks further"
             assert "another is being elected" in node.local_status()["message"]

@@ -1,17 +1,28 @@
 """Reading a corpus: the right tokens, and no damaged file goes unnoticed."""
 
+import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from decod.data.block import BlockError
 from decod.data.dataset import Dataset
+from decod.data.index import (
+    BLOCK_BYTES,
+    FORMAT_VERSION,
+    Index,
+    TokenizerEntry,
+    read_index,
+    write_index,
+)
 from decod.data.order import microbatch_windows
 from decod.data.params import BatchConfig
-from decod.data.prepare import PrepareConfig, write_corpus
+from decod.data.prepare import PrepareConfig, ShardWriter, write_corpus
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import ConfigError, DataError
@@ -105,26 +116,106 @@ def test_shard_cut_off_after_opening_is_an_error_and_not_a_crash(corpus: Path) -
         dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
 
 
-def test_altered_shard_is_found_by_verification(corpus: Path) -> None:
+def test_altered_shard_is_found_by_verification_and_by_reading(corpus: Path) -> None:
     path = corpus / "shard-00002.bin"
     content = bytearray(path.read_bytes())
     content[0] ^= 1
     path.write_bytes(content)
     Dataset.open(corpus).close()
-    with pytest.raises(DataError, match=r"E-DAT-022 .*shard-00002\.bin was altered"):
-        Dataset.open(corpus, verify=True)
-
-
-def test_token_outside_the_vocabulary_is_named_with_its_offset(corpus: Path) -> None:
-    for path in corpus.glob("shard-*.bin"):
-        tokens = np.fromfile(path, "<u2")
-        tokens[4:] = 257
-        tokens.tofile(path)
-    message = r"E-DAT-023 .*shard-00000\.bin holds token 257 at offset 4, but .* has 257"
+    message = r"E-DAT-022 .*shard-00002\.bin was altered: the SHA-256 of its bytes 0 to 21"
     with pytest.raises(DataError, match=message):
         Dataset.open(corpus, verify=True)
-    with Dataset.open(corpus) as dataset, pytest.raises(DataError, match="E-DAT-023"):
+    batch = BatchConfig(sequence_length=16, microbatch_size=1, num_microbatches=56)
+    with Dataset.open(corpus) as dataset:
+        num_bad = 0
+        for index in range(batch.num_microbatches):
+            mb = MicrobatchId(1, 0, index)
+            window = microbatch_windows(mb, batch=batch, num_tokens=len(TOKENS), seed=0)[0]
+            holds = window * 16 < 33 and window * 16 + 17 > 22
+            with pytest.raises(DataError, match=message) if holds else nullcontext():
+                dataset.microbatch(mb, batch, seed=0)
+            num_bad += holds
+    assert num_bad == 2
+
+
+def test_all_bad_blocks_of_a_microbatch_are_named_and_can_be_given(corpus: Path) -> None:
+    """One try shows all that must be fetched; the next one finds it."""
+    good = {path.name: path.read_bytes() for path in corpus.glob("shard-*.bin")}
+    with Dataset.open(corpus) as dataset:
+        expected = dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
+    for path in corpus.glob("shard-*.bin"):
+        path.unlink()
+    dataset = Dataset(corpus, read_index(corpus))
+    with pytest.raises(BlockError, match=r"and .* more blocks are bad") as caught:
         dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
+    for block in caught.value.blocks:
+        name = dataset.blocks.path(block).name
+        with pytest.raises(BlockError, match="was altered"):
+            dataset.give(block, good[name][:-1] + b"?")
+        dataset.give(block, good[name])
+    assert (dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0) == expected).all()
+
+
+def test_part_of_a_large_corpus_is_verified_evenly(corpus: Path) -> None:
+    num_bytes = len(TOKENS) * 2
+    with Dataset.open(corpus) as dataset:
+        assert dataset.verify() == dataset.verify(size_max_bytes=num_bytes) == num_bytes
+        assert num_bytes / 6 < dataset.verify(size_max_bytes=num_bytes // 5) <= num_bytes / 5 + 22
+        (corpus / "shard-00001.bin").write_bytes(bytes(22))
+        dataset.verify(size_max_bytes=num_bytes // 2)
+        with pytest.raises(DataError, match="was altered"):
+            dataset.verify(size_max_bytes=num_bytes)
+
+
+def test_a_shard_that_is_not_what_its_own_hash_says_is_found(corpus: Path) -> None:
+    """Its blocks hold, but the hash that the run's members compare is of another shard."""
+    change_index(corpus, lambda fields: fields["shards"][0].update(sha256="0" * 64))
+    with pytest.raises(DataError, match=r"shard-00000\.bin was altered: the SHA-256 of it"):
+        Dataset.open(corpus, verify=True)
+
+
+def test_token_outside_the_vocabulary_is_named_with_its_offset(tmp_path: Path) -> None:
+    """Whoever wrote the shard hashed it too, so only the tokens themselves show it."""
+    writer = ShardWriter(tmp_path, dtype="uint16", shard_tokens=100)
+    writer.append(np.array([1, 2, 3, 4, 257, 5] * 10, np.uint32))
+    shards, tokenizer = writer.finish(), BytesTokenizer()
+    entry = TokenizerEntry(
+        kind="bytes", sha256=tokenizer.sha256, vocab_size=257, eos_id=tokenizer.eos_id
+    )
+    index = Index(
+        format_version=FORMAT_VERSION,
+        tokenizer=entry,
+        dtype="uint16",
+        num_tokens=60,
+        block_bytes=BLOCK_BYTES,
+        shards=shards,
+    )
+    write_index(tmp_path, index)
+    message = r"E-DAT-023 .*shard-00000\.bin holds token 257 at offset 4, but .* has 257"
+    with pytest.raises(DataError, match=message):
+        Dataset.open(tmp_path, verify=True)
+    with Dataset.open(tmp_path) as dataset, pytest.raises(DataError, match="E-DAT-023") as caught:
+        dataset.microbatch(MicrobatchId(1, 0, 0), BATCH, seed=0)
+    assert not isinstance(caught.value, BlockError), "another copy would be no better"
+
+
+def test_a_corpus_of_the_first_format_version_says_how_to_go_on(corpus: Path) -> None:
+    """Its hash stays what it was, so a run can be resumed once it has been prepared again."""
+
+    def make_old(fields: dict[str, Any]) -> None:
+        fields["format_version"] = 1
+        del fields["block_bytes"]
+        for shard in fields["shards"]:
+            del shard["block_sha256"]
+
+    now = Dataset.open(corpus).index_sha256
+    change_index(corpus, make_old)
+    old = json.loads((corpus / "index.json").read_text())
+    text = json.dumps(old, sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(text.encode()).hexdigest() == now
+    with pytest.raises(DataError, match=r"format version 1.*decod data prepare --force") as caught:
+        Dataset.open(corpus)
+    assert str(corpus) in caught.value.fix
 
 
 def _rename(name: str) -> Callable[[dict[str, Any]], None]:
@@ -142,7 +233,14 @@ def _rename(name: str) -> Callable[[dict[str, Any]], None]:
         _rename("shard-00001.bin"),
         lambda fields: fields.update(extra=1),
         lambda fields: fields["shards"][0].update(extra=1),
-        lambda fields: fields.update(format_version=2),
+        lambda fields: fields.update(format_version=3),
+        lambda fields: fields.update(block_bytes=0),
+        lambda fields: fields.update(block_bytes=2**21),
+        lambda fields: fields.update(block_bytes=2**20 - 1),
+        lambda fields: fields["shards"][0].update(block_sha256=""),
+        lambda fields: fields["shards"][0].update(block_sha256="0" * 128),
+        lambda fields: fields["shards"][0].update(block_sha256="g" * 64),
+        lambda fields: fields["shards"][0].pop("block_sha256"),
         lambda fields: fields.update(num_tokens=str(fields["num_tokens"])),
         lambda fields: fields.update(num_tokens=fields["num_tokens"] + 1),
         lambda fields: fields.update(num_tokens=float(fields["num_tokens"])),

@@ -237,7 +237,7 @@ def test_parquet_without_its_package_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"pip install pyarrow"):
+    with pytest.raises(DataError, match=r"pip install -c constraints\.txt -e '\.\[parquet\]'"):
         read_documents(path)
 
 

@@ -37,7 +37,7 @@ JOBS: tuple[jobs.Job, ...] = (
 )
 WITH_INPUT = (jobs.Forward, jobs.Head, jobs.Backward, jobs.EmbedBackward, jobs.Load, jobs.Mix)
 # What the daemon itself asks for, beside the core.
-DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export"}
+DAEMONS_KINDS = {"configure", "ping", "measure", "initial", "export", "give_block"}
 
 
 def test_every_kind_of_job_is_here() -> None:

@@ -104,7 +104,7 @@ def test_foreign_weights_are_refused_before_any_is_read(tmp_path: Path) -> None:
     for damage, message in (
         ({"model.norm.weight": torch.ones(8)}, r"model.norm.weight is \(8,\), not \(16,\)"),
         ({"model.layers.2.mlp.up_proj.weight": torch.ones(1)}, "is unknown"),
-        ({"model.norm.weight": torch.ones(16, dtype=torch.int32)}, "int32"),
+        ({"model.norm.weight": torch.ones(16, dtype=torch.int32)}, "I32"),
     ):
         save_file(weights | damage, path)
         with pytest.raises(DataError, match=message):

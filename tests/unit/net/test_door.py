@@ -11,8 +11,9 @@ import pytest
 
 from decod.ids import NodeId, RunId
 from decod.net import channel
-from decod.net.ask import UnansweredError, hello
+from decod.net.ask import hello
 from decod.net.connections import plain_ip, shut_down
+from decod.net.failure import UnansweredError
 from decod.net.limits import Limits
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloRequest

@@ -343,7 +343,7 @@ def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
     run = Run(R1A)
     run.enter(R1B)
     effects = run.leader.finish(reason="enough", failed=False)
-    assert (R1B, Refuse("enough")) in sent(effects)
+    assert (R1B, Refuse("enough", over=True)) in sent(effects)
     message = decision(effects)
     assert isinstance(message, Abort)
     assert message.opening.finished

@@ -314,14 +314,15 @@ def test_weights_that_the_leader_can_not_give_yet_are_asked_for_again() -> None:
     assert fetch == FetchState((D0,), 1, 0)
 
 
-def test_refusals_count_only_from_the_leader_and_only_for_candidates() -> None:
+@pytest.mark.parametrize(("over", "how"), [(False, "REFUSED"), (True, "FINISHED")])
+def test_refusals_count_only_from_the_leader_and_only_for_candidates(over: bool, how: str) -> None:
     world = training("r1a")
-    refuse = messages.Refuse("another manifest")
+    refuse = messages.Refuse("another manifest", over=over)
     assert world.step("r1a", ev.Received(D0, refuse)) == []
     world.start("r1b")
     assert world.step("r1b", ev.Received(R1A, refuse)) == []
     world.step("r1b", ev.Received(D0, refuse))
-    assert stops(world, "r1b") == Stop(StopReason.REFUSED, "another manifest")
+    assert stops(world, "r1b") == Stop(StopReason[how], "another manifest")
 
 
 def test_a_candidate_that_is_drained_leaves_at_once() -> None:

@@ -230,7 +230,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "units": flows,
     "cost": st.floats(0, routing_codec.PATH_COST_MAX),
     "agreed": st.booleans(),
-    "passing": st.booleans(),
+    "over": st.booleans(),
     "exit": st.booleans(),
     "walk": st.none() | walks(),
     "places": st.lists(places, min_size=2, max_size=MAX_STEPS, unique=True).map(tuple),

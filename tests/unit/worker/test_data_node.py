@@ -18,6 +18,41 @@ SIZE = 2 * 8 * 16 * 4
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
+def test_a_bad_block_is_named_and_can_be_given(tmp_path: Path) -> None:
+    """The node process gets it from elsewhere and puts it into the arena."""
+    text, corpus = tmp_path / "text.txt", tmp_path / "corpus"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    prepare(corpus, [text], PrepareConfig())
+    shard = corpus / "shard-00000.bin"
+    content = shard.read_bytes()
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4 * mmap.PAGESIZE)
+    runner = JobRunner(Arena(descriptor))
+    output = {"offset": 0, "num_bytes": SIZE}
+    given = {"offset": 2 * SIZE, "num_bytes": len(content)}
+
+    def ask(kind: str, **fields: Any) -> dict[str, Any]:
+        return runner.run({"job": 0, "kind": kind, **fields})
+
+    model = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    batch = {"sequence_length": 8, "microbatch_size": 2}
+    others: dict[str, Any] = {"stages": {"num_relay_stages": 1}, "optimizer": {}, "reduction": {}}
+    data = {"seed": 1, "data_dir": str(corpus)}
+    assert ask("configure", model=model, batch=batch, **others, **data)["ok"]
+    assert ask("build", stage_index=0)["ok"]
+    shard.unlink()
+    refused = ask("embed", mb=MB, outputs=[output])
+    assert refused["error"]["code"] == "E-DAT-021"
+    assert refused["blocks"] == [[0, 0, len(content)]]
+    give = {"shard_index": 0, "offset": 0, "inputs": [given]}
+    assert ask("give_block", **give)["error"]["code"] == "E-DAT-022"
+    os.pwrite(descriptor, content, given["offset"])
+    assert ask("give_block", **give)["ok"]
+    assert ask("embed", mb=MB, outputs=[output])["ok"]
+    assert any(os.pread(descriptor, SIZE, 0))
+    os.close(descriptor)
+
+
 def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 50)

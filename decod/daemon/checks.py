@@ -1,0 +1,66 @@
+"""Checks before anybody is asked to join a run, in `decod leader` and in `decod run check`.
+
+    run file -> index, sizes of the shards -> batch against the amount of data -> weights of --init
+    -> vocabulary -> blocks of the shards
+
+The weights are read once, which their hash needs anyway. Small shards are read as a whole. Of large
+ones blocks here and there are read, so that the start stays quick. The other blocks are compared
+with their hashes when they are needed.
+"""
+
+from pathlib import Path
+
+from decod.config.schema import Manifest, RunConfig
+from decod.data.dataset import Dataset
+from decod.model.config import ModelConfig, require_same
+from decod.model.header import read_config
+from decod.model.weights import check_weights
+
+READ_AT_START_MAX_BYTES = 128 * 2**20
+"""A tenth of a second from a fast disk, and a few seconds from a slow one."""
+
+
+def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Manifest:
+    """Return the manifest of a run that begins, after checking what it is made of.
+
+    Args:
+        run: As the run file says.
+        dataset: The data to train on.
+        init_dir: Folder of the model to start from, if any.
+
+    Raises:
+        ConfigError: The model has too small a vocabulary for the data.
+        DataError: The data are too few for a batch, or the weights are unfit.
+    """
+    dataset.require_batch(run.batch)
+    return Manifest(
+        run=run,
+        data_index_sha256=dataset.index_sha256,
+        data_vocab_size=dataset.vocab_size,
+        initial_weights=_weights_hash(init_dir, run.model),
+    )
+
+
+def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
+    """Return what stands in the manifest for the weights that a run starts from."""
+    if init_dir is None:
+        return "seed"
+    require_same(model, read_config(init_dir, dtype=model.dtype), init_dir / "config.json")
+    return check_weights(init_dir, model)
+
+
+def check_shards(dataset: Dataset, size_max_bytes: int | None = READ_AT_START_MAX_BYTES) -> str:
+    """Compare shards with their hashes; return a text that says how much of them.
+
+    Args:
+        dataset: Open, so the sizes of its files are right.
+        size_max_bytes: How much is read at most; None reads everything.
+
+    Raises:
+        DataError: A block is bad; it is named.
+    """
+    num_bytes = dataset.verify(size_max_bytes=size_max_bytes)
+    if num_bytes == dataset.num_bytes:
+        return "all of the data hold against their hashes"
+    read, total = (f"{size / 2**20:,.0f}" for size in (num_bytes, dataset.num_bytes))
+    return f"{read} of {total} MiB of the data hold against their hashes; the rest is read later"

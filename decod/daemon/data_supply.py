@@ -1,0 +1,280 @@
+"""The data of a data node while it trains: a bad block is got from elsewhere, or the node leaves.
+
+The compute process reads the data, and compares every block with the index. A job that meets a bad
+block waits. The node names the block in the log and in `decod status`. It reads the block from the
+disk again, and asks the run's other data nodes for it. With the block the job runs again. So no
+microbatch is trained on bad data or put off, and the core never hears of it.
+
+If nobody has the block, the node leaves at once, as if its operator had asked for it: another data
+node takes over, the lead too. A run without another data node ends, with a checkpoint of the last
+committed iteration. Either way the command ends with the error that names the file.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from decod.daemon.threads import in_thread
+from decod.data.block import Block
+from decod.data.dataset import Dataset
+from decod.driver.arena import Region
+from decod.driver.compute import Compute, JobError, Reply
+from decod.errors import DataError, DecodError
+from decod.net.block import BlockRequest, fetch_block
+from decod.protocol.view import Member
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Node
+
+_PATIENCE_S = 10.0
+"""How long a block is looked for. A network file system that hiccups is back by then."""
+
+_PAUSE_S = 1.0
+_READ_S = 5.0
+"""How long this host's disk may take for a block."""
+
+_TELL_AGAIN_S = 60.0
+"""A file that stays bad is told again after so long: status and log must not be flooded."""
+
+_OWN = "this host's disk"
+
+_READING = ("embed",)
+"""Jobs that read data. The tokens of a microbatch are kept until it is done."""
+
+
+class _UnavailableError(Exception):
+    """A block can't be had; the text says why."""
+
+
+class DataSupply:
+    """Stands between the core's driver and the compute process of a data node. Use in `async with`.
+
+    Args:
+        node: The data node.
+        dataset: Its data.
+        patience_s: How long a bad block is looked for.
+
+    Raises:
+        DataError: At the end of the block: the node left because its data are bad.
+    """
+
+    def __init__(self, node: "Node", dataset: Dataset, *, patience_s: float = _PATIENCE_S) -> None:
+        self._node = node
+        self._dataset = dataset
+        self._patience_s = patience_s
+        self._compute: Compute | None = None
+        self._fault: DataError | None = None
+        self._given_up = asyncio.Event()
+        self._restoring = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._told_s: dict[Path, float] = {}
+        self._num_bad = 0
+
+    async def __aenter__(self) -> Self:
+        self._node.supply = self
+        self._node.server.blocks.read = self._read_for_peer
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._fault is not None:
+            raise self._fault from error
+
+    def give_up(self) -> None:
+        """Fail the jobs that wait for data, once nothing is committed any more: others must run."""
+        self._given_up.set()
+
+    # --- as the driver sees it ----------------------------------------------------------------
+
+    def before(self, compute: Compute) -> Compute:
+        """Return what the driver gives its jobs to."""
+        self._compute = compute
+        return self
+
+    @property
+    def ended(self) -> asyncio.Future[str]:
+        assert self._compute is not None
+        return self._compute.ended
+
+    def submit(
+        self,
+        kind: str,
+        fields: dict[str, Any] | None = None,
+        *,
+        inputs: tuple[Region, ...] = (),
+        outputs: tuple[Region, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        """Queue a job. A job that reads data ends when the data are there."""
+        compute = self._compute
+        assert compute is not None
+
+        def submit() -> asyncio.Future[Reply]:
+            return compute.submit(kind, fields, inputs=inputs, outputs=outputs)
+
+        # At once, also where it may have to be repeated: jobs run in the order of this method.
+        first = submit()
+        if kind not in _READING:
+            return first
+        task = asyncio.get_running_loop().create_task(self._until_read(first, submit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _until_read(
+        self, first: asyncio.Future[Reply], again: Callable[[], asyncio.Future[Reply]]
+    ) -> Reply:
+        future = first
+        while True:
+            try:
+                return await future
+            except JobError as error:
+                if not error.error["code"].startswith("E-DAT-"):
+                    raise
+                async with self._restoring:
+                    if not await self._restored(error):
+                        await self._given_up.wait()
+                        raise
+            future = again()
+
+    # --- bad blocks ---------------------------------------------------------------------------
+
+    async def _restored(self, error: JobError) -> bool:
+        """Give the compute process what it could not read; if that can't be had, leave the run."""
+        if self._fault is not None:
+            return False
+        if not error.blocks:
+            self._leave(error, "another copy would be no better")
+            return False
+        try:
+            for block in error.blocks:
+                told = self._tell(block, error)
+                source, content = await self._find(block)
+                await self._give(block, content)
+                if told:
+                    self._tell_restored(block, source)
+        except _UnavailableError as problem:
+            self._leave(error, str(problem))
+            return False
+        return True
+
+    def _tell(self, block: Block, error: JobError) -> bool:
+        """Name a bad block; return False if its file has been named just before."""
+        self._num_bad += 1
+        path, now_s = self._dataset.blocks.path(block), asyncio.get_running_loop().time()
+        if now_s - self._told_s.get(path, -math.inf) < _TELL_AGAIN_S:
+            return False
+        self._told_s[path] = now_s
+        reason, num_blocks = error.error["why"], self._num_bad
+        self._node.note("data.damaged", path=str(path), reason=reason, num_blocks=num_blocks)
+        return True
+
+    def _tell_restored(self, block: Block, source: str) -> None:
+        path, last = str(self._dataset.blocks.path(block)), block.offset + block.num_bytes - 1
+        self._node.note("data.restored", path=path, first=block.offset, last=last, source=source)
+
+    async def _find(self, block: Block) -> tuple[str, bytes]:
+        """Return who has a block, and its bytes.
+
+        Raises:
+            _UnavailableError: Nobody has it.
+        """
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self._patience_s
+        while True:
+            problem = "reading it again did not help"
+            for source, read in self._sources(block):
+                try:
+                    content = await read()
+                    self._dataset.blocks.check(block, content)
+                except (DecodError, TimeoutError) as error:
+                    reason = error.why if isinstance(error, DecodError) else "it takes too long"
+                    if source is not _OWN:
+                        problem += f", nor did {source} ({reason})"
+                else:
+                    return source, content
+            if clock() >= until_s:
+                raise _UnavailableError(problem)
+            await asyncio.sleep(_PAUSE_S)
+
+    def _sources(self, block: Block) -> Iterator[tuple[str, Callable[[], Awaitable[bytes]]]]:
+        """Yield who may have a block, and how to get it from there."""
+        yield _OWN, partial(self._read, block)
+        driver = self._node.driver
+        assert driver is not None
+        for member in driver.machine.context.view.data_nodes:
+            if member.node_id != self._node.identity.node_id:
+                yield member.name or member.node_id[:8], partial(self._ask, member, block)
+
+    async def _read(self, block: Block) -> bytes:
+        async with asyncio.timeout(_READ_S):
+            return await in_thread(lambda: self._dataset.blocks.read(block, from_disk=True))
+
+    async def _ask(self, member: Member, block: Block) -> bytes:
+        request = BlockRequest(
+            run_id=self._node.part.run_id, sender=self._node.identity.node_id, block=block
+        )
+        return await fetch_block(member.address, request)
+
+    async def _give(self, block: Block, content: bytes) -> None:
+        """Hand a block to the compute process.
+
+        Raises:
+            _UnavailableError: It can't take it.
+        """
+        arena, compute = self._node.arena, self._compute
+        assert arena is not None
+        assert compute is not None
+        region = arena.allocate(len(content))
+        if region is None:
+            raise _UnavailableError("there is no room for a good copy in this host's memory")
+        try:
+            region.view[:] = content
+            fields = {"shard_index": block.shard_index, "offset": block.offset}
+            await compute.submit("give_block", fields, inputs=(region,))
+        except JobError as error:
+            raise _UnavailableError(str(error)) from error
+        finally:
+            arena.free(region)
+
+    def _leave(self, error: JobError, problem: str) -> None:
+        text = error.error
+        self._fault = DataError(
+            text["what"],
+            why=f"{text['why']}; {problem}",
+            fix=f"{text['fix']}, and see with `decod run check --full` that it is good",
+            code=text["code"],
+        )
+        self._node.note("data.lost", reason=self._fault.what)
+        self._node.wishes.leave(0.0)
+
+    # --- for others ---------------------------------------------------------------------------
+
+    async def _read_for_peer(self, request: BlockRequest) -> bytes | str:
+        """Return a block to another data node, or why not."""
+        driver, index, wanted = self._node.driver, self._dataset.index, request.block
+        if driver is None or request.sender not in {
+            member.node_id for member in driver.machine.context.view.data_nodes
+        }:
+            return "only data nodes of the run are given data"
+        known = wanted.shard_index < len(index.shards) and (
+            wanted.offset < index.shards[wanted.shard_index].num_bytes
+        )
+        if not known or index.block_at(wanted.shard_index, wanted.offset) != wanted:
+            return "the data here have no such block"
+        try:
+            content = await self._read(wanted)
+            self._dataset.blocks.check(wanted, content)
+        except (DecodError, TimeoutError):
+            return "this node's own copy of it is bad"
+        return content

@@ -1,0 +1,49 @@
+"""What a run's manifest comes to for its nodes: facts for the core, sizes of tensors."""
+
+from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
+from decod.daemon.gateway import TensorSizes
+from decod.driver.jobs import Sizes
+from decod.protocol.admission import RunShape
+from decod.protocol.identity import RunFacts
+
+
+def facts_of(manifest: Manifest) -> RunFacts:
+    """Return what the core must know of a manifest."""
+    run = manifest.run
+    return RunFacts(
+        shape=RunShape(
+            num_relay_stages=run.stages.num_relay_stages,
+            num_data_nodes=run.batch.num_data_nodes,
+            num_iterations=run.num_iterations,
+            manifest_sha256=manifest.sha256,
+            start_iteration=manifest.start_iteration,
+        ),
+        num_microbatches=run.batch.num_microbatches,
+        activation_size_bytes=activation_size_bytes(run),
+        clips=run.optimizer.clip_norm > 0,
+        initial_from_leader=manifest.initial_weights != "seed",
+    )
+
+
+def num_nodes_least(run: RunConfig) -> int:
+    """Return how many nodes a run begins with, data nodes and relays."""
+    num_relays = run.stages.num_relay_stages * run.protocol.min_nodes_per_stage
+    return run.batch.num_data_nodes + num_relays
+
+
+def sizes_of(run: RunConfig) -> Sizes:
+    """Return how many bytes tensors and their elements take."""
+    wide = run.model.dtype.num_bytes == 8
+    narrow = run.reduction.wire_dtype.value == "bfloat16"
+    return Sizes(
+        activation_bytes=activation_size_bytes(run),
+        wire_element_bytes=8 if wide else 2 if narrow else 4,
+        sum_element_bytes=8 if wide else 4,
+    )
+
+
+def tensor_sizes(run: RunConfig) -> TensorSizes:
+    """Return what the tensors that come from others may measure."""
+    sizes = sizes_of(run)
+    model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
+    return TensorSizes(activation_bytes=sizes.activation_bytes, model_bytes=model_bytes)

@@ -1,0 +1,148 @@
+"""Blocks of shards, read and compared with the index before anybody sees a token of them.
+
+A shard may change while it is in use: somebody overwrites or replaces it, or its disk decays. So
+nothing is mapped. A block is read with one call and hashed. Then it stays in this process's own
+memory, where no change of the file can reach it. The blocks that were used last are kept; the
+others are hashed again when they are read again.
+"""
+
+import hashlib
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from decod.data.block import Block, BlockError
+from decod.data.index import Index
+from decod.errors import DataError
+from decod.files import open_ordinary, read_at
+
+KEPT_MAX_BYTES = 128 * 2**20
+"""Blocks that are kept in memory. A corpus up to this size is read and hashed once."""
+
+Tokens = npt.NDArray[np.uint16 | np.uint32]
+
+
+class Blocks:
+    """The blocks of a corpus.
+
+    Args:
+        folder: Of the corpus.
+        index: Of the corpus.
+        kept_max: Blocks that are kept in memory; None takes `KEPT_MAX_BYTES`.
+    """
+
+    def __init__(self, folder: Path, index: Index, kept_max: int | None = None) -> None:
+        self._folder = folder
+        self.index = index
+        self._dtype = np.dtype(index.dtype).newbyteorder("<")
+        self._kept: OrderedDict[Block, Tokens] = OrderedDict()
+        self._kept_max = kept_max or KEPT_MAX_BYTES // index.block_bytes
+        self._given: dict[Block, Tokens] = {}
+        """Blocks from elsewhere, whose file here is bad."""
+
+    def path(self, block: Block) -> Path:
+        """Return the file that a block is in."""
+        return self._folder / self.index.shards[block.shard_index].file
+
+    def tokens(self, block: Block) -> Tokens:
+        """Return a block's tokens, (N,), read-only.
+
+        Raises:
+            BlockError: It can't be read, or was altered.
+            DataError: A token is outside the vocabulary.
+        """
+        found = self._kept.pop(block, None)
+        if found is None:
+            found = self._given.get(block)
+        if found is None:
+            found = self.check(block, self.read(block))
+        self._kept[block] = found
+        if len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        return found
+
+    def read(self, block: Block, *, from_disk: bool = False) -> bytes:
+        """Return a block's bytes, not yet checked.
+
+        Args:
+            block: One of the index's.
+            from_disk: Have the system forget what it holds of the file: it may hold wrong bytes.
+
+        Raises:
+            BlockError: They can't be read.
+        """
+        path, last = self.path(block), block.offset + block.num_bytes - 1
+        try:
+            with open_ordinary(path) as descriptor:
+                if from_disk:
+                    forget = os.POSIX_FADV_DONTNEED
+                    os.posix_fadvise(descriptor, block.offset, block.num_bytes, forget)
+                content = read_at(descriptor, block.offset, block.num_bytes)
+        except OSError as error:
+            reason = f"its bytes {block.offset} to {last} can't be read ({error.strerror})"
+            raise BlockError({block: missing_shard(path, reason)}) from error
+        if len(content) < block.num_bytes:
+            reason = f"it ends before its byte {last}"
+            raise BlockError({block: missing_shard(path, reason)})
+        return content
+
+    def check(self, block: Block, content: bytes) -> Tokens:
+        """Return the tokens in a block's bytes, (N,), read-only.
+
+        Raises:
+            BlockError: They have another hash than the index says.
+            DataError: A token is outside the vocabulary.
+        """
+        path = self.path(block)
+        if hashlib.sha256(content).hexdigest() != self.index.block_sha256(block):
+            last = block.offset + block.num_bytes - 1
+            raise BlockError({block: altered(path, f"of its bytes {block.offset} to {last}")})
+        tokens: Tokens = np.frombuffer(content, self._dtype)
+        vocab_size = self.index.tokenizer.vocab_size
+        if int(tokens.max()) >= vocab_size:
+            place = int(np.argmax(tokens >= vocab_size))
+            position = block.offset // self.index.item_size_bytes + place
+            raise DataError(
+                f"{path} holds token {int(tokens[place])} at offset {position}, but the "
+                f"vocabulary has {vocab_size}",
+                why="the shard was not made by `decod data prepare`",
+                fix="prepare the corpus again",
+                code="E-DAT-023",
+            )
+        return tokens
+
+    def give(self, block: Block, content: bytes) -> None:
+        """Take in a block from elsewhere, until `forget_given`; raises as `check`."""
+        self._given[block] = self.check(block, content)
+
+    def forget_given(self) -> None:
+        """Hold what was given no longer than any other block: it has been read."""
+        self._given.clear()
+
+    def clear(self) -> None:
+        """Keep nothing in memory."""
+        self._kept.clear()
+        self._given.clear()
+
+
+def missing_shard(path: Path, reason: str) -> DataError:
+    """Return the error for a shard that is not there, or not whole."""
+    return DataError(
+        f"shard {path} is missing or cut off",
+        why=reason,
+        fix="copy it again from its source or prepare the corpus again",
+        code="E-DAT-021",
+    )
+
+
+def altered(path: Path, part: str = "of it") -> DataError:
+    """Return the error for a file that has another hash, in this part of it."""
+    return DataError(
+        f"{path} was altered",
+        why=f"the SHA-256 {part} is not the one in the index",
+        fix="copy it again from its source or prepare the corpus again",
+        code="E-DAT-022",
+    )

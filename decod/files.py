@@ -1,0 +1,81 @@
+"""Reading files that people name: what a path leads to may be a pipe or a device."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_PIECE_BYTES = 4 << 20
+"""Read at a time: a multiple of every number's size."""
+
+
+class NotOrdinaryError(OSError):
+    """A pipe, device, folder or socket stands where a file should be."""
+
+
+@contextmanager
+def open_ordinary(path: Path, *, follow_links: bool = True) -> Iterator[int]:
+    """Lend the descriptor of a file, for reading. Never waits for somebody to write to a pipe.
+
+    Raises:
+        OSError: It can't be opened, or (NotOrdinaryError) is no ordinary file.
+    """
+    links = 0 if follow_links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    _require_ordinary(path, descriptor)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Return a file to lock, which is made if absent; raises as `open_ordinary`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    _require_ordinary(path, descriptor)
+    return open(descriptor, "r+b", buffering=0)
+
+
+def _require_ordinary(path: Path, descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotOrdinaryError(errno.EINVAL, f"{path.name} is no ordinary file", str(path))
+
+
+def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]:
+    """Yield the bytes of a file from `start` to before `end` (None: to the file's end), in pieces.
+
+    Raises:
+        OSError: They can't be read, or the file ends before.
+    """
+    while end is None or start < end:
+        piece = read_at(
+            descriptor, start, _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)
+        )
+        if not piece and end is None:
+            return
+        if not piece:
+            raise OSError(errno.EIO, f"it ends at byte {start}")
+        start += len(piece)
+        yield piece
+
+
+def read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
+    """Return so many bytes of a file from `start` on, or fewer if it ends before."""
+    content = os.pread(descriptor, size_bytes, start)
+    # Some file systems give less than there is.
+    while len(content) < size_bytes:
+        more = os.pread(descriptor, size_bytes - len(content), start + len(content))
+        if not more:
+            break
+        content += more
+    return content
+
+
+def read_beginning(path: Path, size_bytes: int) -> bytes:
+    """Return at most so many bytes of a file; raises as `open_ordinary`."""
+    with open_ordinary(path) as descriptor:
+        return b"".join(read_pieces(descriptor, 0, min(size_bytes, os.fstat(descriptor).st_size)))

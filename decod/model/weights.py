@@ -1,0 +1,240 @@
+"""The safetensors of a model folder: where every parameter lies, and whether it is sound.
+
+Imports no torch: a leader looks at the weights before it asks anybody to join.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from decod.errors import DataError
+from decod.files import open_ordinary, read_pieces
+from decod.model.config import ModelConfig
+from decod.model.header import read_header, read_json, unreadable
+from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
+from decod.texts import why_of
+
+HEAD = "lm_head.weight"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_METADATA = "__metadata__"
+"""The one key of a header that names no tensor."""
+
+_IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Constants that older checkpoints store among the weights."""
+
+_EXPONENTS: dict[str, "np.unsignedinteger[Any]"] = {
+    "BF16": np.uint16(0x7F80),
+    "F16": np.uint16(0x7C00),
+    "F32": np.uint32(0x7F80_0000),
+    "F64": np.uint64(0x7FF0_0000_0000_0000),
+}
+"""The exponent's bits of a number in each format. A number whose bits are all set there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The place of a tensor."""
+
+    path: Path
+    key: str
+    """Its name in the file."""
+    dtype: str
+    """As safetensors calls it, such as `BF16`."""
+    shape: tuple[int, ...]
+    start: int
+    """In the file, in bytes."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """All parameters of a model in a folder."""
+
+    places: dict[str, Stored]
+    """By the parameters' names in `model_shapes`."""
+    head: Stored | None
+    """A head that is stored although it is tied to the embedding."""
+
+
+def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
+    """Return where the parameters of a model lie in a folder's files.
+
+    Raises:
+        DataError: A file is missing, damaged or pickled, or holds another model's weights.
+    """
+    stored: dict[str, list[Stored]] = {}
+    for path in _weight_files(folder):
+        for tensor in _tensors_in(path):
+            stored.setdefault(tensor.key, []).append(tensor)
+    twice = [f"{key} is in {len(places)} files" for key, places in stored.items() if places[1:]]
+    refuse_weights(folder, sorted(twice))
+    shapes = model_shapes(model)
+    keys = _match_names(folder, model, shapes, set(stored))
+    places = {name: stored[key][0] for name, key in keys.items()}
+    found = places.items()
+    problems = [f"{n} is {p.shape}, not {shapes[n]}" for n, p in found if p.shape != shapes[n]]
+    problems += [f"{n} is of type {p.dtype}" for n, p in found if p.dtype not in _EXPONENTS]
+    refuse_weights(folder, problems)
+    heads = stored.get(HEAD, []) if model.tie_word_embeddings else []
+    return StoredModel(places, next(iter(heads), None))
+
+
+def check_weights(folder: Path, model: ModelConfig) -> str:
+    """Read all files of a model folder; return the hash that stands for it.
+
+    Raises:
+        DataError: As `find_weights`, and if a parameter is not finite.
+    """
+    found = find_weights(folder, model)
+    by_file: dict[Path, list[tuple[str, Stored]]] = {}
+    for name, place in found.places.items():
+        by_file.setdefault(place.path, []).append((name, place))
+    digest = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        try:
+            digest.update(_checked_hash(path, by_file.get(path, [])))
+        except OSError as error:
+            raise unreadable(path, why_of(error)) from error
+    check_tied(folder, found, model)
+    return digest.hexdigest()
+
+
+def _checked_hash(path: Path, tensors: list[tuple[str, Stored]]) -> bytes:
+    """Return the digest of a file, all of whose parameters are finite."""
+    digest, position = hashlib.sha256(), 0
+    with open_ordinary(path) as descriptor:
+        for name, place in sorted(tensors, key=lambda item: item[1].start):
+            for piece in read_pieces(descriptor, position, place.start):
+                digest.update(piece)
+            position = place.start + place.num_bytes
+            for piece in read_pieces(descriptor, place.start, position):
+                digest.update(piece)
+                if not _is_finite(piece, place.dtype):
+                    refuse_weights(path.parent, [f"{name} is not finite"])
+        for piece in read_pieces(descriptor, position, None):
+            digest.update(piece)
+    return digest.digest()
+
+
+def _is_finite(piece: bytes, dtype: str) -> bool:
+    exponent = _EXPONENTS[dtype]
+    bits = np.frombuffer(piece, exponent.dtype)
+    return not bool(((bits & exponent) == exponent).any())
+
+
+def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
+    """Compare a head that is stored beside the embedding with it: transformers would tie them.
+
+    Raises:
+        DataError: They differ.
+    """
+    table, head = found.places[EMBEDDINGS[model.model_type]], found.head
+    if head is None:
+        return
+    same = (table.dtype, table.shape) == (head.dtype, head.shape)
+    if not same or any(a != b for a, b in zip(_bytes_of(table), _bytes_of(head), strict=True)):
+        raise DataError(
+            f"weights of {folder} hold an {HEAD} that differs from the embedding",
+            why="config.json says by tie_word_embeddings that the two are one",
+            fix="set tie_word_embeddings to false there, or remove the tensor from the file",
+            code="E-DAT-013",
+        )
+
+
+def _bytes_of(place: Stored) -> Iterator[bytes]:
+    with open_ordinary(place.path) as descriptor:
+        yield from read_pieces(descriptor, place.start, place.start + place.num_bytes)
+
+
+def refuse_weights(folder: Path, problems: list[str]) -> None:
+    """Raise DataError if there are problems."""
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise DataError(
+            f"weights of {folder} do not fit the model: {', '.join(problems[:3])}{more}",
+            why="every parameter must be there, once, finite, with the shape that config.json "
+            "implies",
+            fix="use the folder's own config.json, or fetch the model again",
+            code="E-DAT-013",
+        )
+
+
+def _tensors_in(path: Path) -> Iterator[Stored]:
+    header = read_header(path)
+    try:
+        # The library compares the places of the tensors with each other and with the file's size.
+        with safe_open(path, framework="numpy") as file:
+            keys = list(file.keys())
+            dtypes = {key: file.get_slice(key).get_dtype() for key in keys}
+    except (OSError, SafetensorError) as error:
+        raise unreadable(path, why_of(error)) from error
+    entries = {key: header[key] for key in keys}
+    ends = [entry["data_offsets"][1] for entry in entries.values()]
+    base = path.stat().st_size - max(ends, default=0)
+    for key, entry in entries.items():
+        start, end = entry["data_offsets"]
+        yield Stored(path, key, dtypes[key], tuple(entry["shape"]), base + start, end - start)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold a folder's weights.
+
+    Raises:
+        DataError: There are none, or only pickled ones.
+    """
+    index_path = folder / INDEX_FILE
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if index_path.is_file():
+        names = read_json(index_path).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise unreadable(index_path, "it has no weight_map")
+        for name in names.values():
+            # A name with a folder in it could point outside the model's own folder.
+            if not isinstance(name, str) or Path(name).name != name:
+                raise unreadable(index_path, f"{name!r} is no plain file name")
+        return [folder / name for name in sorted(set(names.values()))]
+    pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+        path.name for path in folder.glob("*.pt*")
+    )
+    if pickled:
+        raise DataError(
+            f"{folder} holds pickled weights ({pickled[0]}) and no {WEIGHTS_FILE}",
+            why="a pickled file can run code when it is opened, so decod never opens one",
+            fix="convert the model to safetensors first",
+            code="E-DAT-015",
+        )
+    raise DataError(
+        f"no {WEIGHTS_FILE} in {folder}",
+        why="the weights are read from there",
+        fix="give the folder of a model that was saved as safetensors",
+        code="E-DAT-012",
+    )
+
+
+def _match_names(
+    folder: Path, model: ModelConfig, shapes: Shapes, stored: set[str]
+) -> dict[str, str]:
+    """Return the stored key of every parameter of `shapes`."""
+    places = {}
+    for name in shapes:
+        # GPT-2's own checkpoint was saved from the module without a head, hence without a prefix.
+        short = name.removeprefix("transformer.")
+        if name in stored or short in stored:
+            places[name] = name if name in stored else short
+    foreign = stored - set(places.values())
+    if model.tie_word_embeddings:
+        foreign.discard(HEAD)
+    problems = [f"{name} is missing" for name in shapes if name not in places]
+    problems += [
+        f"{name} is unknown" for name in sorted(foreign) if not name.endswith(_IGNORED_SUFFIXES)
+    ]
+    refuse_weights(folder, problems)
+    return places

@@ -1,0 +1,126 @@
+"""Blocks of the prepared data, from one data node to another whose own copy is bad.
+
+The receiver compares what arrives with the hash in its own index, so a data node that lies does no
+harm.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from decod.data.block import Block
+from decod.data.index import BLOCK_MAX_BYTES, NUM_SHARDS_MAX, SHARD_MAX_BYTES
+from decod.errors import NetworkError
+from decod.ids import NodeId, RunId
+from decod.net import channel
+from decod.net.failure import failed_call
+from decod.net.limits import LIMITS, Limits
+from decod.net.peer import Context
+from decod.wire import codec, validate
+from decod.wire.v1 import state_pb2
+
+_BLOCK = f"/{channel.STATE_SERVICE}/ReadBlock"
+
+_shard_index = validate.integer(0, NUM_SHARDS_MAX - 1)
+_offset = validate.integer(0, SHARD_MAX_BYTES)
+_size = validate.integer(1, BLOCK_MAX_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest:
+    """Asks for a block of the run's data."""
+
+    run_id: RunId
+    sender: NodeId
+    block: Block
+
+
+class BlockGiver:
+    """Answers requests for blocks.
+
+    Args:
+        run_id: Requests of other runs are refused.
+        blame: Counts what a peer did wrong: name, its call, what it was.
+        limits: Of blocks that are read at a time.
+    """
+
+    def __init__(
+        self, run_id: RunId, blame: Callable[[str, Context, str], None], limits: Limits
+    ) -> None:
+        self._run_id = run_id
+        self._blame = blame
+        self._limits = limits
+        self._num_reading = 0
+        self.read: Callable[[BlockRequest], Awaitable[bytes | str]] | None = None
+        """Returns a block, or why there is none; None at a node without data."""
+
+    async def give(self, data: bytes, context: Context) -> bytes:
+        """Answers a ReadBlockRequest."""
+        request = codec.parse(state_pb2.ReadBlockRequest, data)
+        checked = BlockRequest(
+            run_id=validate.run_id("run_id", request.run_id),
+            sender=validate.node_id("sender_id", request.sender_id),
+            block=Block(
+                _shard_index("shard_index", request.shard_index),
+                _offset("offset_bytes", request.offset_bytes),
+                _size("size_bytes", request.size_bytes),
+            ),
+        )
+        answer = await self._answer(checked, context)
+        if isinstance(answer, bytes):
+            return state_pb2.ReadBlockResponse(data=answer).SerializeToString()
+        refusal = validate.clip_reason(answer) or "no reason given"
+        return state_pb2.ReadBlockResponse(refusal=refusal).SerializeToString()
+
+    async def _answer(self, request: BlockRequest, context: Context) -> bytes | str:
+        if request.run_id != self._run_id:
+            self._blame("message.foreign", context, f"run {request.run_id}")
+            return "this node belongs to another run"
+        if self.read is None:
+            return "this node has no data"
+        if self._num_reading >= self._limits.blocks_read_max:
+            return "this node reads other blocks at present"
+        self._num_reading += 1
+        try:
+            return await self.read(request)
+        finally:
+            self._num_reading -= 1
+
+
+async def fetch_block(address: str, request: BlockRequest, *, limits: Limits = LIMITS) -> bytes:
+    """Returns a block as the node at `address` has it, unchecked.
+
+    Raises:
+        NetworkError: Nobody answers in time (E-NET-003), or the node does not give it (E-NET-026).
+        RejectedError: The node is in another run (E-REJ-003).
+        MalformedMessageError: The answer makes no sense.
+    """
+    block = request.block
+    wire_request = state_pb2.ReadBlockRequest(
+        run_id=request.run_id,
+        sender_id=request.sender,
+        shard_index=block.shard_index,
+        offset_bytes=block.offset,
+        size_bytes=block.num_bytes,
+    )
+    async with channel.open_channel(address, limits) as opened:
+        call = opened.unary_unary(_BLOCK, channel.as_is, channel.as_is)
+        try:
+            timeout_s = limits.rate_grace_s + block.num_bytes / limits.rate_min_bytes_per_s
+            data = await call(
+                wire_request.SerializeToString(),
+                metadata=channel.run_metadata(request.run_id),
+                timeout=timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise failed_call(address, error) from error
+    response = codec.parse(state_pb2.ReadBlockResponse, data)
+    if response.refusal:
+        raise NetworkError(
+            f"{address} does not give this block",
+            why=validate.reason("refusal", response.refusal),
+            fix="nothing: other data nodes are asked",
+            code="E-NET-026",
+        )
+    return response.data

@@ -1,0 +1,81 @@
+"""Failed calls, told in words for people: gRPC's are not."""
+
+import grpc
+import grpc.aio
+
+from decod.errors import DecodError, NetworkError, RejectedError
+from decod.net import channel
+from decod.texts import clip
+
+_DETAILS_MAX_CHARACTERS = 120
+
+_CLOSED = "Socket closed"
+"""How gRPC says that a connection ended before it could be used."""
+
+# By what the details hold, in lower case. The first that fits counts.
+_BY_DETAIL = (
+    (("connection refused",), "nobody listens there"),
+    (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
+    (("unreachable", "no route to host"), "there is no way to it from here"),
+    (("failed parsing http", "http2 header"), "what listens there is no decod node"),
+    (("reset", "closed", "broken pipe", "goaway", "eof"), "the connection broke"),
+    (("timed out", "timeout", "deadline"), "no answer in time"),
+)
+_BY_CODE = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    grpc.StatusCode.UNIMPLEMENTED: "what listens there is no decod node, or of another release",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the message is too large",
+    grpc.StatusCode.CANCELLED: "the call was broken off",
+}
+
+
+class UnansweredError(NetworkError):
+    """Somebody may be there, but does not answer in time: it may do so later."""
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Returns why a call failed, in a few words."""
+    details = " ".join((error.details() or "").split())
+    lower = details.lower()
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        for marks, text in _BY_DETAIL:
+            if any(mark in lower for mark in marks):
+                return text
+    if error.code() in _BY_CODE:
+        return _BY_CODE[error.code()]
+    code = error.code().name.lower().replace("_", " ")
+    # The beginning is a list of addresses.
+    last = details.rpartition("last error: ")[2]
+    return clip(f"{code}: {last}" if last else code, _DETAILS_MAX_CHARACTERS)
+
+
+def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
+    """Returns the error for a call that nobody answered, or that was refused."""
+    details = error.details() or ""
+    if details == channel.OTHER_RUN:
+        return other_run(address)
+    what, code = f"no answer from {address}", "E-NET-003"
+    if details.endswith(_CLOSED):
+        return UnansweredError(
+            what,
+            why="somebody listens there, but closes new connections, as a node does that has many",
+            fix="try again in a minute, or with the address of another node",
+            code=code,
+        )
+    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    return (UnansweredError if late else NetworkError)(
+        what,
+        why=reason_of(error),
+        fix="check the address, that the node there runs, and that its TCP port is open",
+        code=code,
+    )
+
+
+def other_run(address: str) -> RejectedError:
+    """Returns the error for a call that is for another run."""
+    return RejectedError(
+        f"{address} belongs to another run",
+        why="the node there refuses calls of this one",
+        fix="ask a node of this run",
+        code="E-REJ-003",
+    )

@@ -1,0 +1,41 @@
+"""Standard streams that are closed when decod starts, or take nothing more when it ends.
+
+Imports nothing that takes time: this is seen to before anything else is loaded.
+"""
+
+import os
+import sys
+
+_STANDARD = (0, 1, 2)
+
+
+def open_closed() -> None:
+    """Lead closed standard streams to nowhere.
+
+    Otherwise the next file or socket would get their number, and whatever a library prints would be
+    written into it.
+    """
+    for number in _STANDARD:
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+    # Python has none for what was closed. These live as long as the process.
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def let_go() -> None:
+    """Drop what can't be written: the interpreter would end with an exit code of its own."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, number)
+            os.close(nothing)

@@ -1,0 +1,23 @@
+"""Texts for people that have to fit somewhere."""
+
+_DOTS = "..."
+
+
+def why_of(error: Exception) -> str:
+    """Return what an error says, without the number that the system gives it."""
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return said or type(error).__name__
+
+
+def clip(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters, cut at the end of a word.
+
+    A last word that is very long, such as a path, is cut itself.
+    """
+    if len(text) <= limit:
+        return text
+    cut = text[: limit - len(_DOTS)]
+    whole = cut.rpartition(" ")[0]
+    if text[len(cut)] != " " and len(whole) >= limit // 2:
+        cut = whole
+    return cut.rstrip(" ,;:.(") + _DOTS

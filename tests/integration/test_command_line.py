@@ -1,0 +1,90 @@
+"""Slips on the command line, answered by the real command with what to do about them."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decod.ids import RunId
+from decod.net.join_string import JoinString
+from tests.support.cluster import assert_refused, child_environment, run_decod
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("jion", "join"), ("leeder", "leader"), ("statsu", "status"), ("data prepared", "prepare")],
+)
+def test_a_misspelt_command_is_guessed(typed: str, meant: str) -> None:
+    result = run_decod(*typed.split(), fork=False)
+    assert result.returncode == 2
+    assert f"Did you mean '{meant}'?" in result.stderr
+
+
+@pytest.mark.parametrize("capacity", ["0", "4097", "5000", "123456789", "1" * 30, "-1", "many"])
+def test_a_capacity_that_can_not_be_is_told_its_limits(capacity: str) -> None:
+    """The same words, whatever limit it lies beyond."""
+    result = run_decod("join", "decod1-x@127.0.0.1:1", "--capacity", capacity)
+    assert result.returncode == 2
+    assert "is neither auto nor a number from 1 to 4096" in result.stderr
+
+
+def test_a_run_that_is_not_there_is_told_in_words_for_people(tmp_path: Path) -> None:
+    """What gRPC says of it is long, and would be cut."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        join = JoinString(run_id=RunId("a" * 26), manifest_prefix="0" * 16, addresses=(address,))
+        result = run_decod("join", str(join), "--state-dir", tmp_path / "state")
+    says = f"no answer from {address}: nobody listens there. Try: check the address"
+    assert_refused(result, exit_code=4, holds=[says])
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "hint"),
+    [
+        ("highspy", ["plan", "route", "graph.json", "--algorithm", "optimal"], "."),
+        ("pyarrow", ["data", "prepare", "out", "rows.parquet"], "'.[parquet]'"),
+        (
+            "matplotlib.figure",
+            ["simulate", "--paper", "gwtf-figure5", "--plot", "figure.png"],
+            "'.[plot]'",
+        ),
+    ],
+)
+def test_a_missing_package_is_installed_as_the_readme_installs(
+    tmp_path: Path, missing: str, arguments: list[str], hint: str
+) -> None:
+    """decod is on no index of packages: by its name alone pip would fetch somebody else's."""
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    graph = {
+        "stages": 1,
+        "nodes": [
+            {"id": "d", "role": "data", "stage": 0, "capacity": 1},
+            {"id": "a", "role": "relay", "stage": 1, "capacity": 1},
+        ],
+        "links": [{"from": "d", "to": "a", "cost": 1}, {"from": "a", "to": "d", "cost": 1}],
+    }
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    code = f"import sys; sys.modules[{missing!r}] = None; from decod.cli.main import main; "
+    code += f"sys.exit(main({arguments!r}))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    command = f"pip install -c constraints.txt -e {hint}"
+    assert_refused(result, exit_code=result.returncode, holds=[f"`{command}`"])
+    assert result.returncode in (3, 9)
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(rf"{re.escape(f'-e {hint}')}(?![\w\[.'])", readme)

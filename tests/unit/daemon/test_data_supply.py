@@ -1,0 +1,198 @@
+"""A data node whose data are bad: jobs wait for good blocks, or the node leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decod.daemon.data_supply import DataSupply
+from decod.daemon.host import Node
+from decod.data.block import Block
+from decod.data.dataset import Dataset
+from decod.data.prepare import PrepareConfig, prepare
+from decod.driver.arena import Arena
+from decod.driver.compute import Compute, JobError, Reply
+from decod.errors import DataError
+from decod.ids import NodeId, RunId
+from decod.net.block import BlockRequest
+from tests.waiting import wait_until
+
+ME, OTHER, STRANGER = (NodeId(letter * 52) for letter in "abc")
+DATA = (ME, OTHER)
+RUN = RunId("r" * 26)
+
+
+class FakeCompute:
+    """Answers jobs as it is told to; a block that it was given is good from then on."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.errors: list[JobError] = []
+        """With which the next jobs that read data fail."""
+        self.given: list[bytes] = []
+        self.kinds: list[str] = []
+
+    def submit(
+        self, kind: str, fields: Any = None, *, inputs: Any = (), outputs: Any = ()
+    ) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.kinds.append(kind)
+        if kind == "give_block":
+            self.given.append(bytes(inputs[0].view))
+        if kind == "embed" and self.errors:
+            future.set_exception(self.errors.pop(0))
+        else:
+            future.set_result(Reply({}, 0.0))
+        return future
+
+
+class Bench:
+    """A data node with a corpus of two shards, one block each."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "text.txt").write_text("0123456789" * 100)
+        prepare(folder / "own", [folder / "text.txt"], PrepareConfig(shard_tokens=600))
+        self.dataset = Dataset.open(folder / "own")
+        self.blocks = [self.dataset.index.block_at(shard, 0) for shard in (0, 1)]
+        self.notes: list[tuple[str, dict[str, object]]] = []
+        self.left: list[float] = []
+        self.arena = Arena(1 << 16)
+        members = [
+            SimpleNamespace(node_id=node, name=node[:1], address="h:1") for node in (ME, OTHER)
+        ]
+        view = SimpleNamespace(data_nodes=members)
+        self.node = SimpleNamespace(
+            arena=self.arena,
+            driver=SimpleNamespace(machine=SimpleNamespace(context=SimpleNamespace(view=view))),
+            identity=SimpleNamespace(node_id=ME),
+            part=SimpleNamespace(run_id=RUN),
+            server=SimpleNamespace(blocks=SimpleNamespace(read=None)),
+            note=lambda event, **fields: self.notes.append((event, fields)),
+            wishes=SimpleNamespace(leave=self.left.append),
+            supply=None,
+        )
+        self.supply = DataSupply(cast("Node", self.node), self.dataset, patience_s=0.0)
+        self.compute = FakeCompute()
+        self.over = self.supply.before(cast("Compute", self.compute))
+
+    def bad(self, *numbers: int) -> JobError:
+        """Returns what a job says that has met these blocks."""
+        error = {"code": "E-DAT-022", "what": "a shard was altered", "why": "hash", "fix": "mend"}
+        return JobError(error, [self.blocks[number] for number in numbers])
+
+
+def run(tmp_path: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bench = Bench(tmp_path)
+        async with asyncio.timeout(30), bench.supply:
+            await test(bench)
+
+    asyncio.run(main())
+
+
+def test_jobs_that_read_no_data_pass_as_they_are(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        assert bench.over.submit("forward").done()
+        assert bench.over.ended is bench.compute.ended
+
+    run(tmp_path, test)
+
+
+def test_a_job_runs_again_with_the_blocks_that_it_lacked(tmp_path: Path) -> None:
+    """Each file is named once in a while, however many of its blocks are bad."""
+
+    async def test(bench: Bench) -> None:
+        bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
+        assert (await bench.over.submit("embed")).result == {}
+        assert bench.compute.kinds == ["embed", *["give_block"] * 2, "embed", "give_block", "embed"]
+        content = [bench.dataset.blocks.read(block) for block in bench.blocks]
+        assert bench.compute.given == [*content, content[0]]
+        assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
+        paths = [str(bench.dataset.blocks.path(block)) for block in bench.blocks]
+        assert [fields["path"] for _, fields in bench.notes] == [paths[0]] * 2 + [paths[1]] * 2
+        assert bench.left == []
+        assert bench.arena.used_bytes == 0
+
+    run(tmp_path, test)
+
+
+def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
+        bench.compute.errors = [JobError(error)]
+        with pytest.raises(JobError, match="E-HW-003"):
+            await bench.over.submit("embed")
+        assert bench.left == []
+
+    run(tmp_path, test)
+
+
+async def assert_leaves(bench: Bench) -> None:
+    """Checks that jobs wait until nothing is committed any more, and that the node leaves once."""
+    jobs = [bench.over.submit("embed") for _ in range(2)]
+    await wait_until(lambda: bool(bench.left))
+    assert not any(job.done() for job in jobs)
+    bench.supply.give_up()
+    for job in jobs:
+        with pytest.raises(JobError):
+            await job
+    assert bench.left == [0.0]
+    assert [event for event, _ in bench.notes].count("data.lost") == 1
+
+
+def test_a_node_whose_data_nobody_has_leaves_with_an_error(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.dataset.blocks.path(bench.blocks[0]).unlink()
+        bench.compute.errors = [bench.bad(0), bench.bad(0)]
+        await assert_leaves(bench)
+
+    with pytest.raises(
+        DataError, match="E-DAT-022 a shard was altered: hash; reading it"
+    ) as caught:
+        run(tmp_path, test)
+    assert "nor did b (" in str(caught.value)
+    assert caught.value.exit_code == 9
+
+
+def test_data_of_which_no_copy_would_be_better_end_it_too(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.compute.errors = [bench.bad(), bench.bad()]
+        await assert_leaves(bench)
+
+    with pytest.raises(DataError, match="another copy would be no better"):
+        run(tmp_path, test)
+
+
+def test_a_host_without_room_for_a_block_leaves(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.arena.allocate(bench.arena.size_bytes)
+        bench.compute.errors = [bench.bad(0), bench.bad(0)]
+        await assert_leaves(bench)
+
+    with pytest.raises(DataError, match="no room for a good copy"):
+        run(tmp_path, test)
+
+
+def test_only_data_nodes_are_given_blocks_and_only_good_ones(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        read = bench.node.server.blocks.read
+        block = bench.blocks[1]
+
+        async def ask(sender: NodeId, block: Block) -> bytes | str:
+            answer: bytes | str = await read(BlockRequest(run_id=RUN, sender=sender, block=block))
+            return answer
+
+        assert await ask(OTHER, block) == bench.dataset.blocks.read(block)
+        assert await ask(STRANGER, block) == "only data nodes of the run are given data"
+        for other in (Block(2, 0, 10), Block(1, 0, 10), Block(1, 10**6, 10), Block(0, 2, 1198)):
+            assert await ask(OTHER, other) == "the data here have no such block"
+        path = bench.dataset.blocks.path(block)
+        path.write_bytes(bytes(path.stat().st_size))
+        assert await ask(OTHER, block) == "this node's own copy of it is bad"
+        path.unlink()
+        assert await ask(OTHER, block) == "this node's own copy of it is bad"
+
+    run(tmp_path, test)
