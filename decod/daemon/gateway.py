@@ -24,7 +24,7 @@ from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
 from decod.protocol.effects import FetchState, Note
 from decod.protocol.election_messages import LeaderIs
-from decod.protocol.events import LinkMeasured, Received, SendFailed
+from decod.protocol.events import LinkMeasured, Received, SendFailed, TensorLate
 from decod.protocol.follow_messages import Follow
 from decod.protocol.messages import (
     BackwardGradient,
@@ -329,6 +329,10 @@ class Gateway:
         assert self._driver is not None
         if self._probes.pop(id(buffer), None) is None:
             self._driver.tensor_failed(buffer)
+
+    def tensor_late(self, sender: NodeId) -> None:
+        if self._driver is not None and not self._driver.stopped.done():
+            self._driver.post(TensorLate(sender))
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         return self._hello(request)

@@ -1,8 +1,10 @@
 """What client and server agree on beside the messages: names of methods, options of channels."""
 
+from collections.abc import Iterable
+
 import grpc.aio
 
-from decod.ids import RunId
+from decod.ids import NodeId, RunId
 from decod.net.limits import Limits
 
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
@@ -17,6 +19,7 @@ CONSENT = ("decod-push", "accepted")
 """Initial metadata of a push whose tensor the receiver has made room for."""
 
 _RUN = "decod-run"
+_SENDER = "decod-sender"
 
 # A client pings at most this often; a server takes no offence at pings half as far apart.
 _KEEPALIVE_INTERVAL_MS = 10_000
@@ -73,6 +76,16 @@ def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
 def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
     """Returns what a call carries to say which run it is about, before any of its body is read."""
     return ((_RUN, run_id),)
+
+
+def tensor_metadata(run_id: RunId, sender: NodeId) -> tuple[tuple[str, str], ...]:
+    """Returns what a push of a tensor carries: whose it is, should it never arrive."""
+    return (*run_metadata(run_id), (_SENDER, sender))
+
+
+def sender_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | bytes | None:
+    """Returns whose tensor a push carries, as the metadata say; None if they don't."""
+    return dict(metadata or ()).get(_SENDER)
 
 
 def as_is(data: bytes) -> bytes:

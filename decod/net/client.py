@@ -165,6 +165,7 @@ class PeerClient:
         self._node_id = node_id
         self._run_id = run_id
         self._metadata = channel.run_metadata(run_id)
+        self._tensor_metadata = channel.tensor_metadata(run_id, node_id)
         self._handler = handler
         self._limits = limits
         self._watch = watch or Stopwatch()
@@ -452,8 +453,11 @@ class PeerClient:
         with self._watch.measure("copy"):
             frame = data_frame(item.data, head=first) if item.data else first
         push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
-        answer: bytes = await push(frame, timeout=timeout_s, metadata=self._metadata)
+        answer: bytes = await push(frame, timeout=timeout_s, metadata=self._metadata_of(item))
         return answer
+
+    def _metadata_of(self, item: _Bulk) -> tuple[tuple[str, str], ...]:
+        return self._metadata if isinstance(item.message, LinkProbe) else self._tensor_metadata
 
     async def _push_frames(self, link: _Link, first: bytes, item: _Bulk, timeout_s: float) -> bytes:
         """Streams a tensor; returns the receiver's answer.
@@ -462,7 +466,7 @@ class PeerClient:
         the reason, so the next attempt waits before it sends data.
         """
         push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
-        call = push(None, timeout=timeout_s, metadata=self._metadata)
+        call = push(None, timeout=timeout_s, metadata=self._metadata_of(item))
         try:
             await call.write(first)
             if not item.cut_off or channel.CONSENT in (await call.initial_metadata()):

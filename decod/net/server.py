@@ -113,6 +113,9 @@ class PeerHandler(Protocol):
     def tensor_failed(self, buffer: memoryview) -> None:
         """Takes a buffer back whose tensor did not arrive; what it holds means nothing."""
 
+    def tensor_late(self, sender: NodeId) -> None:
+        """Takes in that a tensor came too slowly, and has been given up."""
+
     def hello(self, request: HelloRequest) -> HelloInfo | None:
         """Returns what a stranger may know, or None if this node knows too little itself."""
 
@@ -277,8 +280,18 @@ class PeerServer:
         return fits
 
     async def _push(self, context: Context) -> bytes:
-        state = await self._receive_tensor(context)
+        try:
+            state = await self._receive_tensor(context)
+        except TimeoutError:
+            self._tell_late(context)
+            raise
         return tensor_pb2.PushResponse(state=state).SerializeToString()
+
+    def _tell_late(self, context: Context) -> None:
+        """Say whose tensor has been given up. Of a probe nobody needs to know."""
+        sender = channel.sender_of(context.invocation_metadata())
+        if sender is not None:
+            self._handler.tensor_late(validate.node_id("sender", str(sender)))
 
     async def _receive_tensor(self, context: Context) -> tensor_pb2.PushState:
         head, data = split_head(await self._next_frame(context) or b"")

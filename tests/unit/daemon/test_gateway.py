@@ -18,7 +18,7 @@ from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.effects import FetchState, Note
-from decod.protocol.events import Received, SendFailed
+from decod.protocol.events import Received, SendFailed, TensorLate
 from decod.protocol.messages import (
     BackwardGradient,
     CanTake,
@@ -267,6 +267,16 @@ def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> N
         assert gateway.allocate(said(probe), 0) is None
         assert driver.events == []
         assert driver.freed == []
+
+    run(test)
+
+
+def test_a_tensor_that_is_given_up_is_told_with_its_sender() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.tensor_late(PEER)
+        driver.stopped.set_result(None)
+        gateway.tensor_late(PEER)
+        assert driver.events == [TensorLate(PEER)]
 
     run(test)
 
