@@ -1,7 +1,7 @@
 """Simulates many short runs in bad weather; any broken invariant is an error.
 
-    python scripts/fuzz_sim.py                     2,000 seeds
-    python scripts/fuzz_sim.py --seeds 20000 --jobs 8
+    python scripts/fuzz_sim.py                     2,000 seeds that nobody has run
+    python scripts/fuzz_sim.py --first 0 --seeds 20000 --jobs 8
     python scripts/fuzz_sim.py --elections         ... whose leaders are struck again and again
     python scripts/fuzz_sim.py --mutations --seeds 200
                                                    does anybody notice if a safeguard is taken out?
@@ -36,6 +36,9 @@ Drawn = Callable[[int], Scenario]
 
 CHUNK = 25
 """Seeds that a process runs at a time."""
+
+NS_PER_SEED = 10_000
+"""Of the clock that draws the first seed: later runs have others, however short the pause."""
 
 PROGRESS_INTERVAL_S = 30.0
 """Least time between two lines that say how far it is."""
@@ -98,7 +101,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=2000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--first", type=int, help="the first seed; drawn from the clock if not given"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--elections", action="store_true", help="strike leaders above all")
     parser.add_argument(
@@ -108,10 +113,15 @@ def main() -> int:
         help="take safeguards out, one by one: these or all",
     )
     arguments = parser.parse_args()
+    first = arguments.first
+    if first is None:
+        # Seeds that were clean when somebody looked at them prove little.
+        first = time.time_ns() // NS_PER_SEED
+        print(f"first seed: {first}", flush=True)
     if arguments.mutations is not None:
-        return try_mutations(arguments.first, arguments.seeds, arguments.mutations)
+        return try_mutations(first, arguments.seeds, arguments.mutations)
     drawn = election_storm if arguments.elections else storm_scenario
-    return fuzz(arguments.first, arguments.first + arguments.seeds, arguments.jobs, drawn)
+    return fuzz(first, first + arguments.seeds, arguments.jobs, drawn)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,18 @@ from decod.ids import NodeId
 from decod.protocol.admission import Admission
 from decod.protocol.aside import Aside
 from decod.protocol.deadline import earliest
-from decod.protocol.discord import Discord, Doubt, Standing
+from decod.protocol.discord import Discord, Doubt, Ends, Standing
 from decod.protocol.effects import Effect
 from decod.protocol.electorate import Electorate
-from decod.protocol.messages import OF_TENSORS, SLOW, Message, NodeLoad, Suspect
+from decod.protocol.messages import (
+    OF_TENSORS,
+    SLOW,
+    TENSOR_REFUSED,
+    TOO_SLOW,
+    Message,
+    NodeLoad,
+    Suspect,
+)
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.probes import Probes
 from decod.protocol.view import View
@@ -39,6 +47,8 @@ class Doubts:
         self.probes = Probes(config.probe_timeout_s, around)
         self.aside = Aside()
         self._discord = Discord(config, electorate.allows)
+        self._refused: set[Ends] = set()
+        """Who has had a tensor refused by whom, since the last commit."""
         self._admission = admission
 
     @property
@@ -56,9 +66,12 @@ class Doubts:
     ) -> list[Effect]:
         """A member doubts another, when the run is so far."""
         node, reason = message.node_id, message.reason
-        slow = reason in OF_TENSORS
+        slow = reason == TOO_SLOW or (reason == TENSOR_REFUSED and (sender, node) in self._refused)
+        if reason == TENSOR_REFUSED:
+            # Once is a mishap: bits flip, and memory is full for a moment.
+            self._refused.add((sender, node))
         # Whoever is being asked whether it lives may not reach anybody.
-        unreached = reason != SLOW and node not in self.probes
+        unreached = reason not in (SLOW, *OF_TENSORS) and node not in self.probes
         if standing.under_way and (slow or unreached):
             self._discord.doubted(now_s, Doubt((sender, node), slow), standing)
         return self.suspect(now_s, standing.view, node, reason, message.slack)
@@ -89,6 +102,7 @@ class Doubts:
     def committed(self) -> None:
         """An iteration is done."""
         self._discord.committed()
+        self._refused.clear()
 
     # --- what comes of them -------------------------------------------------------------------
 

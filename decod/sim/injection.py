@@ -69,7 +69,7 @@ class Injection:
         self._world = world
         self._hosts = hosts
         self._start = start
-        self._spares_leader = scenario.calm_s is not None
+        self._calm_s = scenario.calm_s
         for fault in scenario.faults:
             self._plan(fault)
         for cut in scenario.cuts:
@@ -94,7 +94,9 @@ class Injection:
             host.on_event(fault.after_num_events, lambda: kernel.after(0.0, strike))
 
     def _strike(self, fault: HostFault, host: Host) -> None:
-        if not host.reachable:
+        # What a fault waits for may be said only when they are to be over.
+        late = self._calm_s is not None and self._world.kernel.now_s > self._calm_s
+        if late or not host.reachable:
             self.num_coming -= fault.kind is FaultKind.RESTART
             return
         self._strikes[fault.kind](host, fault.duration_s)
@@ -146,7 +148,7 @@ class Injection:
         self._world.kernel.after(duration_s, self._start, host)
 
     def _compute(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
-        if self._spares_leader and ends_run(host.machine):
+        if self._calm_s is not None and ends_run(host.machine):
             self._note(host, "compute.spared")  # As with `_drain`.
         else:
             host.device.fail()
@@ -155,7 +157,7 @@ class Injection:
         host.device.hang()
 
     def _drain(self, host: Host, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
-        if self._spares_leader and ends_run(host.machine):
+        if self._calm_s is not None and ends_run(host.machine):
             self._note(host, "drain.spared")  # It would end the run, which proves nothing.
         else:
             host.deliver(ev.DrainRequested())

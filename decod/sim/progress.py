@@ -15,7 +15,7 @@ from decod.sim.core import Wait, standing_of
 from decod.sim.host import Host
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import RATE_GRACE_S, RATE_MIN_BYTES_PER_S
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import FaultKind, Scenario
 
 _TENSORS = 5
 """Tensors that may be given up one after another before it is clear whose fault that is."""
@@ -45,7 +45,7 @@ class Progress:
         self.waits_for = ""
         self._num_wanted = scenario.num_iterations
         self._num_batch = scenario.num_microbatches * scenario.num_data_nodes
-        self._calm_s = scenario.calm_s
+        self._calm_s = _calm_s_of(scenario)
         self._run = run
         self._num = 0
         self._since_s = 0.0
@@ -143,3 +143,10 @@ class Progress:
     def _stuck(self, host: Host | None, what: str, waited_s: float) -> InvariantViolation:
         text = f"nothing committed for {waited_s:.0f} s after faults were over: {what}"
         return self._run.checker.violated("I7", host, text)
+
+
+def _calm_s_of(scenario: Scenario) -> float | None:
+    """Return when all faults are over; slow devices, too, are fast again then."""
+    slow = [fault for fault in scenario.faults if fault.kind is FaultKind.SLOW]
+    ends_s = [fault.at_s + fault.duration_s for fault in slow if fault.at_s is not None]
+    return None if scenario.calm_s is None else max(scenario.calm_s, *ends_s, 0.0)

@@ -1,0 +1,46 @@
+"""What comes of members' doubts about others that live."""
+
+import pytest
+
+from decod.ids import NodeId
+from decod.protocol.admission import Admission
+from decod.protocol.discord import Standing
+from decod.protocol.doubts import Doubts
+from decod.protocol.electorate import Electorate
+from decod.protocol.messages import TENSOR_REFUSED, TOO_SLOW, Suspect
+from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R2A, R2B, ROUND, view_of
+from tests.unit.protocol.test_admission import SHAPE
+
+VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
+STANDING = Standing(VIEW, ROUND, batch_done=False)
+
+
+class Leader:
+    """Its doubts, and who is told to go."""
+
+    def __init__(self) -> None:
+        electorate = Electorate(D0)
+        electorate.settle(VIEW)
+        self.doubts = Doubts(CONFIG, Admission(CONFIG, SHAPE), electorate, lambda *_: [])
+
+    def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
+        """Take in who doubts whom, and why; return who goes."""
+        for sender, node, reason in reports:
+            self.doubts.suspected(1.0, sender, Suspect(node, reason), STANDING)
+        return set(self.doubts.overdue(1.0, VIEW)[1])
+
+
+def test_a_tensor_that_is_refused_once_is_a_mishap() -> None:
+    """Else whoever is refused by one, and waits for another that is slow, looks slow itself."""
+    leader = Leader()
+    refused, slow = (D0, R1B, TENSOR_REFUSED), (R1B, R1A, TOO_SLOW)
+    assert not leader.hear(refused, slow)
+    leader.doubts.committed()
+    assert not leader.hear(refused)
+
+
+@pytest.mark.parametrize("reason", [TENSOR_REFUSED, TOO_SLOW])
+def test_who_refuses_tensors_of_several_others_again_and_again_goes(reason: str) -> None:
+    leader = Leader()
+    reports = [(sender, R1A, reason) for sender in (D0, R2A, R2B)]
+    assert leader.hear(*reports, *reports) == {R1A}
