@@ -199,7 +199,7 @@ class Joining:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
         if message.over:
-            return [Stop(StopReason.FINISHED, detail)]
+            return [*self.following.end(), Stop(StopReason.FINISHED, detail)]
         if not message.again_s:
             return [Stop(StopReason.REFUSED, detail)]
         if self._refused_until_s is None:
