@@ -211,9 +211,15 @@ WantedBy=multi-user.target
         shown = decod("status", "--state-dir", state_dir, "--json")
         return int(json.loads(shown.stdout)["iteration"])
 
-    def volunteer() -> str:
-        """Have the run's stages served; returns the join string."""
-        join = machine.path(joins).read_text(encoding="utf-8").strip()
+    def volunteer(before: str = "") -> str:
+        """Have the run's stages served, not that of `before` any more; returns the join string."""
+
+        def handed_out() -> str:
+            path = machine.path(joins)
+            join = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+            return join if join != before else ""
+
+        join = cluster.wait_for(handed_out, "the join string")
         for stage in (1, 2):
             name = f"relay-{len(cluster.daemons)}"
             cluster.start(name, "join", join, "--stage", str(stage))
@@ -227,6 +233,6 @@ WantedBy=multi-user.target
         decod("service", "start", "--user")
         reached = iteration()
         assert reached >= 3
-        assert volunteer() != first, "a resumed run is another run"
+        volunteer(first)  # A resumed run is another run.
         cluster.wait_for(lambda: iteration() >= reached + 3, "three more")
         decod("service", "uninstall", "--user")
