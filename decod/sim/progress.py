@@ -121,7 +121,7 @@ class Progress:
             if host.present and (standing := standing_of(host.machine)) is not None
         }
         leader = self._run.acting
-        if leader is not None:
+        if leader is not None and leader.node_id in standings:
             standing = standings[leader.node_id]
             match standing.wait:
                 case Wait.QUORUM if not is_quorum(alive, standing.electors):
