@@ -4,8 +4,9 @@
     python scripts/soak.py --minutes 1 --no-networks
 
 Two data nodes and ten relays in three stages, each two processes; a fault strikes every ten
-seconds: hosts are killed, frozen, restarted and asked to leave, the leader is killed, or asked to
-leave, links are cut in one direction (in network namespaces, which need root). With `--twin` the
+seconds: hosts are killed, frozen, restarted and asked to leave, or sleep for up to two minutes; the
+leader is killed, or asked to leave; the tensors of a relay trickle; links are cut in one direction
+(in network namespaces, which need root). With `--twin` the
 same run goes on beside it without faults. What all nodes have logged is audited afterwards, and the
 losses are compared with those of one process. Exits with 1 if anything was lost, or if the storm
 has cost more time, memory or open files than it may: see `tests/support/soak.py`.

@@ -94,7 +94,7 @@ MUTATIONS = (
         function="fence",
         old="return vote and self.election.bound",
         new="return False",
-        seed=74,
+        seed=1254,
         drawn=partial(election_storm, plot=unheard_leader),
     ),
     Mutation(

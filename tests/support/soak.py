@@ -36,7 +36,7 @@ from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network
 from tests.support.runs import Tokens, make_run
-from tests.support.storm import EXIT_REMOVED, Fleet, Pause, Storm, host_stages
+from tests.support.storm import Fleet, Pause, Storm, host_stages
 
 LEARNING_RATE = 1e-4
 """At a higher one hundreds of iterations amplify the last bit to whatever one likes."""
@@ -104,8 +104,8 @@ class Outcome:
     notes: Counter[str]
     """How often members were lost, rounds mended or repeated."""
     exits: Counter[int]
-    num_severed: int
-    """Daemons that were to go because a link of theirs was cut."""
+    wrongly_lost: list[str]
+    """Members that were removed though nobody had struck them."""
     tracebacks: list[str]
     memory_mib_per_min: dict[str, float]
     """Growth of each process that lived long enough."""
@@ -121,11 +121,8 @@ class Outcome:
     def complaints(self) -> list[str]:
         """What must not be, whatever the weather."""
         complaints = [*self.found.violations, *self.tracebacks]
-        complaints += [
-            f"a daemon that nobody had struck ended with {code}"
-            for code in self.exits
-            if code != EXIT_REMOVED
-        ]
+        complaints += [f"a daemon that nobody had struck ended with {code}" for code in self.exits]
+        complaints += self.wrongly_lost
         if not self.loss_error < 1e-8:
             complaints.append(f"losses differ from those of one process by {self.loss_error:.1e}")
         complaints += [
@@ -147,7 +144,6 @@ class Outcome:
             f"{self.tokens_per_s:.0f} tokens/s, longest pause {self.longest_pause.duration_s:.1f} s"
             + f" (struck in it: {', '.join(self.struck_in_pause) or 'nobody'})",
             f"  faults {dict(self.faults)}; {dict(self.notes)}; "
-            f"{self.num_severed} were to go for a cut link; "
             f"ended unstruck, by exit code: {dict(self.exits)}",
             f"  capacity of the bottleneck stage {self.capacity:.3f}, "
             f"wasted passes {self.wasted:.1%}, losses differ by {self.loss_error:.1e}",
@@ -252,7 +248,7 @@ def _outcome(
         found=found,
         notes=_notes(fleet),
         exits=fleet.exits,
-        num_severed=fleet.num_severed,
+        wrongly_lost=fleet.wrongly_lost(),
         tracebacks=fleet.tracebacks,
         memory_mib_per_min={
             name: slope * 60 / 2**20

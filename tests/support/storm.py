@@ -11,21 +11,27 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
+from tests.support import trickling
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 
 RETURN_S = 4.0
 """How long a killed host stays away."""
 FROZEN_S = 9.0
 CUT_S = 8.0
+SUSPENDED_S = (1.0, 120.0)
+"""How long a host sleeps, as a laptop does."""
+TRICKLING_S = 60.0
+"""How long a relay's tensors leave it at a byte a second."""
 
-EXIT_REMOVED = 75
-"""The run went on without the node: it is to be started again."""
+_LATE = timedelta(seconds=5)
+"""The leader may find out later that a host was gone, which is back by then."""
 
 _SAMPLE_S = 1.0
 _USE_S = 5.0
@@ -127,6 +133,20 @@ def _process(name: str, node_pid: int, kind: str) -> str:
     return f"the {kind} process of {name} ({node_pid})"
 
 
+@dataclass(slots=True)
+class Strike:
+    """A host was struck, and was in the run again at `end`."""
+
+    name: str
+    begin: datetime
+    end: datetime | None = None
+
+    def explains(self, name: str, at: datetime) -> bool:
+        """Return whether a leader that lost a host at an instant was right."""
+        over = self.end is not None and at > self.end + _LATE
+        return name == self.name and self.begin <= at and not over
+
+
 class Fleet:
     """The hosts of one run.
 
@@ -150,11 +170,9 @@ class Fleet:
         self.usage = Usage()
         self.exits: Counter[int] = Counter()
         """How daemons ended that nobody had struck."""
-        self.num_severed = 0
-        """Daemons that were to go because a link of theirs was cut."""
         self.tracebacks: list[str] = []
+        self._strikes: list[Strike] = []
         self._struck_pids: set[int] = set()
-        self._severed_pids: set[int] = set()
         self._sample_s = self._use_s = 0.0
         self._join_string = ""
 
@@ -170,10 +188,12 @@ class Fleet:
 
     def _start(self, name: str) -> None:
         join_string, stage = self.join_string(), self.stages[name]
-        arguments = ["join", join_string, "--stage", str(stage)]
-        if not stage:
+        if stage:
+            arguments = ["join", join_string, "--stage", str(stage)]
+            self.hosts[name] = self.cluster.start(name, *arguments, program=trickling.PROGRAM)
+        else:
             arguments = ["leader", str(self.cluster.run_file), "--join", join_string]
-        self.hosts[name] = self.cluster.start(name, *arguments)
+            self.hosts[name] = self.cluster.start(name, *arguments)
 
     def join_string(self) -> str:
         """Return what to hand out, as a data node that is there tells it; else the last known."""
@@ -194,11 +214,8 @@ class Fleet:
     def lost(self, name: str, *, for_s: float = 0.0) -> None:
         """A host was struck, and can't be back before some time has passed."""
         self.missing[name] = time.monotonic() + for_s
+        self._strikes.append(Strike(name, datetime.now(UTC)))
         self._struck_pids.add(self.hosts[name].process.pid)
-
-    def severed(self, *names: str) -> None:
-        """The link between two hosts is cut: the run may go on without one of them."""
-        self._severed_pids.update(self.hosts[name].process.pid for name in names)
 
     def tend(self) -> None:
         """Start again whoever has ended, and see who is back."""
@@ -208,16 +225,32 @@ class Fleet:
                 continue
             code = daemon.process.poll()
             if code is not None:
-                pid = daemon.process.pid
-                if pid in self._severed_pids and code == EXIT_REMOVED:
-                    self.num_severed += 1
-                elif pid not in self._struck_pids:
+                if daemon.process.pid not in self._struck_pids:
                     self.exits[code] += 1
                 self.tracebacks += daemon.tracebacks()
                 self._start(name)
             elif self.missing.get(name, now_s) < now_s and _is_back(daemon):
                 del self.missing[name]
+                self._ended(name)
         self._look()
+
+    def _ended(self, name: str) -> None:
+        """A host that was struck is back."""
+        for strike in self._strikes:
+            if strike.name == name:
+                strike.end = strike.end or datetime.now(UTC)
+
+    def wrongly_lost(self) -> list[str]:
+        """Return whom leaders have taken for lost though nobody had struck it, and why."""
+        names = {d.events("node.started")[0]["node_id"]: name for name, d in self.hosts.items()}
+        found = []
+        for asked in self.data_nodes:
+            for record in self.hosts[asked].events("member.lost"):
+                at = datetime.fromisoformat(record["time"])
+                who = names.get(record["peer"], record["peer"])
+                if not any(strike.explains(who, at) for strike in self._strikes):
+                    found.append(f"{who} was lost to {asked}: {record['reason']}, {record['time']}")
+        return found
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -303,7 +336,10 @@ class Storm:
         pause_s: Between two strikes.
     """
 
-    KINDS = ("kill", "cut", "freeze", "leader", "restart", "leave", "resign", "cut", "kill")
+    KINDS = (
+        *("kill", "cut", "freeze", "leader", "restart", "suspend"),
+        *("leave", "resign", "cut", "kill", "trickle"),
+    )
 
     def __init__(self, fleet: Fleet, *, seed: int, pause_s: float) -> None:
         self._fleet = fleet
@@ -400,11 +436,18 @@ class Storm:
         self._leave(who, now_s)
 
     def _freeze(self, who: str, now_s: float) -> None:
+        self._stop(who, FROZEN_S)
+
+    def _suspend(self, who: str, now_s: float) -> None:
+        least_s, most_s = SUSPENDED_S
+        self._stop(who, least_s * (most_s / least_s) ** self._rng.random())
+
+    def _stop(self, who: str, duration_s: float) -> None:
         fleet = self._fleet
         daemon = fleet.hosts[who]
         pids = [pid for pid in (daemon.process.pid, daemon.compute_pid()) if pid is not None]
         # When it thaws it believes for a moment that nothing has happened.
-        fleet.lost(who, for_s=FROZEN_S + 3.0)
+        fleet.lost(who, for_s=duration_s + 3.0)
         fleet.held.add(who)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -415,12 +458,17 @@ class Storm:
                     os.kill(pid, signal.SIGCONT)
             fleet.held.discard(who)
 
-        self._later(FROZEN_S, thaw)
+        self._later(duration_s, thaw)
+
+    def _trickle(self, who: str, now_s: float) -> None:
+        flag = self._fleet.hosts[who].state_dir / trickling.FLAG
+        self._fleet.lost(who, for_s=TRICKLING_S)
+        flag.touch()
+        self._later(TRICKLING_S, lambda: flag.unlink(missing_ok=True))
 
     def _cut(self, who: str, now_s: float) -> None:
         network = self._fleet.cluster.network
         assert network is not None
         begin, _, end = who.partition("->")
         network.cut(begin, end)
-        self._fleet.severed(begin, end)
         self._later(CUT_S, lambda: network.heal(begin, end))
