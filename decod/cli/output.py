@@ -52,5 +52,5 @@ def output_failed(error: OutputError) -> HardwareError:
         "what this command says can't be written to standard output",
         why=str(error),
         fix="free some space there, or write elsewhere; what the command does may be done",
-        code="E-HW-011",
+        code="E-HW-013",
     )

@@ -155,5 +155,5 @@ def _broken(stop: Stop) -> HardwareError:
         f"the compute process has failed {FAILURES_MAX + 1} times within an hour",
         why=stop.detail,
         fix="read compute.log in the state folder; most often it is memory: lower --capacity",
-        code="E-HW-011",
+        code="E-HW-014",
     )

@@ -110,8 +110,9 @@ class Limits:
         return self.rate_grace_s + self.frame_size_bytes / self.rate_min_bytes_per_s
 
     def stream_timeout_s(self, size_bytes: int) -> float:
-        """How long a whole tensor may take at the lowest rate."""
-        return self.frame_timeout_s + size_bytes / self.rate_min_bytes_per_s
+        """How long a whole tensor may take at the lowest rate, and its first frame before that."""
+        first_bytes = min(size_bytes, self.frame_size_bytes)
+        return self.rate_grace_s + (first_bytes + size_bytes) / self.rate_min_bytes_per_s
 
 
 LIMITS = Limits()

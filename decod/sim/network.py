@@ -19,9 +19,15 @@ CONTROL_MESSAGE_SIZE_BYTES = 200
 """What a control message weighs on a link. Small against every tensor; only its order matters."""
 
 
-RATE_MIN_BYTES_PER_S = 64.0 * 1024
-RATE_GRACE_S = 21.0
-"""Tensors that take so much longer than at the least rate are given up, as by the transport."""
+_RATE_MIN_BYTES_PER_S = 64.0 * 1024
+_RATE_GRACE_S = 5.0
+_FRAME_BYTES = 1 << 20
+
+
+def give_up_after_s(size_bytes: int) -> float:
+    """Return how long a tensor may take before it is given up, as by the transport."""
+    counted_bytes = min(size_bytes, _FRAME_BYTES) + size_bytes
+    return _RATE_GRACE_S + counted_bytes / _RATE_MIN_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,7 @@ class Network:
         pair = self._pair(transfer.sender, transfer.receiver)
         start_s = max(self._kernel.now_s, pair.bulk_free_s)
         wire_s = self._wire_s(transfer, pair, start_s) + self._drawn_delay(pair)
-        limit_s = RATE_GRACE_S + transfer.size_bytes / RATE_MIN_BYTES_PER_S
+        limit_s = give_up_after_s(transfer.size_bytes)
         pair.bulk_free_s = start_s + min(wire_s, limit_s)
         if wire_s > limit_s:
             self._kernel.at(pair.bulk_free_s, self._give_up, transfer)

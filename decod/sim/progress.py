@@ -14,7 +14,7 @@ from decod.protocol.electorate import is_quorum
 from decod.sim.core import Wait, standing_of
 from decod.sim.host import Host
 from decod.sim.invariants import Checker, InvariantViolation
-from decod.sim.network import RATE_GRACE_S, RATE_MIN_BYTES_PER_S
+from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
 
 _TENSORS = 5
@@ -60,7 +60,7 @@ class Progress:
         )
         self._still_s = _MOVES_S + protocol.heartbeat_timeout_s + protocol.probe_timeout_s
         largest = max(scenario.profile.activation_bytes, scenario.profile.parameter_bytes)
-        tensor_s = RATE_GRACE_S + largest / RATE_MIN_BYTES_PER_S
+        tensor_s = give_up_after_s(largest)
         self._crawls_s = self._still_s + _TENSORS * tensor_s
         self._slowed = [cut for cut in scenario.cuts if cut.rate_bytes_per_s]
 

@@ -60,7 +60,7 @@ def test_what_can_not_be_printed_is_no_bug(folder: Path, name: str) -> None:
     """Closed is as good as /dev/null. A reader that has gone has seen enough."""
     for how, (code, says) in {
         "closed": (0, ""),
-        "full": (6, "error: E-HW-011 what this command says can't be written"),
+        "full": (6, "error: E-HW-013 what this command says can't be written"),
         "reader gone": (141, ""),
     }.items():
         result = run_redirected(folder, COMMANDS[name], REDIRECTIONS[how])

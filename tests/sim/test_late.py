@@ -2,9 +2,11 @@
 
 import re
 
+import pytest
+
 from decod.protocol.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
-from decod.sim.network import Links, LinkSpec
+from decod.sim.network import LinkFaults, Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
@@ -59,3 +61,21 @@ def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobod
     committed_s = re.search(r"([\d.]+) data0 +iteration 5\.3 is committed", end)
     assert committed_s is not None, trace
     assert float(committed_s[1]) - loaded_s < 3.0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 8, 10, 13, 14, 19, 22, 24, 26, 27, 31])
+def test_the_word_that_the_run_is_over_does_not_overtake_the_last_commit(seed: int) -> None:
+    """Most messages are late by up to two seconds, or come before earlier ones."""
+    late = LinkFaults(
+        reorder_ratio=(0.4, 0.5)[seed % 2], delay_ratio=0.3, delay_max_s=(1.0, 2.0)[seed // 2 % 2]
+    )
+    scenario = Scenario(
+        seed=seed,
+        num_data_nodes=1 + seed % 2,
+        num_relays=4,
+        num_relay_stages=1 + seed % 2,
+        num_microbatches=2,
+        num_iterations=6,
+        link_faults=late,
+    )
+    assert Simulation(scenario).run().num_iterations == 6

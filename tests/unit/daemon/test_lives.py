@@ -127,7 +127,7 @@ def test_compute_processes_that_fail_again_and_again_are_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many: list[Stop | DecodError] = [BROKEN] * (FAILURES_MAX + 5)
-    with pytest.raises(HardwareError, match=r"E-HW-011 .* failed 6 times .* exit code 1"):
+    with pytest.raises(HardwareError, match=r"E-HW-014 .* failed 6 times .* exit code 1"):
         live(tmp_path, monkeypatch, many)
     assert len(many) == 4
     monkeypatch.setattr(module, "FAILURES_WINDOW_S", 0.0)
