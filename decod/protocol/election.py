@@ -42,6 +42,7 @@ from enum import Enum
 from random import Random
 
 from decod.ids import NodeId, Round
+from decod.protocol.accrual import Accrual
 from decod.protocol.ballot import Ballot, place_in
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
@@ -139,6 +140,9 @@ class Election:
         """This node led, and has given up its term."""
         self.heard_s = 0.0
         """When the leader itself was last heard."""
+        interval_s = self._timeout_s / BEATS_PER_TIMEOUT
+        self._regular = Accrual(floor_s=self._timeout_s, interval_s=interval_s)
+        """How regularly that is."""
         self._from_s = 0.0
         """Not to canvass before."""
         self._by_s = 0.0
@@ -188,9 +192,13 @@ class Election:
             case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
-                patience_s = 0.0 if self._vacant else _patience_s(self._context)
-                return max(self.heard_s + patience_s, self._from_s)
+                return max(self.heard_s + self._patience_s, self._from_s)
         return earliest(self._by_s, self._complete_by_s, self._ask_s)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long this node lets the leader be silent: longer where that is irregular."""
+        return 0.0 if self._vacant else self._regular.slack * _patience_s(self._context)
 
     @property
     def _remind_s(self) -> float | None:
@@ -240,6 +248,8 @@ class Election:
         direct = sender == self._context.view.leader
         if not (direct or announced) or self.bound or self._vacant:
             return
+        if direct:
+            self._regular.ended(now_s - self.heard_s)
         if direct or self.state is ElectionState.FOLLOWING:
             self.heard_s = now_s
             self.check.heard()

@@ -257,6 +257,24 @@ def test_a_candidate_that_is_behind_gets_the_decision_and_no_vote() -> None:
     assert not refusal.message.granted
 
 
+@pytest.mark.parametrize(("gap_s", "most_times"), [(0.5, 1.0), (1.5, 3.0), (30.0, 6.0)])
+def test_a_leader_whose_signs_of_life_are_irregular_is_given_more_time(
+    gap_s: float, most_times: float
+) -> None:
+    view = view_of(D0, D1, "d2", R1A)
+    election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
+    election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    usual_s = election.deadline_s
+    assert usual_s is not None
+    now_s = 0.0
+    for number in range(40):
+        now_s += gap_s if number % 4 == 0 else 0.5
+        election.heard(now_s, D0)
+    patience_s = (election.deadline_s or 0.0) - now_s
+    assert 1.0 <= patience_s / usual_s <= most_times
+    assert (patience_s > usual_s) == (gap_s > 0.5)
+
+
 def test_who_leaves_has_no_vote() -> None:
     election = voter()
     election.abstain(0.5)
