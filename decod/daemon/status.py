@@ -229,7 +229,7 @@ def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
     if machine is None or not machine.in_view or machine.office.election.electing:
         return own
     config = machine.context.config
-    silent_s = asyncio.get_running_loop().time() - machine.office.election.heard_s
+    silent_s = asyncio.get_running_loop().time() - machine.office.election.lookout.heard_s
     if silent_s <= config.heartbeat_timeout_s:
         return own
     leader, name = own["leader"], own["node"]["name"]

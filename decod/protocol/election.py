@@ -42,7 +42,6 @@ from enum import Enum
 from random import Random
 
 from decod.ids import NodeId, Round
-from decod.protocol.accrual import Accrual
 from decod.protocol.ballot import Ballot, place_in
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
@@ -58,15 +57,10 @@ from decod.protocol.election_messages import (
 from decod.protocol.electorate import electors_of, ids_of, is_quorum
 from decod.protocol.era import Hashes
 from decod.protocol.inquiry import Inquiry, answer_to
+from decod.protocol.lookout import Lookout
 from decod.protocol.messages import Abort, CatchUp, Commit, Heartbeat, Mend
 from decod.protocol.view import Role, View
 from decod.protocol.voter import Promise, Voter
-
-BEATS_PER_TIMEOUT = 4
-"""How often the leader shows its deputies that it lives, in `election_timeout_s`."""
-
-DEPUTIES_MAX = 8
-"""Data nodes that the leader does this for. Further ones stand only if these do not."""
 
 ASKS_PER_TIMEOUT = 8
 """How often a candidate repeats a question, in `election_timeout_s`."""
@@ -138,11 +132,7 @@ class Election:
         """The highest that anybody has spoken of."""
         self._vacant = False
         """This node led, and has given up its term."""
-        self.heard_s = 0.0
-        """When the leader itself was last heard."""
-        interval_s = self._timeout_s / BEATS_PER_TIMEOUT
-        self._regular = Accrual(floor_s=self._timeout_s, interval_s=interval_s)
-        """How regularly that is."""
+        self.lookout = Lookout(context)
         self._from_s = 0.0
         """Not to canvass before."""
         self._by_s = 0.0
@@ -192,13 +182,9 @@ class Election:
             case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
-                return max(self.heard_s + self._patience_s, self._from_s)
+                patience_s = 0.0 if self._vacant else self.lookout.patience_s
+                return max(self.lookout.heard_s + patience_s, self._from_s)
         return earliest(self._by_s, self._complete_by_s, self._ask_s)
-
-    @property
-    def _patience_s(self) -> float:
-        """How long this node lets the leader be silent: longer where that is irregular."""
-        return 0.0 if self._vacant else self._regular.slack * _patience_s(self._context)
 
     @property
     def _remind_s(self) -> float | None:
@@ -228,7 +214,7 @@ class Election:
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
-        self._vacant, self.heard_s, self._from_s = False, now_s, now_s
+        self._vacant, self.lookout.heard_s, self._from_s = False, now_s, now_s
         self._complete_by_s = self._succession = self._ballot = None
         self.unanswered = ()
         self.check.reset()
@@ -238,7 +224,7 @@ class Election:
         """The context has a new view in the same round: the leader lives."""
         self._mend = mend
         self.voter.moved()
-        self.heard_s = now_s
+        self.lookout.heard_s = now_s
         self.check.reset()
         if self.state in _TRYING:
             self._follow(now_s)
@@ -249,9 +235,10 @@ class Election:
         if not (direct or announced) or self.bound or self._vacant:
             return
         if direct:
-            self._regular.ended(now_s - self.heard_s)
+            self.lookout.heard(now_s)
+        elif self.state is ElectionState.FOLLOWING:
+            self.lookout.heard_s = now_s
         if direct or self.state is ElectionState.FOLLOWING:
-            self.heard_s = now_s
             self.check.heard()
         if direct and self.state is ElectionState.CANVASSING:
             self._follow(now_s)
@@ -259,7 +246,7 @@ class Election:
     def doubt(self, now_s: float) -> None:
         """The leader can't be reached from here: ask the others now rather than later."""
         if self.state is ElectionState.FOLLOWING:
-            self.heard_s = min(self.heard_s, now_s - self._timeout_s)
+            self.lookout.heard_s = min(self.lookout.heard_s, now_s - self._timeout_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -437,7 +424,7 @@ class Election:
         if self.state is not ElectionState.FOLLOWING:
             self._follow(now_s)
         # The new leader gets its time to open a round.
-        self.heard_s = now_s
+        self.lookout.heard_s = now_s
         self._seen_term = max(self._seen_term, promise.term)
         return self.voter.bind(now_s, promise)
 
@@ -477,7 +464,7 @@ class Election:
         """This node leads the term."""
         view = self._context.view
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
-        self.heard_s = now_s
+        self.lookout.heard_s = now_s
         assert self.last is not None, "nobody is elected before the first round"
         self._succession = Succession(
             self.voter.promise.term, view.leader, self.last, view, ballot.proposed
@@ -517,10 +504,3 @@ class Election:
         if message.leader is None or message.leader == self._context.node_id:
             return stopped, []
         return stopped, [Send(message.leader, CatchUp(self._context.round))]
-
-
-def _patience_s(context: Context) -> float:
-    """How long a node lets the leader be silent; in turn, so that one stands at a time."""
-    rank = context.view.ranks[context.node_id]
-    far_s = 0.0 if rank < DEPUTIES_MAX else context.config.heartbeat_timeout_s
-    return context.config.election_timeout_s * (1 + rank / 4) + far_s

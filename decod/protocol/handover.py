@@ -19,8 +19,9 @@ from decod.ids import NodeId
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send, Stop, StopReason
-from decod.protocol.election import BEATS_PER_TIMEOUT, Election, ElectionState
+from decod.protocol.election import Election, ElectionState
 from decod.protocol.leader import UNDER_WAY, Leader, LeaderState
+from decod.protocol.lookout import BEATS_PER_TIMEOUT
 from decod.protocol.messages import Commit, Leave
 
 _GRACE = 3

@@ -15,7 +15,7 @@ from decod.protocol.admission import RunShape
 from decod.protocol.context import Context
 from decod.protocol.deadline import earliest
 from decod.protocol.effects import Effect, Note, Send, Stop, StopReason, noted
-from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX, Election
+from decod.protocol.election import Election
 from decod.protocol.election_messages import (
     Candidacy,
     Canvass,
@@ -38,6 +38,7 @@ from decod.protocol.follow_messages import FollowMessage
 from decod.protocol.handover import Handover
 from decod.protocol.identity import RunFacts
 from decod.protocol.leader import Leader, give_up
+from decod.protocol.lookout import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.voter import Promise

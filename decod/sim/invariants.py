@@ -27,13 +27,13 @@ from typing import get_args
 
 from decod.ids import FlowId, NodeId, Round
 from decod.protocol import messages as msg
-from decod.protocol.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.election_messages import ElectionMessage
 from decod.protocol.era import Source
 from decod.protocol.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.follow_messages import Average, Follow, Followed
 from decod.protocol.followers import FOLLOWERS_MAX, LAG_MAX
 from decod.protocol.jobs import Job
+from decod.protocol.lookout import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.messages import Message
 from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.draft import DraftMessage

@@ -146,9 +146,9 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
             machine = give_view(node, leads=False)
-            machine.office.election.heard_s = time.monotonic()
+            machine.office.election.lookout.heard_s = time.monotonic()
             assert (await full_status(node))["run_state"] == node.local_status()["run_state"]
-            machine.office.election.heard_s -= 20.0
+            machine.office.election.lookout.heard_s -= 20.0
             status = await full_status(node)
             assert status["run_state"] == "waiting"
             assert status["state"] == status["node"]["state"] == "reconnecting"

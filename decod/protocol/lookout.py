@@ -1,0 +1,38 @@
+"""When the leader was last heard, and how long a node lets it be silent."""
+
+from decod.protocol.accrual import Accrual
+from decod.protocol.context import Context
+
+BEATS_PER_TIMEOUT = 4
+"""How often the leader shows its deputies that it lives, in `election_timeout_s`."""
+
+DEPUTIES_MAX = 8
+"""Data nodes that the leader does this for. Further ones stand only if these do not."""
+
+
+class Lookout:
+    """One member's, for its leader.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.heard_s = 0.0
+        """When the leader itself was last heard."""
+        self._context = context
+        timeout_s = context.config.election_timeout_s
+        self._regular = Accrual(floor_s=timeout_s, interval_s=timeout_s / BEATS_PER_TIMEOUT)
+
+    def heard(self, now_s: float) -> None:
+        """The leader has sent something."""
+        self._regular.ended(now_s - self.heard_s)
+        self.heard_s = now_s
+
+    @property
+    def patience_s(self) -> float:
+        """How long the leader may be silent: in turn, so that one stands at a time."""
+        context, config = self._context, self._context.config
+        rank = context.view.ranks[context.node_id]
+        far_s = 0.0 if rank < DEPUTIES_MAX else config.heartbeat_timeout_s
+        return self._regular.slack * config.election_timeout_s * (1 + rank / 4) + far_s
