@@ -234,11 +234,8 @@ class Election:
         direct = sender == self._context.view.leader
         if not (direct or announced) or self.bound or self._vacant:
             return
-        if direct:
-            self.lookout.heard(now_s)
-        elif self.state is ElectionState.FOLLOWING:
-            self.lookout.heard_s = now_s
         if direct or self.state is ElectionState.FOLLOWING:
+            self.lookout.heard(now_s)
             self.check.heard()
         if direct and self.state is ElectionState.CANVASSING:
             self._follow(now_s)
