@@ -240,6 +240,7 @@ class NodeMachine:
                 self._membership.told(now_s, effect.to)
                 effect = self.ways.routed(effect)
             elif isinstance(effect, Stop):
+                settled += [e for early in self._stash.take_all() for e in released(early)]
                 effect = self.office.handover.ended(self._standing.ended(effect))
                 self._stopped = True
             settled.append(effect)

@@ -84,7 +84,8 @@ def test_probes_are_few() -> None:
     assert sum(host.num_probes for host in hosts) > 0
     for host in hosts:
         num_neighbours = len({*core(host).context.previous, *core(host).context.next})
-        assert host.num_probes <= num_neighbours
+        # Links that look slow are probed once more, lest it was somebody else's traffic.
+        assert host.num_probes <= 1.5 * num_neighbours
 
 
 def test_reports_cease_when_nothing_changes() -> None:

@@ -152,12 +152,15 @@ def replaced_s(seed: int, loss_ratio: float) -> float:
 
 
 @pytest.mark.parametrize("loss_ratio", [0.01, 0.02, 0.05])
-def test_a_lost_leader_is_replaced_within_five_seconds_though_packets_are_lost(
+def test_a_lost_leader_is_replaced_within_six_seconds_though_packets_are_lost(
     loss_ratio: float,
 ) -> None:
-    """Those of the election too. With the settings that a run has if nobody says otherwise."""
+    """Those of the election too; who has missed beats is more patient.
+
+    With the settings that a run has if nobody says otherwise.
+    """
     times = [replaced_s(seed, loss_ratio) for seed in range(LOSSY_SEEDS)]
-    assert max(times) < 5.0, times
+    assert max(times) < 6.0, times
 
 
 @pytest.mark.parametrize("seed", range(4))

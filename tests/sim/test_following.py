@@ -85,7 +85,7 @@ def test_while_a_newcomer_loads_no_commit_is_later_than_without_it(num_relays: i
     fetched_s = first(story, name, r"state of iteration \d+ loaded")
     without_s, lengths_s = alone.lengths_s(), story.lengths_s()
     loading = [i for i, end_s in story.ends_s.items() if asked_s < end_s < fetched_s]
-    assert len(loading) >= 3, story.trace
+    assert len(loading) >= 2, story.trace
     # An average costs a stage's only member two short jobs.
     late_s = 2 * PROFILE.reduce_s if num_relays == 2 else 0.0
     assert all(lengths_s[i] < without_s[i] + late_s + 0.001 for i in loading), lengths_s

@@ -84,7 +84,7 @@ def test_a_leader_whose_only_heir_is_lost_leads_until_it_finds_that_out(seed: in
     """Nobody but a leader could let the heir in again; who resigns at once never is one."""
     lost = HostFault(FaultKind.RESTART, "data1", before_message=("Candidacy", 1), duration_s=1.0)
     scenario = replace(
-        TOGETHER, seed=seed, num_iterations=12, calm_s=10.0, faults=(leave("data0", 8.0), lost)
+        TOGETHER, seed=seed, num_iterations=12, calm_s=14.0, faults=(leave("data0", 8.0), lost)
     )
     result = Simulation(scenario).run()
     assert result.num_iterations == scenario.num_iterations
