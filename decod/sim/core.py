@@ -376,7 +376,8 @@ class Standing:
     electors: tuple[NodeId, ...]
     """Of the last settled view."""
     needed: frozenset[NodeId]
-    """Without whom the run can't go on: data nodes, and the last of each stage."""
+    """Without whom the run can't go on: data nodes, the last of each stage, and at a leader those
+    without whom it has no quorum."""
     room: int
     """Microbatches for which the stage with the least room has room."""
     abstains: bool
@@ -391,9 +392,11 @@ def standing_of(machine: object) -> Standing | None:
         return None
     context, election, leader = core.context, core.office.election, core.leader
     electors = () if election.last is None else electors_of(election.last.opening)
+    needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:
-        electors = leader.electorate.settled
+        electors, members = leader.electorate.settled, set(ids_of(context.view))
+        needed |= {node for node in members if not leader.electorate.allows(members - {node})}
         if leader.electorate.lacking:
             wait = Wait.QUORUM
         elif leader.state is LeaderState.GATHERING:
@@ -404,7 +407,7 @@ def standing_of(machine: object) -> Standing | None:
         place=(context.view.term, context.round, context.view.version),
         members=ids_of(context.view),
         electors=electors,
-        needed=context.view.last_workers | {m.node_id for m in context.view.data_nodes},
+        needed=needed,
         room=min(sum(m.capacity for m in workers) for workers in context.view.workers[1:]),
         abstains=election.abstains,
         may_stand=member is not None and member.role is Role.DATA and not election.abstains,

@@ -82,7 +82,8 @@ class Progress:
         limit_s = self._limit_s(now_s)
         if num < self._num_wanted and stands_s > limit_s:
             raise self._stuck(self._run.acting, "all its members are there", limit_s)
-        if now_s - max(self._calm_s, self._since_s) <= self._bound_s:
+        # Whom the run can't do without, it waits for until its tensors travel again.
+        if limit_s == math.inf or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
         self.waits_for = self._explained()
         return True
