@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,3 +63,20 @@ class Happenings:
             for one in self._kept
             if now_s - one.at_s <= _KEPT_S
         ]
+
+
+def merged(told: Sequence[Any], own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what two nodes say of themselves, oldest first: each may know what the other can't.
+
+    Args:
+        told: As `Happenings.describe` returns it, by another node: it may hold anything.
+        own: By this one. What both tell in the same words is told once.
+    """
+    texts = {one["text"] for one in own}
+    others = [one for one in told if _is_happening(one) and one["text"] not in texts]
+    return sorted([*others, *own], key=lambda one: -one["age_s"])
+
+
+def _is_happening(one: Any) -> bool:
+    number = isinstance(one, Mapping) and isinstance(one.get("age_s"), int | float)
+    return number and isinstance(one.get("text"), str)

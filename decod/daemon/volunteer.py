@@ -10,6 +10,7 @@ from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
+from decod.daemon.happenings import merged
 from decod.daemon.host import Host, Node, Part, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.lives import Lives
@@ -215,7 +216,8 @@ async def full_status(node: Node) -> dict[str, Any]:
         return own
     # Flows too: each node knows its own hops from the first flow on, the leader whole flows later.
     mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", "join_string")
-    return {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
+    best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
+    return best | {"recent": merged(best["recent"], own["recent"])}
 
 
 def _better(own: Any, told: Any) -> Any:

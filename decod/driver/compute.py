@@ -185,8 +185,8 @@ class ComputeProcess:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         # Once the node has given up, nobody reads what became of its last jobs: that is no error.
         future.add_done_callback(_mark_read)
-        if self._writer.is_closing():
-            future.set_exception(ComputeDiedError("the compute process has ended"))
+        if self.ended.done():
+            future.set_exception(ComputeDiedError(self.ended.result()))
             return future
         request = {
             "job": self._next_id,
@@ -203,6 +203,8 @@ class ComputeProcess:
         num_bytes = sum(region.size_bytes for region in (*inputs, *outputs))
         self._waiting.append(_Waiting(self._next_id, kind, num_bytes, future))
         self._next_id += 1
+        if self._writer.is_closing():
+            return future  # Why the process ends is known in a moment; the job fails with that.
         if len(self._waiting) == 1:
             self._began_next()
         self._writer.write(line)

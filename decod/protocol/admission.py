@@ -167,7 +167,7 @@ class Admission:
         Args:
             committed: The last round that is.
             staff: Whom they have followed: where nobody is left, they can't have. None: they need
-                nobody, because all get another state.
+                not have followed, because all get another state, or they fetch it as members.
         """
         staffed = None if staff is None else {member.stage_index for member in staff}
         return [

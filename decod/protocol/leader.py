@@ -60,6 +60,9 @@ from decod.protocol.view import Member, Opening, Role, View, orphans
 _FAILURES_MAX = 5
 """Rounds of one iteration that may fail with all stages present before the run is stopped."""
 
+_STUCK_FAILURES = 2
+"""Rounds of one iteration that may fail before candidates enter that have not followed."""
+
 
 class LeaderState(Enum):
     GATHERING = "gathering"
@@ -369,7 +372,10 @@ class Leader:
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.round.iteration} failed {self._num_failures} times"
             return give_up(self, f"{times}, last: {reason}")
-        return self._open(now_s, self._next_view(), reason=reason)
+        # Candidates follow commits. If none come they fetch the state as members: with them the run
+        # may have a quorum without whoever holds it up.
+        view = self._next_view(level=self._num_failures < _STUCK_FAILURES)
+        return self._open(now_s, view, reason=reason)
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
         """End the run for everybody."""
@@ -438,13 +444,19 @@ class Leader:
         return effects + self.capacities.settle(self.view)
 
     def _next_view(
-        self, *, without: Sequence[NodeId] = (), admit: bool = True, resize: bool = True
+        self,
+        *,
+        without: Sequence[NodeId] = (),
+        admit: bool = True,
+        level: bool = True,
+        resize: bool = True,
     ) -> View:
         """Return a view of the next version, without some; with all that stand prepared (`admit`),
-        and the capacities that members want (`resize`)."""
+        unless they are not level with their stage (`level`); and the capacities that members want
+        (`resize`)."""
         members = [m for m in self.view.members if m.node_id not in without]
         if admit:
-            staff = members if self.started else None
+            staff = members if self.started and level else None
             members = _with(members, self.admission.members(self.committed, staff))
         if resize:
             members = self.capacities.apply(members, self.leaving)

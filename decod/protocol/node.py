@@ -30,12 +30,12 @@ from decod.protocol.delivery import Delivery
 from decod.protocol.effects import (
     Effect,
     FreeTensor,
-    Note,
     Send,
     SendTensor,
     Stop,
     StopReason,
     UseMembers,
+    noted,
 )
 from decod.protocol.ending import Ending
 from decod.protocol.events import (
@@ -495,7 +495,9 @@ class NodeMachine:
         job, effects = self.context.compute.finished(event)
         if job is None and not event.fatal:
             return effects
-        effects.append(Note("job.failed", (("job", type(job).__name__), ("reason", event.reason))))
+        if job is not None:
+            note = noted("job.failed", job=type(job).__name__, reason=event.reason)
+            effects.append(note)
         handled, following = None, self._joining.following
         if job is not None and self.in_view and not event.fatal:
             handled = self.work.job_failed(now_s, job, event.reason)

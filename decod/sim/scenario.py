@@ -370,6 +370,7 @@ PART_OPTIONS = {
     ("protocol", "routing"): "--routing",
     ("profile", "optimizer_s"): "--optimizer-s",
     ("profile", "activation_bytes"): "--activation-bytes",
+    ("profile", "parameter_bytes"): "--parameter-bytes",
 }
 """Fields of a scenario's parts that it sets."""
 

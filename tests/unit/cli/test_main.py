@@ -185,7 +185,9 @@ def test_a_node_leaves_in_order_while_the_command_line_is_imported(
     command: str, number: signal.Signals
 ) -> None:
     code = f"""if True:
-        import os, sys
+        import os, signal, sys
+        # Under nohup, say, hang-ups are ignored, and stay so.
+        signal.signal({int(number)}, signal.SIG_DFL)
         from decod.__main__ import run
         class Asked:
             def find_spec(self, name, path, target=None):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import volunteer
-from decod.daemon.happenings import Happenings
+from decod.daemon.happenings import Happenings, merged
 from decod.daemon.host import Node
 from decod.daemon.run_facts import facts_of
 from decod.daemon.status import Progress
@@ -305,6 +305,12 @@ def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None
             assert 0 <= mended["age_s"] <= lost["age_s"] < 60
 
     asyncio.run(test())
+
+
+def test_what_two_nodes_tell_is_told_once_and_oldest_first() -> None:
+    own = [{"age_s": 9.0, "event": "a", "text": "both"}, {"age_s": 1.0, "event": "b", "text": "me"}]
+    told = [{"age_s": 8.5, "text": "both"}, {"age_s": 4, "text": "leader"}, {"text": "ageless"}, 5]
+    assert [one["text"] for one in merged(told, own)] == ["both", "leader", "me"]
 
 
 def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:

@@ -171,10 +171,14 @@ def test_a_process_that_hangs_at_its_end_is_killed() -> None:
         async with StandIn(script=stubborn, end_s=0.2) as compute:
             pid = int((await compute.submit("pid")).result["pid"])
             waiting = compute.submit("wait")
-            await compute.close()
+            closing = asyncio.create_task(compute.close())
+            await asyncio.sleep(0)
+            late = compute.submit("echo")
+            await closing
             assert not is_alive(pid)
-            with pytest.raises(ComputeDiedError, match="signal 9"):
-                await waiting
+            for future in (waiting, late):
+                with pytest.raises(ComputeDiedError, match="signal 9"):
+                    await future
 
     run(test())
 
