@@ -39,6 +39,7 @@ from decod.protocol.params import ProtocolConfig
 from decod.protocol.routing.draft import DraftMessage
 from decod.protocol.survey import SURVEY_INTERVAL_S
 from decod.protocol.view import Opening
+from decod.protocol.way_messages import Passed
 from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, Place, Whereabouts, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
@@ -54,12 +55,15 @@ _ADMISSION = frozenset(
         msg.Prepared,
         Follow,
         Followed,
+        msg.Suspect,
         msg.Ping,
         msg.Pong,
+        Passed,
         *get_args(ElectionMessage),
     )
 )
-"""Paid per candidate, suspect, election or wait for a silent node, not per iteration."""
+"""Paid per candidate, suspect, broken link, election or wait for a silent node, not per
+iteration."""
 
 
 _FLOWLESS = frozenset(

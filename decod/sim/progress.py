@@ -52,6 +52,8 @@ class Progress:
         self._num_passes = 0
         self._stands_s = 0.0
         """When it was last seen to move."""
+        self._frozen_s = -math.inf
+        """When its leader was last seen to be frozen. Where it led on, what it does next counts."""
         protocol = scenario.protocol
         self._bound_s = (
             protocol.round_timeout_s
@@ -76,6 +78,8 @@ class Progress:
             self._num_passes, self._stands_s = num_passes, now_s
         if num != self._num:
             self._num, self._since_s = num, now_s
+        if (leader := self._run.acting) is not None and leader.frozen:
+            self._frozen_s = now_s
         if self._calm_s is None:
             return False
         stands_s = now_s - max(self._calm_s, self._stands_s)
@@ -84,6 +88,8 @@ class Progress:
             raise self._stuck(self._run.acting, "all its members are there", limit_s)
         # Whom the run can't do without, it waits for until its tensors travel again.
         if limit_s == math.inf or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
+            return False
+        if self._frozen_s < now_s <= self._frozen_s + self._bound_s:
             return False
         self.waits_for = self._explained()
         return True

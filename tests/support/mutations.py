@@ -104,7 +104,7 @@ MUTATIONS = (
         function="_place_of",
         old="return round_, message.view_version",
         new="return round_, view_version",
-        seed=211,
+        seed=258,
         drawn=partial(election_storm, plot=late_parts),
     ),
     Mutation(
@@ -133,7 +133,7 @@ MUTATIONS = (
         function="_report",
         old="self._waiting or self._owing",
         new="self._waiting",
-        seed=20,
+        seed=21,
     ),
     Mutation(
         name="late",
