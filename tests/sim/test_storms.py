@@ -16,7 +16,7 @@ from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario, weather
 from tests.support.mutations import MUTATIONS, Mutation, notice
 
-NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "2000"))
+NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
 _CHUNK = 200
@@ -127,20 +127,6 @@ def test_a_bit_that_flips_in_a_newcomer_does_not_enter_with_it(
     )
     assert main(_words(words, faults, "")) == 0
     assert "it has come to other parameters than its stage" in capsys.readouterr().out
-
-
-def test_who_knows_that_it_differs_from_its_stage_has_nothing_to_commit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The leader is lost, and the member that has told so is cut off while another is elected."""
-    faults = (
-        "freeze:relay4@7.24+8.347 rot:relay1@9.041+10.282 disk:relay0@9.861+0.308"
-        " restart:data0@10.154+9.433 drain:relay1@10.512+5.436 disk:relay2@13.967+6.953"
-    )
-    cuts = "data1,relay0,relay2|relay3,data0,relay1,relay4@13.285+3.505 relay2|relay3@11.88+3.689"
-    words = "--seed 103312 --data-nodes 2 --relays 5 --microbatches 1 --calm-s 26.055"
-    assert main(_words(words, faults, cuts)) == 0
-    assert "relay4 differs from the rest of stage 1" in capsys.readouterr().out
 
 
 def test_a_newcomer_whose_wish_to_follow_is_lost_as_it_enters_fetches_the_state() -> None:
