@@ -6,6 +6,7 @@ from decod.protocol.effects import Effect, Send, SendTensor
 from decod.protocol.election_messages import ElectionMessage
 from decod.protocol.events import SendFailed
 from decod.protocol.messages import Abort, CatchUp, Commit, Heartbeat, Leave, LinkReport, Message
+from decod.protocol.way_messages import Passed
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -59,6 +60,8 @@ class Outbox:
             return False  # A newer one follows by itself.
         if receiver not in self._context.view:
             return False
+        if isinstance(message, Passed):
+            return True
         if (round_ := getattr(message, "round", None)) is not None:
             return bool(round_ == self._context.round)
         return getattr(message, "view_version", None) == self._context.view.version

@@ -184,7 +184,10 @@ class Simulation:
         stop = self._end
         if stop is None:
             return self._result(deserted)
-        lost = self._lost_stage() if stop.reason is StopReason.FAILED else None
+        failed = stop.reason is StopReason.FAILED
+        # A candidate only hears that the run is over.
+        failed = failed or self.checker.num_iterations < self.scenario.num_iterations
+        lost = self._lost_stage() if failed else None
         if stop.reason is not StopReason.FINISHED and lost is None:
             raise self._stuck(f"the leader stopped: {stop.reason.value}, {stop.detail}")
         over_s = max(self.kernel.now_s, self.scenario.calm_s or 0.0)
@@ -383,7 +386,7 @@ class Simulation:
         hosts = [host for host in self.hosts.values() if host.name not in cut_off]
         alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
         holders = {compute.stage_index for compute in alive if compute.iteration > 0}
-        stages = range(1, self.scenario.num_relay_stages + 1)
+        stages = range(self.scenario.num_relay_stages + 1)
         return next((stage for stage in stages if stage not in holders), None)
 
     def _check_end(self) -> None:

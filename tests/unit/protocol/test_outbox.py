@@ -20,6 +20,7 @@ from decod.protocol.messages import (
 )
 from decod.protocol.outbox import Outbox
 from decod.protocol.view import Opening, Role
+from decod.protocol.way_messages import Passed
 from tests.unit.protocol.cast import D0, MANIFEST, R1A, ROUND, context_of, freed, tensor, view_of
 
 VIEW = view_of("d0", "r1a", version=3)
@@ -37,6 +38,7 @@ def context() -> Context:
         CanTake(ROUND),
         Withdraw(3, 7),
         Leave("drained"),
+        Passed(7, arrived=False),
         Abort(EARLIER, Opening(ROUND, Round(0, 0), VIEW), "lost a node"),
         Commit(EARLIER, Opening(ROUND, EARLIER, VIEW), 1.0, 1),
     ],
