@@ -30,6 +30,11 @@ class Aside:
     def __init__(self) -> None:
         self._known: dict[NodeId, _Pause] = {}
 
+    @property
+    def nodes(self) -> list[NodeId]:
+        """Who was set aside, and may still want to come back."""
+        return list(self._known)
+
     def put(self, now_s: float, member: Member, reason: str) -> Effect:
         """Set a member aside."""
         node = member.node_id

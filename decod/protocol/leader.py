@@ -385,7 +385,9 @@ class Leader:
         opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.electorate.lacking)
-        waiting = [Send(node, word) for node in self.admission.candidates if node != self.node_id]
+        aside = [node for node in self.doubts.aside.nodes if node not in self.view]
+        outside = dict.fromkeys([*self.admission.candidates, *aside])
+        waiting = [Send(node, word) for node in outside if node != self.node_id]
         self._last = Abort(self.round, opening, reason[:200])
         return [*waiting, Send(self.node_id, self._last)]
 

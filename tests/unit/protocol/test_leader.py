@@ -38,6 +38,7 @@ from tests.unit.protocol.cast import (
     R1C,
     STRANGER,
     configured,
+    member,
     notes_of,
     sent,
     suspect,
@@ -342,8 +343,10 @@ def test_after_the_last_iteration_members_hold_still() -> None:
 def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
     run = Run(R1A)
     run.enter(R1B)
+    run.leader.doubts.aside.put(1.0, member("r1c"), "its tensors take too long")
     effects = run.leader.finish(reason="enough", failed=False)
-    assert (R1B, Refuse("enough", over=True)) in sent(effects)
+    for outside in (R1B, R1C):
+        assert (outside, Refuse("enough", over=True)) in sent(effects)
     message = decision(effects)
     assert isinstance(message, Abort)
     assert message.opening.finished
