@@ -25,6 +25,7 @@ from decod.cli.demo_nodes import (
 )
 from decod.cli.demo_progress import Display, Progress, make_display, parse_progress
 from decod.errors import DecodError
+from decod.net.join_string import LABEL
 
 if TYPE_CHECKING:
     from decod.config import RunConfig
@@ -34,7 +35,6 @@ NUM_RELAY_STAGES = 2
 LOSS_FALL_MIN = 0.4
 """Share of the first iteration's loss that must be gone at the end."""
 
-_JOIN_PREFIX = "join string: "
 _MODEL_PREFIX = "model of iteration "
 """With this line the leader says that the run is complete and its result on disk."""
 _START_TIMEOUT_S = 120.0
@@ -225,8 +225,8 @@ def _wait_for_join_string(fleet: Fleet, leader: Child) -> str:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         line = fleet.next_line(timeout_s=0.2)
-        if line is not None and line.startswith(_JOIN_PREFIX):
-            return line.removeprefix(_JOIN_PREFIX).strip()
+        if line is not None and line.startswith(LABEL):
+            return line.removeprefix(LABEL).strip()
         if line is None:
             _refuse_end(leader)
     raise blame(leader, f"no join string within {_START_TIMEOUT_S:.0f} s", why=_STUCK)

@@ -104,12 +104,11 @@ class Manager:
             ConfigError: systemd is not there.
         """
         found = shutil.which(name)
-        if found is None or not _BOOTED.is_dir():
+        if found is None or not booted():
             raise ConfigError(
                 "no systemd runs this machine",
                 why="decod service leaves it to systemd to start and watch a node",
-                fix="see docker/ for containers, or run the node under another service manager, "
-                "with --no-rejoin if that should start it again",
+                fix="see docker/ for containers, or use another service manager: docs/service.md",
                 code="E-CFG-071",
             )
         return [found] if self.of_system else [found, "--user"]
@@ -129,6 +128,11 @@ class Manager:
                 why=said[:500] or f"exit code {result.returncode}",
                 fix="see `decod service logs`; a service of the machine takes root",
             )
+
+
+def booted() -> bool:
+    """Return whether systemd runs this machine."""
+    return _BOOTED.is_dir()
 
 
 def _systemd_version() -> int:
@@ -178,6 +182,8 @@ def install(
     only the node's user may read. A leader goes on with what it has: see --resume auto.
     """
     manager = Manager.chosen(of_system)
+    if not only_print:
+        manager.program("systemctl")  # Before anything is written.
     asked = _parsed(command, manager, unit)
     user = _user_of(run_as) if manager.of_system else None
     planned = _planned(asked, unit, user)
@@ -389,14 +395,18 @@ def uninstall(unit: str, *, of_system: bool | None) -> None:
       decod service uninstall
     """
     manager = _installed(of_system, unit)
-    manager.control("disable", "--now", f"{unit}.service")
+    # Where no systemd runs, in a container say, there is only what was written.
+    runs = booted()
+    if runs:
+        manager.control("disable", "--now", f"{unit}.service")
     try:
         manager.unit_path(unit).unlink()
         with suppress(FileNotFoundError):
             manager.join_path(unit).unlink()
     except OSError as error:
         raise _unwritable(error) from error
-    manager.control("daemon-reload")
+    if runs:
+        manager.control("daemon-reload")
     click.echo(f"removed {unit}; the node's state folder, with its identity, is where it was")
 
 

@@ -34,6 +34,7 @@ from decod.errors import (
     NetworkError,
 )
 from decod.ids import RunId
+from decod.net.join_string import LABEL
 from decod.protocol.effects import Stop, StopReason
 from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
 
@@ -144,7 +145,7 @@ def _hand_out(node: Node, options: LeaderOptions) -> None:
         ConfigError: The file can't be written.
     """
     node.join_string = join_string_of(node)
-    node.say(f"join string: {node.join_string}")
+    node.say(f"{LABEL} {node.join_string}")
     if options.join_path is not None:
         write_join_string(options.join_path, node.join_string)
 

@@ -18,6 +18,8 @@ from decod.ids import RunId
 from decod.net.address import split_address
 
 PREFIX = "decod1-"
+LABEL = "join string:"
+"""What a leader prints before it."""
 ADDRESSES_MAX = 16
 _LENGTH_MAX = 8192
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -44,13 +46,15 @@ class JoinString:
 
     @staticmethod
     def parse(text: str) -> "JoinString":
-        """Reads a join string; white space around it, from copying, is ignored.
+        """Reads a join string; what copying may leave around it, and `LABEL`, is ignored.
 
         Raises:
             NetworkError: Something is missing, altered or too long; says what (E-NET-010), or an
                 address can't be read (E-NET-011).
         """
-        text = text.strip()
+        text = text.strip().removeprefix(LABEL).lstrip()
+        if not text:
+            raise _error("it is empty")
         head, at, tail = text.partition("@")
         match = _match_head(head, complete=bool(at))
         if len(text) > _LENGTH_MAX:

@@ -268,9 +268,18 @@ def test_what_systemd_refuses_is_told(
     assert main(["service", "install", "--user", "join", JOIN]) == 1
     error = capsys.readouterr().err
     assert "E-RUN-030 systemctl daemon-reload failed: no bus here" in error
+
+
+def test_without_systemd_nothing_is_installed_and_what_was_can_be_removed(
+    host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["service", "install", "--user", "join", JOIN]) == 0
     monkeypatch.setattr(module, "_BOOTED", host / "none")
-    assert main(["service", "install", "--user", "join", JOIN]) == 3
+    assert main(["service", "install", "--user", "--unit", "other", "join", JOIN]) == 3
     assert "E-CFG-071 no systemd runs this machine" in capsys.readouterr().err
+    assert not list((host / "config").rglob("other*"))
+    assert main(["service", "uninstall", "--user"]) == 0
+    assert not [path for path in (host / "config").rglob("*") if path.is_file()]
 
 
 def test_a_service_that_is_not_installed_is_named(

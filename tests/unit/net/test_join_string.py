@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from decod.errors import NetworkError
 from decod.ids import RunId
 from decod.net.address import join_address, split_address
-from decod.net.join_string import JoinString
+from decod.net.join_string import LABEL, JoinString
 
 GOOD = JoinString(
     run_id=RunId("abcdefghijklmnopqrstuvwxyz"),
@@ -21,13 +21,15 @@ HEAD, _, TAIL = TEXT.partition("@")
 def test_it_survives_its_text_and_the_white_space_around_it() -> None:
     assert JoinString.parse(TEXT) == GOOD
     assert JoinString.parse(f"  {TEXT}\n") == GOOD
+    assert JoinString.parse(f"{LABEL} {TEXT}\n") == GOOD, "the whole line of the leader"
     assert len(HEAD) == 55
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "does not begin with decod1-"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
         ("decod2" + TEXT[6:], "does not begin with decod1-"),
         (HEAD[:-3], "incomplete: 3 characters missing"),
         (HEAD[:-3] + "@" + TAIL, "incomplete: 3 characters missing"),
