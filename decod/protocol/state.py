@@ -171,20 +171,27 @@ class StageState:
     def opened(self) -> list[Effect]:
         """A round is opened: if this node's state is not its stage's, fetch that first."""
         odd, self._odd = self._odd, ()
+        context = self._context
+        if self._amends_in_vain():
+            return self.holds(self.iteration)  # Its own is the stage's now.
         if not odd or not self.loaded:
             return []
-        context = self._context
         if self._amended == self.iteration:
             return self.give_up("its device computes other results than those of its stage")
         roster = context.view.roster(context.member.stage_index)
         donors = [m.node_id for m in roster if m.node_id not in odd]
         if not donors:
             return []
-        self._amended, self._hash, self.loaded = self.iteration, "", False
+        self._amended, self._hash, self.loaded, self._job = self.iteration, "", False, None
         self._donors, self._num_loads_left = deque(donors), len(donors)
         context.why = "its state differed from that of its stage"
         fields = (("stage", context.member.stage_index), ("iteration", self.iteration))
         return [Note("state.differs", fields), *self._fetch()]
+
+    def _amends_in_vain(self) -> bool:
+        """Whether all are gone of whom this node was to learn its stage's state."""
+        waits = self._amended == self.iteration and not self.loaded and self._job is None
+        return waits and not any(donor in self._context.view for donor in self._donors)
 
     def committed(self, iteration: int) -> list[Effect]:
         """A step is final here: copies of it can be made."""

@@ -4,7 +4,7 @@ import pytest
 
 from decod.ids import NodeId
 from decod.protocol.context import Context
-from decod.protocol.effects import FetchState, RefuseState, ServeState, Stop, StopReason
+from decod.protocol.effects import FetchState, Note, RefuseState, ServeState, Stop, StopReason
 from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested
 from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
 from decod.protocol.messages import Differs, Leave
@@ -102,6 +102,18 @@ def test_a_state_that_can_not_be_amended_is_kept_rather_than_lost() -> None:
     state.differs(R1A, Differs(4, (R1A,)))
     state.opened()
     assert state.keeps_own(failed)
+
+
+def test_a_state_that_nobody_is_left_to_amend_is_kept() -> None:
+    state, context = holder()
+    state.differs(R1A, Differs(4, (R1A,)))
+    state.opened()
+    assert not state.loaded
+    assert state.opened() == []
+    assert not state.loaded, "somebody may still give it"
+    context.view = view_of("d0", "r1a")
+    assert state.opened() == [Note("state.loaded", (("iteration", 4),))]
+    assert state.loaded
 
 
 def test_what_was_committed_meanwhile_needs_no_amendment() -> None:
