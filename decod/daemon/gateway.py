@@ -59,6 +59,10 @@ _PROBES_MAX = 16
 """Probes of peers that are taken in at a time: at most so many MiB. Others are refused."""
 
 
+_FROM_STRANGERS_MAX = 4
+"""Tensors that nodes may push at a time of which this member has not heard yet: they may have
+entered a moment ago, or be strangers, who must not use up the memory of the others."""
+
 _TELL_AGAIN_S = 60.0
 """After so long it is told again that the state which the run starts from can't be given."""
 
@@ -137,6 +141,8 @@ class Gateway:
         """The run has ended while this node was getting ready for it."""
         self._probes: dict[int, memoryview] = {}
         """Buffers that probes of peers are being read into."""
+        self._from_strangers = set[int]()
+        """Buffers that tensors of nodes are being read into which this member does not know yet."""
 
     def attach(self, driver: NodeDriver) -> None:
         """Begin to hand messages on. The driver is started before anything else happens."""
@@ -301,7 +307,13 @@ class Gateway:
             expected = size_bytes <= self._sizes.model_bytes
         else:
             expected = size_bytes <= self._driver.part_bytes_max
-        return self._driver.allocate(size_bytes) if expected else None
+        stranger = self._node_id in self._members and received.sender not in self._members
+        if not expected or (stranger and len(self._from_strangers) >= _FROM_STRANGERS_MAX):
+            return None
+        buffer = self._driver.allocate(size_bytes)
+        if stranger and buffer is not None:
+            self._from_strangers.add(id(buffer))
+        return buffer
 
     def _allocate_probe(self, size_bytes: int) -> memoryview | None:
         """Return ordinary memory: the tensors' is for tensors."""
@@ -318,6 +330,7 @@ class Gateway:
         seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
     ) -> None:
         assert self._driver is not None
+        self._from_strangers.discard(id(buffer))
         if self._probes.pop(id(buffer), None) is not None:
             return
         if self._driver.stopped.done():
@@ -327,6 +340,7 @@ class Gateway:
 
     def tensor_failed(self, buffer: memoryview) -> None:
         assert self._driver is not None
+        self._from_strangers.discard(id(buffer))
         if self._probes.pop(id(buffer), None) is None:
             self._driver.tensor_failed(buffer)
 

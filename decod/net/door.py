@@ -57,6 +57,8 @@ class Door:
             clock, rate_per_s=limits.faults_per_s, burst=float(limits.faults_burst)
         )
         self._num_open: Counter[str] = Counter()
+        """Calls, by host."""
+        self._num_all = 0
         self._dropping: dict[Address, asyncio.Task[None]] = {}
         self._known: dict[str, None] = {}
         """Connections over which the run was named, the latest last."""
@@ -76,15 +78,22 @@ class Door:
             del self._known[next(iter(self._known))]
 
     def enter(self, host: str) -> bool:
-        """Open a call of a host, unless it has too many; `leave` closes it."""
-        if self._num_open[host] >= self._limits.rpcs_per_host_max:
+        """Open a call of a host, unless it has too many; `leave` closes it.
+
+        A host may have half of what the others have left free, so a few can't take all.
+        """
+        limits, num = self._limits, self._num_open[host]
+        room = limits.concurrent_rpcs_max - (self._num_all - num)
+        if num >= min(limits.rpcs_per_host_max, room // 2):
             return False
         self._num_open[host] += 1
+        self._num_all += 1
         return True
 
     def leave(self, host: str) -> None:
         """Close a call that `enter` has opened."""
         self._num_open[host] -= 1
+        self._num_all -= 1
         if not self._num_open[host]:
             del self._num_open[host]
 

@@ -81,6 +81,9 @@ class FakeDriver:
     def allocate(self, size_bytes: int) -> memoryview:
         return memoryview(bytearray(size_bytes))
 
+    def tensor_arrived(self, received: Any, buffer: memoryview) -> None:
+        self.events.append(received)
+
     def tensor_failed(self, buffer: memoryview) -> None:
         self.freed.append(buffer)
 
@@ -238,6 +241,24 @@ def test_a_tensor_that_is_passed_on_may_be_of_any_stage() -> None:
         here = said(CanTake(Round(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
         assert gateway.allocate(here, 100) is not None
         assert gateway.allocate(here, 101) is None
+
+    run(test)
+
+
+def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory() -> None:
+    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+        gateway.use_members((member(ME), member(PEER)))
+        strangers = [NodeId(f"stranger{number}") for number in range(20)]
+        buffers = [gateway.allocate(said(CanTake(Round(1, 1)), who), 100) for who in strangers]
+        held = [buffer for buffer in buffers if buffer is not None]
+        assert len(held) == 4, "some may have entered a moment ago"
+        assert gateway.allocate(said(CanTake(Round(1, 1))), 100) is not None
+        gateway.tensor_failed(held[0])
+        gateway.tensor_arrived(said(CanTake(Round(1, 1)), OTHER), held[1], 0.1)
+        for expected in (True, True, False):
+            buffer = gateway.allocate(said(CanTake(Round(1, 1)), OTHER), 100)
+            assert (buffer is not None) == expected
+            held.append(buffer or memoryview(b""))
 
     run(test)
 

@@ -13,6 +13,8 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.ask import hello
 from decod.net.connections import plain_ip, shut_down
+from decod.net.counters import Counters
+from decod.net.door import Door
 from decod.net.failure import UnansweredError
 from decod.net.limits import Limits
 from decod.net.rate import RateLimiter
@@ -108,6 +110,23 @@ def test_a_host_has_no_more_calls_open_than_its_share() -> None:
             await wait_until(lambda: both.bob.delivered)
 
     with_pair(test, Limits(rpcs_per_host_max=2))
+
+
+def test_a_few_hosts_can_not_take_all_calls() -> None:
+    async def test() -> None:
+        door = Door(RUN, Counters(), Limits(concurrent_rpcs_max=100, rpcs_per_host_max=40))
+        for number in range(5):
+            host = f"10.0.0.{number}"
+            while door.enter(host):
+                pass
+        assert [door._num_open[f"10.0.0.{number}"] for number in range(5)] == [40, 30, 15, 7, 4]
+        assert door.enter("10.0.1.1"), "there is room for a member"
+        door.leave("10.0.1.1")
+        for _ in range(40):
+            door.leave("10.0.0.0")
+        assert door.enter("10.0.0.4")
+
+    asyncio.run(test())
 
 
 def test_who_sends_garbage_for_a_while_loses_the_connection_and_nobody_else_does() -> None:
