@@ -203,12 +203,16 @@ class _Reader:
                 yield line
 
     def _parse_line(self, line: bytes) -> str:
+        if self.line == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)  # As some editors begin a file.
         try:
             record: Any = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise self._not_utf8(error) from error
-        except (ValueError, RecursionError) as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise self._bad_record(f"it is not JSON: {_one_line(error)}") from error
+        except ValueError as error:
+            raise self._bad_record("a number in it has too many digits") from error
         if not isinstance(record, dict):
             raise self._bad_record("it is not a JSON object")
         if self.text_field not in record:

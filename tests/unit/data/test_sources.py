@@ -135,7 +135,7 @@ def test_text_that_ends_within_a_character_is_refused(tmp_path: Path) -> None:
     [
         ("{", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
-        ("9" * 5000, "it is not JSON"),
+        ("9" * 5000, "a number in it has too many digits"),
         ('"text"', "it is not a JSON object"),
         ('{"title": "x"}', "it has no field 'text'; its fields: 'title'"),
         ('{"text": 1}', "'text' is no string but int"),
@@ -149,6 +149,12 @@ def test_bad_json_line_is_refused_with_its_number(tmp_path: Path, line: str, rea
     with pytest.raises(DataError) as caught:
         read_documents(path)
     assert str(caught.value).startswith(f"E-DAT-012 {path}, line 3 cannot be used: {reason}")
+
+
+def test_the_mark_that_some_editors_begin_a_file_with_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x"}\n{"text": "y"}\n', encoding="utf-8-sig")
+    assert read_documents(path) == ["x", "y"]
 
 
 def test_endless_json_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
