@@ -1,6 +1,7 @@
 """Settings for all tests: property tests are repeatable, and have no deadline on a busy machine."""
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import settings
 
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Under nohup hang-ups are ignored, and daemons would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("decod", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("search", deadline=None, max_examples=2000)

@@ -148,7 +148,8 @@ def _confinement(service: Service) -> str:
     if service.user is None:
         # Filters of system calls take NoNewPrivileges, with which CUDA can't load its module.
         return ""
-    writable, paths = list(service.writable), (service.folder, service.state_dir)
+    writable = list(service.writable)
+    paths = (service.folder, service.state_dir, Path(service.python))
     # The default corpus is prepared in the cache.
     folders = [f"CacheDirectory={service.unit}", f"Environment=XDG_CACHE_HOME=%C/{service.unit}"]
     if service.manages_state_dir:

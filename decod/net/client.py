@@ -355,6 +355,9 @@ class PeerClient:
                     timeout_s = self._limits.control_timeout_s
                     await self._with_retries(deliver, timeout_s, _CONTROL_FAULTS)
                 except _FailedError as error:
+                    # What has waited meanwhile would wait as long again: there may be another way.
+                    batch += link.messages
+                    link.messages.clear()
                     for item in batch:
                         self._fail(link.node_id, item, error)
         finally:

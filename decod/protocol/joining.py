@@ -240,6 +240,11 @@ class Joining:
             return []
         return self.built(now_s, result, initial=isinstance(job, Load))
 
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
+        """A job from before this node's entry has failed. None: it can't do without that."""
+        following = self.following
+        return following.failed(now_s, reason) if following.awaits(job) else None
+
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
         """The stage stands: with weights from the seed or, `initial`, with its given state."""
         self._built = result

@@ -162,7 +162,7 @@ class Leader:
             if not self.doubts.stalled(now_s, self.view, self.polling.loads.values()):
                 effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
-            effects += self._query(now_s)
+            effects += _query(self, now_s)
         return effects
 
     # --- joining ------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Leader:
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._pace.by_s = LeaderState.PAUSED, None
-            effects += self._query(now_s)
+            effects += _query(self, now_s)
         return effects
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
@@ -442,7 +442,7 @@ class Leader:
         effects += self.electorate.wait_for(self.admission.entered(self.view), self.view)
         effects += self.rebuild.opened(now_s, self.view, self.committed.iteration)
         if self.rebuild.needed:
-            effects += self._query(now_s)
+            effects += _query(self, now_s)
         return effects + self.capacities.settle(self.view)
 
     def _next_view(
@@ -466,17 +466,6 @@ class Leader:
 
     # --- utilisation --------------------------------------------------------------------------
 
-    def _query(self, now_s: float) -> list[Effect]:
-        """Ask all members how busy they are and, if a stage is lost, what they keep."""
-        with_kept = self.rebuild.needed
-        effects = self.polling.ask(now_s, self.round, self.view, self.leaving, with_kept=with_kept)
-        if lacking := self.electorate.lacking:
-            # Those who are gone can't answer; whoever comes back is needed.
-            effects += self.polling.told((), self.view, self.leaving)
-            gone = {*lacking} - self.admission.candidates.keys()
-            effects += self.doubts.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
-        return effects
-
     def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
         effects = self.polling.told(loads, self.view, self.leaving)
@@ -486,6 +475,19 @@ class Leader:
             effects.append(CompleteRun(self.committed.iteration))
         self.rebuild.told(loads)
         return effects + self.begin_era(now_s)
+
+
+def _query(leader: Leader, now_s: float) -> list[Effect]:
+    """Ask all members how busy they are and, if a stage is lost, what they keep."""
+    view, polling = leader.view, leader.polling
+    with_kept = leader.rebuild.needed
+    effects = polling.ask(now_s, leader.round, view, leader.leaving, with_kept=with_kept)
+    if lacking := leader.electorate.lacking:
+        # Those who are gone can't answer; whoever comes back is needed.
+        effects += polling.told((), view, leader.leaving)
+        gone = {*lacking} - leader.admission.candidates.keys()
+        effects += leader.doubts.probes.ask_all(now_s, gone, "gone") + leader.retry(now_s)
+    return effects
 
 
 def give_up(leader: Leader, reason: str) -> list[Effect]:

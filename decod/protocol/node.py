@@ -493,16 +493,14 @@ class NodeMachine:
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
-        if job is None and not event.fatal:
-            return effects
         if job is not None:
-            note = noted("job.failed", job=type(job).__name__, reason=event.reason)
-            effects.append(note)
-        handled, following = None, self._joining.following
-        if job is not None and self.in_view and not event.fatal:
-            handled = self.work.job_failed(now_s, job, event.reason)
-        elif job is not None and following.awaits(job) and not event.fatal:
-            handled = following.failed(now_s, event.reason)
+            effects.append(noted("job.failed", job=type(job).__name__, reason=event.reason))
+        elif not event.fatal:
+            return effects
+        handled = None
+        if job is not None and not event.fatal:
+            machine = self.work if self.in_view else self._joining
+            handled = machine.job_failed(now_s, job, event.reason)
         if handled is None:
             return effects + self.office.crippled(event.reason)
         return effects + handled + self.office.voted(now_s)

@@ -386,7 +386,7 @@ class Simulation:
         hosts = [host for host in self.hosts.values() if host.name not in cut_off]
         alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
         holders = {compute.stage_index for compute in alive if compute.iteration > 0}
-        stages = range(self.scenario.num_relay_stages + 1)
+        stages = (*range(1, self.scenario.num_relay_stages + 1), 0)
         return next((stage for stage in stages if stage not in holders), None)
 
     def _check_end(self) -> None:

@@ -186,8 +186,7 @@ def test_a_node_leaves_in_order_while_the_command_line_is_imported(
 ) -> None:
     code = f"""if True:
         import os, signal, sys
-        # Under nohup, say, hang-ups are ignored, and stay so.
-        signal.signal({int(number)}, signal.SIG_DFL)
+        signal.signal({int(number)}, signal.SIG_DFL)  # A test before this one may have ignored it.
         from decod.__main__ import run
         class Asked:
             def find_spec(self, name, path, target=None):

@@ -88,6 +88,7 @@ def test_a_unit_may_write_where_its_node_writes_and_nowhere_else() -> None:
     passing = lines_of(service("join", user="ann", state_dir=Path("/tmp/x")))
     assert "ReadWritePaths=/tmp/x /tmp /var/tmp" in passing
     assert "PrivateTmp=yes" not in passing
+    assert "PrivateTmp=yes" not in lines_of(service("join", user="a", python="/tmp/v/bin/python"))
 
 
 @pytest.mark.parametrize(

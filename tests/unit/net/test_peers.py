@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -152,6 +153,23 @@ def with_pair(test: Callable[[Pair], Awaitable[None]], limits: Limits | None = N
             await test(both)
 
     run_loop(run())
+
+
+def test_what_waits_behind_a_message_that_is_not_answered_fails_with_it() -> None:
+    """There may be another way to its receiver, and here it would wait as long again."""
+
+    async def test(both: Pair) -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            both.client.set_address(BOB, f"127.0.0.1:{silent.getsockname()[1]}")
+            both.client.send(BOB, 1, m.Ping(1))
+            await asyncio.sleep(0)  # It is under way.
+            both.client.send(BOB, 1, m.Ping(2))
+            await wait_until(lambda: both.alice.failed)
+            assert [message for _, message, _, _ in both.alice.failed] == [m.Ping(1), m.Ping(2)]
+
+    with_pair(test, Limits(control_timeout_s=0.5))
 
 
 def test_every_control_message_arrives_in_order() -> None:

@@ -327,8 +327,7 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     run = Run(R1A, num_iterations=1)
     run.enter(R1B)
     effects = run.commit()
-    message = decision(effects)
-    assert isinstance(message, Commit)
+    assert isinstance(message := decision(effects), Commit)
     assert message.opening.paused
     assert R1B not in message.opening.view, "nobody enters a run that is done"
     assert run.leader.state is LeaderState.PAUSED
@@ -345,8 +344,7 @@ def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
     run.enter(R1B)
     run.leader.doubts.aside.put(1.0, member("r1c"), "its tensors take too long")
     effects = run.leader.finish(reason="enough", failed=False)
-    for outside in (R1B, R1C):
-        assert (outside, Refuse("enough", over=True)) in sent(effects)
+    assert [to for to, word in sent(effects) if word == Refuse("enough", over=True)] == [R1B, R1C]
     message = decision(effects)
     assert isinstance(message, Abort)
     assert message.opening.finished
