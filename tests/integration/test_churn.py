@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import unhurried
-from tests.support.cluster import Cluster, Daemon, run_decod, stage_nodes
+from tests.support.cluster import Cluster, Daemon, is_removed, run_decod, stage_nodes, takes_part
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -33,15 +33,6 @@ def waiting(leader: Daemon) -> bool:
     """Returns whether the relay waits at the leader to be taken."""
     status = leader.try_status()
     return status is not None and "relay" in [one["name"] for one in status["candidates"]]
-
-
-def has_entered(cluster: Cluster, daemon: Daemon) -> bool:
-    daemon.refuse_death()
-    return is_member(cluster, daemon)
-
-
-def is_member(cluster: Cluster, daemon: Daemon) -> bool:
-    return daemon.name in [node["name"] for node in stage_nodes(cluster.leader.status())]
 
 
 def check_losses(cluster: Cluster, corpus: Path) -> None:
@@ -88,7 +79,7 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
 
         # Its weights and optimizer state come from a member, in the middle of training.
         newcomer = cluster.start_relay("newcomer", "--stage", "2")
-        cluster.wait_for(lambda: has_entered(cluster, newcomer), "the newcomer's admission")
+        cluster.wait_for(lambda: takes_part(cluster, newcomer), "the newcomer's admission")
         cluster.wait_for(lambda: microbatches_done(cluster, newcomer), "the newcomer's work")
         assert newcomer.events("state.loaded")
         joined = min(newcomer.losses())
@@ -98,7 +89,7 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
         leaving.send(signal.SIGTERM)
         assert leaving.wait(timeout_s=LEAVE_TIMEOUT_S) == 0
         print(f"left after {time.monotonic() - start_s:.1f} s")
-        cluster.wait_for(lambda: not is_member(cluster, leaving), "the leaver's goodbye")
+        cluster.wait_for(lambda: is_removed(cluster, leaving), "the leaver's goodbye")
         assert not leader.events("member.lost")
 
         # A host without its compute process can't serve: it says so, and the run goes on without it
@@ -107,7 +98,7 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
         pid = broken.compute_pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        cluster.wait_for(lambda: not is_member(cluster, broken), "removal of the broken node")
+        cluster.wait_for(lambda: is_removed(cluster, broken), "removal of the broken node")
         cluster.wait_for_iteration(leader.iteration + 3)
 
         hung = relays[2]
@@ -126,12 +117,12 @@ def a_compute_process_hangs(cluster: Cluster, hung: Daemon) -> None:
     pid = hung.compute_pid()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    cluster.wait_for(lambda: not is_member(cluster, hung), "removal of the hung node")
+    cluster.wait_for(lambda: is_removed(cluster, hung), "removal of the hung node")
     named = f"{hung.name} .* is gone: device failed: the compute process has not answered"
     assert any(re.match(named, one["text"]) for one in cluster.leader.status()["recent"])
     assert len(hung.events("worker.hung")) == 1
     cluster.wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of what hung")
-    cluster.wait_for(lambda: has_entered(cluster, hung), "its return")
+    cluster.wait_for(lambda: takes_part(cluster, hung), "its return")
     cluster.wait_for_iteration(cluster.leader.iteration + 3)
 
 

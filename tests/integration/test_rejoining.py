@@ -11,7 +11,7 @@ import pytest
 
 from decod.config.schema import RunConfig
 from tests.support import unhurried
-from tests.support.cluster import Cluster, Daemon, run_decod, stage_nodes
+from tests.support.cluster import Cluster, Daemon, is_removed, run_decod, takes_part
 from tests.support.network import Network, missing
 from tests.support.runs import loss_error, make_run, reference
 
@@ -23,16 +23,6 @@ def impatient(run: RunConfig) -> RunConfig:
     return replace(run, protocol=replace(run.protocol, leader_timeout_s=8.0))
 
 
-def is_member(cluster: Cluster, daemon: Daemon) -> bool:
-    status = cluster.leader.try_status()
-    return status is not None and daemon.name in [node["name"] for node in stage_nodes(status)]
-
-
-def is_removed(cluster: Cluster, daemon: Daemon) -> bool:
-    status = cluster.leader.try_status()
-    return status is not None and daemon.name not in [node["name"] for node in stage_nodes(status)]
-
-
 def node_id(daemon: Daemon) -> str:
     return str(daemon.status()["node"]["id"])
 
@@ -40,12 +30,8 @@ def node_id(daemon: Daemon) -> str:
 def wait_until_back(cluster: Cluster, daemon: Daemon) -> None:
     """Waits until a daemon that has left is a member again, and works."""
 
-    def is_back() -> bool:
-        daemon.refuse_death()
-        return is_member(cluster, daemon) and daemon.is_ready()
-
     start_s = time.monotonic()
-    cluster.wait_for(is_back, f"the return of {daemon.name}")
+    cluster.wait_for(lambda: takes_part(cluster, daemon), f"the return of {daemon.name}")
     print(f"{daemon.name} is back after {time.monotonic() - start_s:.1f} s")
     before = cluster.leader.iteration
     cluster.wait_for_iteration(before + 3)
@@ -75,7 +61,7 @@ def test_relays_that_slept_or_lost_their_device_are_back_by_themselves(
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]
         cluster.start_relay("relay-2-0", "--stage", "2")
         sleeper = relays[1]
-        cluster.wait_for(lambda: is_member(cluster, sleeper), "all members")
+        cluster.wait_for(lambda: takes_part(cluster, sleeper), "all members")
         was = node_id(sleeper)
 
         # A laptop that sleeps for longer than the others wait.
@@ -110,7 +96,7 @@ def test_who_may_not_rejoin_ends_with_a_code_that_says_try_again(
         relay = cluster.start_relay("relay-1-0", "--stage", "1", "--no-rejoin")
         cluster.start_relay("relay-1-1", "--stage", "1")
         cluster.start_relay("relay-2-0", "--stage", "2")
-        cluster.wait_for(lambda: is_member(cluster, relay), "all members")
+        cluster.wait_for(lambda: takes_part(cluster, relay), "all members")
         relay.send(signal.SIGSTOP)
         cluster.wait_for(lambda: is_removed(cluster, relay), "its removal")
         relay.send(signal.SIGCONT)
@@ -156,7 +142,7 @@ def test_data_nodes_come_back_and_take_the_place_of_one_that_died_seconds_ago(
         cluster.start_leader(program=unhurried.PROGRAM)
         other = cluster.start_data_node("data-1", program=unhurried.PROGRAM)
         cluster.start_relays(1)
-        cluster.wait_for(lambda: is_member(cluster, other), "both data nodes")
+        cluster.wait_for(lambda: takes_part(cluster, other), "both data nodes")
         cluster.wait_for_iteration(2)
         other.send(signal.SIGSTOP)
         cluster.wait_for(lambda: is_removed(cluster, other), "its removal")
@@ -194,7 +180,7 @@ def test_a_link_heals_and_an_address_changes(
         cluster.start_relay("relay-1", "--stage", "1")
         cluster.start_relay("relay-2", "--stage", "2")
         mover = cluster.start_relay("mover", "--stage", "1", "--listen", "0.0.0.0:7700")
-        cluster.wait_for(lambda: is_member(cluster, mover), "all members")
+        cluster.wait_for(lambda: takes_part(cluster, mover), "all members")
         was, address = node_id(mover), mover.status()["node"]["address"]
         assert address == f"{network.address('mover')}:7700"
 

@@ -353,6 +353,22 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
+def takes_part(cluster: Cluster, daemon: Daemon) -> bool:
+    """Returns whether a daemon is a member to its leader, and to itself."""
+    return daemon.is_ready() and _is_member(cluster, daemon) is True
+
+
+def is_removed(cluster: Cluster, daemon: Daemon) -> bool:
+    """Returns whether the leader says that a daemon is no member."""
+    return _is_member(cluster, daemon) is False
+
+
+def _is_member(cluster: Cluster, daemon: Daemon) -> bool | None:
+    """Returns None while the leader does not answer."""
+    status = cluster.leader.try_status()
+    return None if status is None else daemon.name in [n["name"] for n in stage_nodes(status)]
+
+
 def stage_nodes(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields every node of every stage of a status."""
     for stage in status["stages"]:
