@@ -12,8 +12,8 @@ import argparse
 import time
 from typing import get_args
 
-from decod.protocol.messages import VIEW_MESSAGES
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.messages import VIEW_MESSAGES
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Result, run_scenario
 

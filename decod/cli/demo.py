@@ -23,7 +23,7 @@ from decod.cli.demo_nodes import (
     death_of,
     interrupted_by_signals,
 )
-from decod.cli.demo_progress import Display, Progress, make_display, parse_progress
+from decod.cli.demo_progress import DemoCommit, Display, make_display, parse_progress
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
 
@@ -51,7 +51,7 @@ Ask = Callable[[Path, dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What the demo does, and where."""
 
     folder: Path
@@ -101,7 +101,7 @@ def demo(*, iterations: int, model_dir: Path | None, keep: bool) -> int:
     """
     folder = Path(tempfile.mkdtemp(prefix="decod-demo-"))
     chosen = (model_dir or folder / "model").expanduser().absolute()
-    plan = Plan(folder=folder, model_dir=chosen, num_iterations=iterations)
+    plan = DemoPlan(folder=folder, model_dir=chosen, num_iterations=iterations)
     try:
         with interrupted_by_signals(), make_display(iterations) as display:
             display.note(f"everything is in {folder}; logs in {folder / 'logs'}")
@@ -126,7 +126,7 @@ def run_config(num_iterations: int) -> "RunConfig":
     from decod.config import RunConfig
     from decod.data.params import BatchConfig
     from decod.model.config import ModelConfig, StagesConfig
-    from decod.protocol.params import ProtocolConfig
+    from decod.protocol.core.params import ProtocolConfig
     from decod.train.params import OptimizerConfig
 
     return RunConfig(
@@ -156,7 +156,7 @@ def run_config(num_iterations: int) -> "RunConfig":
     )
 
 
-def play(plan: Plan, display: Display, *, ask: Ask) -> Story:
+def play(plan: DemoPlan, display: Display, *, ask: Ask) -> Story:
     """Trains the model, and kills a relay half-way.
 
     Args:
@@ -185,7 +185,7 @@ def play(plan: Plan, display: Display, *, ask: Ask) -> Story:
     return story
 
 
-def _train(story: Story, plan: Plan, fleet: Fleet, display: Display, ask: Ask) -> None:
+def _train(story: Story, plan: DemoPlan, fleet: Fleet, display: Display, ask: Ask) -> None:
     """Follows the leader until it has written the model."""
     leader = fleet.children[0]
     last_s = time.monotonic()
@@ -212,7 +212,7 @@ def _relay_names() -> list[str]:
     return [f"relay-{number}" for number in range(1, NUM_RELAYS + 1)]
 
 
-def _write_run_file(plan: Plan, path: Path, display: Display) -> None:
+def _write_run_file(plan: DemoPlan, path: Path, display: Display) -> None:
     from decod.config.template import render_run_file
     from decod.data.corpus import default_corpus
 
@@ -238,7 +238,7 @@ def _refuse_end(leader: Child) -> None:
         raise death_of(leader, code)
 
 
-def _follow(story: Story, progress: Progress, display: Display) -> None:
+def _follow(story: Story, progress: DemoCommit, display: Display) -> None:
     story.losses.append(progress.loss)
     story.num_done = progress.iteration
     display.progress(progress)

@@ -24,7 +24,7 @@ _PLAIN_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class DemoCommit:
     """What the leader said of one iteration."""
 
     iteration: int
@@ -33,13 +33,13 @@ class Progress:
     tokens_per_s: float | None
 
 
-def parse_progress(line: str) -> Progress | None:
+def parse_progress(line: str) -> DemoCommit | None:
     """Returns what a line such as `iteration 12  loss 2.913  1830 tokens/s` says, if it does."""
     match = _ITERATION.match(line)
     if match is None:
         return None
     speed = match["speed"]
-    return Progress(
+    return DemoCommit(
         iteration=int(match["index"]),
         loss=float(match["loss"]),
         tokens_per_s=None if speed is None else float(speed),
@@ -53,7 +53,7 @@ class Display(Protocol):
         """Something that stays on the screen."""
         ...
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoCommit) -> None:
         """An iteration is done."""
         ...
 
@@ -67,7 +67,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
     def note(self, text: str) -> None:
         click.echo(text)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoCommit) -> None:
         index = progress.iteration
         if index == 1 or index == self._num_iterations or index % _PLAIN_EVERY == 0:
             click.echo(f"iteration {index}/{self._num_iterations}  {_figures(progress)}")
@@ -88,7 +88,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations = num_iterations
         self._console = Console(markup=False, highlight=False, emoji=False)
-        self._latest: Progress | None = None
+        self._latest: DemoCommit | None = None
         self._start_s = time.monotonic()
         self._live = Live(
             console=self._console,
@@ -114,7 +114,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
     def note(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoCommit) -> None:
         self._latest = progress
 
     def _draw(self) -> Table:
@@ -135,7 +135,7 @@ def make_display(num_iterations: int) -> PlainDisplay | LiveDisplay:
     return (LiveDisplay if sys.stdout.isatty() else PlainDisplay)(num_iterations)
 
 
-def _figures(progress: Progress) -> str:
+def _figures(progress: DemoCommit) -> str:
     text = f"loss {progress.loss:.3f}"
     if progress.tokens_per_s is not None:
         text += f"  {progress.tokens_per_s:.0f} tokens/s"

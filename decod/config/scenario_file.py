@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from decod.config.mirror import MirrorError, build, show_value
 from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scenario

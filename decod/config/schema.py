@@ -20,7 +20,7 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes
-from decod.protocol.params import PROTOCOL_VERSION, ProtocolConfig
+from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.wire.validate import STAGE_INDEX_MAX
 

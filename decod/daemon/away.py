@@ -27,7 +27,7 @@ from decod.daemon.succession import leader_of
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.net.ask import ask_status
 from decod.obs.logs import log_note
-from decod.protocol.identity import NodeState
+from decod.protocol.core.identity import NodeState
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

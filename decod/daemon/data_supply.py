@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 from decod.daemon.threads import in_thread
 from decod.data.block import Block
 from decod.data.dataset import Dataset
-from decod.driver.arena import Region
+from decod.driver.arena import ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
 from decod.errors import DataError, DecodError
 from decod.net.block import BlockRequest, fetch_block
-from decod.protocol.view import Member
+from decod.protocol.core.view import Member
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node
@@ -112,8 +112,8 @@ class DataSupply:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[Region, ...] = (),
-        outputs: tuple[Region, ...] = (),
+        inputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[ArenaRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job. A job that reads data ends when the data are there."""
         compute = self._compute

@@ -9,7 +9,7 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
-from decod.protocol.effects import Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 
 EXIT_INTERRUPTED = 130
 

@@ -25,11 +25,11 @@ RAISE = "raise the limit: `ulimit -n 65536` before the start, or LimitNOFILE=655
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class FileLimit:
     """The grant of the system to this process."""
 
     limit: int
-    """Files that may be open at a time."""
+    """FileLimit that may be open at a time."""
 
     @property
     def peers_max(self) -> int:
@@ -53,11 +53,11 @@ class Files:
             note("files.few", limit=self.limit, reason=reason, fix=RAISE)
 
 
-PLENTY = Files(_UNLIMITED)
+PLENTY = FileLimit(_UNLIMITED)
 """For a process whose limit nobody has looked at."""
 
 
-def raise_limit() -> Files:
+def raise_limit() -> FileLimit:
     """Ask the system for as many open files as it gives, and return what it grants.
 
     Raises:
@@ -69,7 +69,7 @@ def raise_limit() -> Files:
             wanted = _UNLIMITED if hard == resource.RLIM_INFINITY else hard
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    files = Files(_UNLIMITED if soft == resource.RLIM_INFINITY else soft)
+    files = FileLimit(_UNLIMITED if soft == resource.RLIM_INFINITY else soft)
     if files.peers_max < _PEERS_LEAST:
         raise HardwareError(
             f"this process may open only {files.limit} files",

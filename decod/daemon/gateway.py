@@ -22,11 +22,9 @@ from decod.net.download import Donor, download
 from decod.net.limits import LIMITS, Limits
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloInfo, HelloRequest
-from decod.protocol.effects import FetchState, Note
-from decod.protocol.election_messages import LeaderIs
-from decod.protocol.events import LinkMeasured, Received, SendFailed, TensorLate
-from decod.protocol.follow_messages import Follow
-from decod.protocol.messages import (
+from decod.protocol.core.effects import FetchState, Note
+from decod.protocol.core.events import LinkMeasured, Received, SendFailed, TensorLate
+from decod.protocol.core.messages import (
     BackwardGradient,
     ForwardActivation,
     Join,
@@ -34,9 +32,11 @@ from decod.protocol.messages import (
     Message,
     Refuse,
 )
-from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
-from decod.protocol.view import Member, Role
-from decod.protocol.way_messages import Way
+from decod.protocol.core.messages.election import LeaderIs
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.replay import Follow
+from decod.protocol.core.view import Member, Role
+from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded

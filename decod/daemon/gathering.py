@@ -21,10 +21,10 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.ids import NodeId
-from decod.protocol.effects import FetchState
-from decod.protocol.events import CommitsHeld
-from decod.protocol.rebuild import Rebuild
-from decod.protocol.view import View
+from decod.protocol.core.effects import FetchState
+from decod.protocol.core.events import CommitsHeld
+from decod.protocol.core.view import View
+from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.texts import clip
 from decod.train.checkpoint.description import Chunk
 from decod.train.checkpoint.transfer import Transfer
@@ -232,7 +232,7 @@ class _Gathering:
         raise _not_there(stage, reason)
 
 
-def _hashes(rebuild: Rebuild, iteration: int) -> dict[int, str]:
+def _hashes(rebuild: StageRecovery, iteration: int) -> dict[int, str]:
     """Return the hashes of stages' parameters, if it is an iteration of which members may have
     another state on their disks too, from before the run went back."""
     if rebuild.origin is not None:

@@ -25,7 +25,7 @@ from decod.config.schema import Manifest, activation_size_bytes
 from decod.daemon.control import ControlServer
 from decod.daemon.data_supply import DataSupply
 from decod.daemon.errors import error_of, not_begun
-from decod.daemon.files import RAISE, Files, is_exhausted, raise_limit
+from decod.daemon.files import RAISE, FileLimit, is_exhausted, raise_limit
 from decod.daemon.folder import StateFolder
 from decod.daemon.gateway import Gateway
 from decod.daemon.happenings import Happenings
@@ -37,31 +37,30 @@ from decod.daemon.peers import KnownPeers
 from decod.daemon.presence import NodePresence, Presence
 from decod.daemon.reach import advertised
 from decod.daemon.run_facts import facts_of, num_nodes_least, sizes_of, tensor_sizes
-from decod.daemon.status import Progress, status_of
+from decod.daemon.status import RunProgress, status_of
 from decod.daemon.succession import leader_of
 from decod.daemon.threads import in_thread
 from decod.daemon.votes import VoteFile
 from decod.daemon.wishes import Wishes
-from decod.driver.arena import Arena, Region
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.heap import keep_freed_memory
 from decod.ids import NodeId, RunId
 from decod.net.dht import Dht
-from decod.net.identity import Identity as KeyIdentity
+from decod.net.identity import HostKey as KeyIdentity
 from decod.net.identity import load_or_create_identity
 from decod.net.limits import LIMITS
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.obs.terminal import PatientTerminal
-from decod.protocol.effects import Note, Stop, StopReason
-from decod.protocol.identity import Identity
-from decod.protocol.leader import LeaderState
+from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.identity import Identity, Promise
+from decod.protocol.core.patience import Patience
+from decod.protocol.core.view import Role
+from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
-from decod.protocol.patience import Patience
-from decod.protocol.view import Role
-from decod.protocol.voter import Promise
 from decod.texts import why_of
 
 _log = logging.getLogger("decod")
@@ -71,7 +70,7 @@ Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _CAPACITY_AUTO_MAX = 64
 _MEMORY_SHARE = 0.5
-"""Part of the free memory that microbatches may take when the capacity is chosen by itself."""
+"""RunPart of the free memory that microbatches may take when the capacity is chosen by itself."""
 
 _AVERAGES_MAX = 64
 """Averages for which a candidate has room until its stage's state has come, at least."""
@@ -87,7 +86,7 @@ _FLUSH_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RunPart:
     """What this node is in the run, as its command decided."""
 
     role: Role
@@ -181,17 +180,17 @@ class Node:
         say: Takes lines for the operator's terminal.
     """
 
-    def __init__(self, config: NodeConfig, part: Part, host: Host, say: Say) -> None:
+    def __init__(self, config: NodeConfig, part: RunPart, host: Host, say: Say) -> None:
         self.config, self.part, self.say = config, part, say
         self.identity: KeyIdentity = host.identity
-        self.files: Files = host.files
+        self.files: FileLimit = host.files
         self.host, self.leaving = host, host.leaving
         self.address = ""
-        self.progress = Progress(iteration=part.manifest.start_iteration)
+        self.progress = RunProgress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
         self.driver: NodeDriver | None = None
         self.compute: ComputeProcess | None = None
-        self.arena: Arena | None = None
+        self.arena: ArenaAllocator | None = None
         self.dht: Dht | None = None
         self.supply: DataSupply | None = None
         """At a data node: what gives the compute process its data."""
@@ -329,7 +328,7 @@ class Node:
         extra = {"event": "task.failed", "fields": fields}
         _log.error("task.failed", exc_info=error, extra=extra)
 
-    def _make_arena(self) -> Arena:
+    def _make_arena(self) -> ArenaAllocator:
         """Return an arena that is large enough for whatever this node may have to hold."""
         run = self.part.manifest.run
         sizes = sizes_of(run)
@@ -339,7 +338,9 @@ class Node:
         # What is kept for others is kept by members, averages that wait by candidates.
         kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
         kept = min(run.protocol.keep_max_bytes, kept)
-        return Arena((64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes)
+        return ArenaAllocator(
+            (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
+        )
 
     async def prepare(self) -> None:
         """Configure the compute process, measure it, and start the core."""
@@ -424,7 +425,7 @@ class Node:
         self.kept.start()
 
     async def ask(
-        self, kind: str, fields: dict[str, Any], *, inputs: tuple[Region, ...] = ()
+        self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()
     ) -> dict[str, Any]:
         """Return the result of a job outside the core, with errors an operator can act on."""
         assert self.compute is not None

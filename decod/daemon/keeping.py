@@ -24,9 +24,9 @@ from decod.errors import CheckpointError, DecodError
 from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
-from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.era import Kept
-from decod.protocol.events import CheckpointRead, KeptRead, StateForgotten, StateKept
+from decod.protocol.core.effects import FetchState, MirrorState
+from decod.protocol.core.era import Kept
+from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (

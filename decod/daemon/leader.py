@@ -18,7 +18,7 @@ from decod.daemon.host import Host, Node, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.lives import Lives
 from decod.daemon.peers import KnownPeers
-from decod.daemon.place import Joining, LeaderOptions, Place, continued, founded
+from decod.daemon.place import LeaderOptions, PlaceFinder, RunPlace, continued, founded
 from decod.daemon.resume import AUTO, find_resumed
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
@@ -35,8 +35,8 @@ from decod.errors import (
 )
 from decod.ids import RunId
 from decod.net.join_string import LABEL
-from decod.protocol.effects import Stop, StopReason
-from decod.protocol.events import CheckpointWritten, CommitsHeld, DrainRequested
+from decod.protocol.core.effects import Stop, StopReason
+from decod.protocol.core.events import CheckpointWritten, CommitsHeld, DrainRequested
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:
@@ -70,15 +70,15 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
             await unless_asked(tell_elsewhere(run_id, members, own, say))
-        joining = Joining(options, own, manifest, data_dir)
+        joining = PlaceFinder(options, own, manifest, data_dir)
         if (join := options.join) is not None:
             place = await unless_asked(patiently(lambda: joining.seek(join), say))
         else:
-            place = Place(founded(options, own, manifest, data_dir, checkpoint_dir))
-        lives = Lives[Place](host, say, rejoins=options.node.rejoins)
+            place = RunPlace(founded(options, own, manifest, data_dir, checkpoint_dir))
+        lives = Lives[RunPlace](host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
 
-        async def live(place: Place) -> Stop:
+        async def live(place: RunPlace) -> Stop:
             nonlocal checked
             async with Node(options.node, place.part, host, say) as node, DataSupply(node, dataset):
                 lives.begins(node)

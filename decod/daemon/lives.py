@@ -15,7 +15,7 @@ from decod.daemon.backoff import Backoff
 from decod.daemon.errors import exit_code_of
 from decod.daemon.leaving import LeftEarlyError
 from decod.errors import HardwareError, NetworkError
-from decod.protocol.effects import Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 
 if TYPE_CHECKING:
     from decod.daemon.host import Host, Node, Say

@@ -11,7 +11,7 @@ from pathlib import Path
 from decod.errors import MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import RunId
-from decod.protocol.view import View
+from decod.protocol.core.view import View
 from decod.wire import validate
 
 KEPT_MAX = 16

@@ -17,13 +17,13 @@ from decod.config.schema import Manifest
 from decod.daemon.contact import find_run
 from decod.daemon.elsewhere import await_leader
 from decod.daemon.errors import TemporaryError
-from decod.daemon.host import Part, Say
+from decod.daemon.host import RunPart, Say
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import LATEST, has_checkpoint
 from decod.errors import RejectedError
 from decod.ids import NodeId, RunId
-from decod.protocol.view import Role
+from decod.protocol.core.view import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class LeaderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """A place in a run: what this node is there, and whom it asks about it."""
 
-    part: Part
+    part: RunPart
     contacts: tuple[str, ...] = ()
 
 
@@ -89,9 +89,9 @@ def founded(
     manifest: Manifest,
     data_dir: Path,
     checkpoint_dir: Path | None,
-) -> Part:
+) -> RunPart:
     """Return what this node is in a new run: the leader."""
-    return Part(
+    return RunPart(
         role=Role.DATA,
         run_id=_new_run_id(manifest),
         manifest=manifest,
@@ -103,7 +103,7 @@ def founded(
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class PlaceFinder:
     """How this host finds its place in a run that another host leads."""
 
     options: LeaderOptions
@@ -112,7 +112,7 @@ class Joining:
     """By this host's run file and data."""
     data_dir: Path
 
-    async def seek(self, join: str, *, again: bool = False) -> Place:
+    async def seek(self, join: str, *, again: bool = False) -> RunPlace:
         """Return the place of a further data node, if the run is as this host knows it.
 
         Args:
@@ -138,7 +138,7 @@ class Joining:
                 code="E-REJ-004",
             )
         known.keep(manifest)
-        part = Part(
+        part = RunPart(
             role=Role.DATA,
             run_id=contact.run_id,
             manifest=manifest,
@@ -146,7 +146,7 @@ class Joining:
             leader_address=contact.leader_address,
             data_dir=self.data_dir,
         )
-        return Place(part, contact.addresses)
+        return RunPlace(part, contact.addresses)
 
 
 def _new_run_id(manifest: Manifest) -> RunId:

@@ -3,8 +3,7 @@
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.gateway import TensorSizes
 from decod.driver.jobs import Sizes
-from decod.protocol.admission import RunShape
-from decod.protocol.identity import RunFacts
+from decod.protocol.core.identity import RunFacts, RunShape
 
 
 def facts_of(manifest: Manifest) -> RunFacts:

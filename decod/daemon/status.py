@@ -11,10 +11,10 @@ from decod.daemon.happenings import THIS_NODE
 from decod.daemon.succession import join_string_of, leader_of
 from decod.driver.fetching import outlook
 from decod.ids import NodeId, iteration_of
-from decod.protocol.identity import NodeState
-from decod.protocol.leader import Leader
+from decod.protocol.core.identity import NodeState
+from decod.protocol.core.view import View
+from decod.protocol.leadership.leader import Leader
 from decod.protocol.node import NodeMachine
-from decod.protocol.view import View
 from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _LOSSES_MAX = 1000
 
 
 @dataclasses.dataclass(slots=True)
-class Progress:
+class RunProgress:
     """What the node's notes say of the run's progress."""
 
     iteration: int = 0
@@ -190,7 +190,7 @@ def _run_state(machine: NodeMachine | None) -> str:
     return leader.state.value if leader is not None else machine.state.value
 
 
-def _message(machine: NodeMachine | None, progress: Progress) -> str:
+def _message(machine: NodeMachine | None, progress: RunProgress) -> str:
     leader = machine.leader if machine is not None else None
     if machine is not None and machine.office.election.electing:
         return _election(machine)

@@ -9,7 +9,7 @@ from decod.errors import DecodError, MalformedMessageError
 from decod.ids import NodeId
 from decod.net.dht_record import LEADER
 from decod.net.join_string import ADDRESSES_MAX, JoinString
-from decod.protocol.events import LeaderFound
+from decod.protocol.core.events import LeaderFound
 from decod.wire import validate
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.happenings import merged
-from decod.daemon.host import Host, Node, Part, Say
+from decod.daemon.host import Host, Node, RunPart, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.lives import Lives
 from decod.daemon.manifests import KnownManifests
@@ -25,8 +25,8 @@ from decod.ids import NodeId
 from decod.net.ask import ask_status, hello
 from decod.net.dht_record import peer_name
 from decod.net.server import HelloRequest
-from decod.protocol.effects import Stop, StopReason
-from decod.protocol.view import Role
+from decod.protocol.core.effects import Stop, StopReason
+from decod.protocol.core.view import Role
 
 _STATUS_TIMEOUT_S = 0.3
 """How long the leader may take; after that the node tells what it knows itself."""
@@ -83,7 +83,7 @@ async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
 
 async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives[Contact]) -> Stop:
     """Take part until the node stops; return how."""
-    part = Part(
+    part = RunPart(
         role=Role.RELAY,
         run_id=contact.run_id,
         manifest=contact.manifest,

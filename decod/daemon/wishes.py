@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from decod.daemon.succession import leader_of
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
-from decod.protocol.events import DrainRequested, PauseRequested
+from decod.protocol.core.events import DrainRequested, PauseRequested
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node

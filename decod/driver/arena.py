@@ -17,7 +17,7 @@ ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class ArenaRegion:
     """A piece of the arena. `view` is its bytes."""
 
     offset: int
@@ -29,7 +29,7 @@ class Region:
         return {"offset": self.offset, "num_bytes": self.size_bytes}
 
 
-class Arena:
+class ArenaAllocator:
     """Hands out regions, first fit; only the node process allocates.
 
     Args:
@@ -47,7 +47,7 @@ class Arena:
         # Free stretches as (offset, size), sorted, never adjacent.
         self._free: list[tuple[int, int]] = [(0, size_bytes)]
 
-    def allocate(self, size_bytes: int) -> Region | None:
+    def allocate(self, size_bytes: int) -> ArenaRegion | None:
         """Return a region of exactly `size_bytes`, or None if no stretch is large enough."""
         taken = _aligned(size_bytes)
         for index, (offset, size) in enumerate(self._free):
@@ -57,10 +57,10 @@ class Arena:
                 else:
                     self._free[index] = (offset + taken, size - taken)
                 self.used_bytes += taken
-                return Region(offset, size_bytes, self._view[offset : offset + size_bytes])
+                return ArenaRegion(offset, size_bytes, self._view[offset : offset + size_bytes])
         return None
 
-    def free(self, region: Region) -> None:
+    def free(self, region: ArenaRegion) -> None:
         """Take a region back. Its view must not be used any more."""
         offset, size = region.offset, _aligned(region.size_bytes)
         self.used_bytes -= size

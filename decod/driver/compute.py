@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from decod.data.block import Block
-from decod.driver.arena import Arena, Region
-from decod.protocol.patience import Patience
+from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.protocol.core.patience import Patience
 from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
@@ -86,8 +86,8 @@ class Compute(Protocol):
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[Region, ...] = (),
-        outputs: tuple[Region, ...] = (),
+        inputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[ArenaRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
 
@@ -123,7 +123,7 @@ class ComputeProcess:
     @classmethod
     async def start(
         cls,
-        arena: Arena,
+        arena: ArenaAllocator,
         *,
         log_path: Path | None = None,
         command: Sequence[str] = _COMMAND,
@@ -178,8 +178,8 @@ class ComputeProcess:
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[Region, ...] = (),
-        outputs: tuple[Region, ...] = (),
+        inputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[ArenaRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -13,20 +13,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from decod.driver.arena import Arena, Region
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
 from decod.driver.requests import STOPPED, Requests, taken
 from decod.ids import JobId, NodeId, TensorId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol import jobs
-from decod.protocol.messages import Message
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs
+from decod.protocol.core.identity import Promise
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.view import Member
 from decod.protocol.node import NodeMachine
-from decod.protocol.view import Member
-from decod.protocol.voter import Promise
-from decod.protocol.way_messages import Way
 from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
@@ -36,7 +36,7 @@ NO_JOB = JobId(0)
 """The compute process has failed, but no job of it. The core numbers its jobs from 1."""
 
 
-class Measured(Protocol):
+class ProbeResult(Protocol):
     """What a probe has shown of the way to a peer."""
 
     @property
@@ -68,7 +68,7 @@ class Transport(StateTransport, Protocol):
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial these members from now on, and forget others."""
 
-    async def probe(self, to: NodeId, term: int, size_bytes: int) -> Measured | None:
+    async def probe(self, to: NodeId, term: int, size_bytes: int) -> ProbeResult | None:
         """Time an exchange and a transfer of so many bytes; None if that failed."""
 
 
@@ -88,7 +88,7 @@ class NodeDriver:
         self,
         machine: NodeMachine,
         compute: Compute,
-        arena: Arena,
+        arena: ArenaAllocator,
         sizes: Sizes,
         *,
         on_note: Callable[[fx.Note], None],
@@ -115,9 +115,9 @@ class NodeDriver:
         self._stepping = False
         self.broken = False
         """The core has failed: nothing is asked of it any more."""
-        self._regions: dict[TensorId, Region] = {}
-        self._incoming: dict[int, Region] = {}
-        self._lent: dict[int, Region] = {}
+        self._regions: dict[TensorId, ArenaRegion] = {}
+        self._incoming: dict[int, ArenaRegion] = {}
+        self._lent: dict[int, ArenaRegion] = {}
         self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._start_s = self._clock()
         self._next_tensor = 1
@@ -264,7 +264,7 @@ class NodeDriver:
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def _keep(self, region: Region) -> ev.Tensor:
+    def _keep(self, region: ArenaRegion) -> ev.Tensor:
         tensor = TensorId(self._next_tensor)
         self._next_tensor += 1
         self._regions[tensor] = region
@@ -278,7 +278,7 @@ class NodeDriver:
         self._incoming[id(region.view)] = region
         return region.view
 
-    def regions(self, buffers: list[memoryview]) -> tuple[Region, ...]:
+    def regions(self, buffers: list[memoryview]) -> tuple[ArenaRegion, ...]:
         """Return the regions of buffers that `allocate` or `request_state` gave."""
         return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
 
@@ -332,7 +332,7 @@ class NodeDriver:
 
     def _start_job(self, effect: fx.StartJob) -> None:
         request = request_of(effect.job, self._sizes)
-        outputs: list[Region] = []
+        outputs: list[ArenaRegion] = []
         for size_bytes in request.output_bytes:
             region = self.arena.allocate(size_bytes)
             if region is None:
@@ -346,7 +346,7 @@ class NodeDriver:
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
     def _job_done(
-        self, effect: fx.StartJob, outputs: list[Region], done: asyncio.Future[Reply]
+        self, effect: fx.StartJob, outputs: list[ArenaRegion], done: asyncio.Future[Reply]
     ) -> None:
         # Looked at in any case, or asyncio would report it as never retrieved.
         error = None if done.cancelled() else done.exception()
@@ -361,7 +361,7 @@ class NodeDriver:
         except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
             self._break(unexpected)
 
-    def _take_reply(self, effect: fx.StartJob, outputs: list[Region], reply: Reply) -> None:
+    def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
         self._compute_s += reply.duration_s - reply.copy_s
         self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
@@ -384,7 +384,7 @@ class NodeDriver:
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
     def _job_failed(
-        self, effect: fx.StartJob, outputs: list[Region], reason: str, *, fatal: bool
+        self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
     ) -> None:
         for region in outputs:
             self.arena.free(region)
@@ -424,7 +424,7 @@ class NodeDriver:
         return await taken(self._own(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        region: Region | None = None
+        region: ArenaRegion | None = None
         try:
             described = await self._compute.submit(kind, fields)
             region = self.arena.allocate(described.result["num_bytes"])

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from decod.ids import NodeId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol.era import Kept
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.era import Kept
 from decod.texts import clip
 from decod.train.checkpoint.description import Chunk, parse_description
 from decod.train.checkpoint.transfer import StateSink, Transfer

@@ -6,7 +6,7 @@ from typing import Any
 
 from decod.ids import MicrobatchId
 from decod.planner.partition import part_sizes
-from decod.protocol import jobs
+from decod.protocol.core import jobs
 from decod.train.checkpoint.description import description_text
 
 
@@ -84,7 +84,7 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
                     "gradient_norm": gradient_norm,
                 },
             )
-        case jobs.Commit(iteration):
+        case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
             return Request("snapshot", {"with_optimizer": with_optimizer})

@@ -10,7 +10,7 @@ from decod.net.address import split_address
 from decod.net.failure import failed_call, other_run
 from decod.net.limits import LIMITS, Limits
 from decod.net.server import HelloInfo, HelloRequest
-from decod.protocol.params import PROTOCOL_VERSION
+from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 

@@ -31,9 +31,9 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.planner.cost import transfer_rate
-from decod.protocol.events import Fault, SendFailed
-from decod.protocol.messages import BULK_MESSAGES, LinkProbe, Message
-from decod.protocol.way_messages import Way
+from decod.protocol.core.events import Fault, SendFailed
+from decod.protocol.core.messages import BULK_MESSAGES, LinkProbe, Message
+from decod.protocol.core.messages.forwarding import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame

@@ -46,7 +46,7 @@ assert len(_ADJECTIVES) == len(_NOUNS) == 64
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class HostKey:
     """Who this node is."""
 
     node_id: NodeId
@@ -54,7 +54,7 @@ class Identity:
     """Two words for people, from the id. Not unique."""
 
 
-def load_or_create_identity(state_dir: Path) -> Identity:
+def load_or_create_identity(state_dir: Path) -> HostKey:
     """Returns the identity kept in `state_dir`; makes folder and key at the first start.
 
     Raises:
@@ -69,12 +69,12 @@ def load_or_create_identity(state_dir: Path) -> Identity:
     return identity_of(key)
 
 
-def identity_of(key: bytes) -> Identity:
+def identity_of(key: bytes) -> HostKey:
     """Returns the identity that belongs to a key of 32 bytes."""
     # Stands for the public half: the key itself must not be hashed into what everybody sees.
     public = hashlib.sha256(b"decod-identity-public" + key).digest()
     node_id = NodeId(base64.b32encode(hashlib.sha256(public).digest()).decode().rstrip("=").lower())
-    return Identity(node_id, name_of(node_id))
+    return HostKey(node_id, name_of(node_id))
 
 
 def name_of(node_id: NodeId) -> str:

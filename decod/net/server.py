@@ -38,14 +38,14 @@ from decod.net.limits import LIMITS, Limits
 from decod.net.peer import Context, host_of, ip_of
 from decod.net.stream import Filler
 from decod.net.turns import Turns
-from decod.protocol.follow_messages import Average
-from decod.protocol.messages import (
+from decod.protocol.core.messages import (
     BULK_MESSAGES,
     BackwardGradient,
     ForwardActivation,
     LinkProbe,
 )
-from decod.protocol.params import PROTOCOL_VERSION
+from decod.protocol.core.messages.replay import Average
+from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wire import codec, validate
 from decod.wire.codec import Decoded

@@ -19,14 +19,14 @@ class StageLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Applicant:
     """A node that waits for a stage."""
 
     node_id: NodeId
     capacity: int
 
 
-def assign_stages(candidates: Sequence[Candidate], loads: Sequence[StageLoad]) -> dict[NodeId, int]:
+def assign_stages(candidates: Sequence[Applicant], loads: Sequence[StageLoad]) -> dict[NodeId, int]:
     """Return a stage for every candidate: largest capacity first, to the most utilised stage.
 
     A stage's utilisation is flows / capacity; stages that lack nodes come before all others, then

@@ -23,7 +23,7 @@ from typing import assert_never
 from typing_extensions import override
 
 from decod.ids import NodeId
-from decod.planner.assignment import Candidate, StageLoad, assign_stages
+from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.optimal import optimal_routes
 from decod.planner.residual import Arcs, SingleSourceFlow
@@ -151,7 +151,7 @@ def _best(savings: Iterable[float], number: int) -> float:
     return sum(sorted((saving for saving in savings if saving > 0), reverse=True)[:number])
 
 
-class Routing:
+class GrowingRouting:
     """A graph that grows, and its exact routing, found anew after every change."""
 
     def __init__(self, graph: FlowGraph) -> None:
@@ -174,11 +174,11 @@ class Routing:
 
     def try_out(self, newcomer: Newcomer, stage_index: int) -> tuple[int, float]:
         """Return the number of flows and their cost as they would be after `add`."""
-        grown = Routing(_grown(self.graph, newcomer, stage_index))
+        grown = GrowingRouting(_grown(self.graph, newcomer, stage_index))
         return grown.num_flows, grown.cost
 
 
-class _SingleSourceRouting(Routing):
+class _SingleSourceRouting(GrowingRouting):
     """The same for one data node, where a change costs a few shortest paths."""
 
     @override
@@ -204,9 +204,9 @@ class _SingleSourceRouting(Routing):
         return self._flow.try_out(_arcs(self.graph, newcomer, stage_index))
 
 
-def make_routing(graph: FlowGraph) -> Routing:
+def make_routing(graph: FlowGraph) -> GrowingRouting:
     """Return the routing of a graph, by the fastest means that are exact for it."""
-    return _SingleSourceRouting(graph) if len(graph.stage(0)) == 1 else Routing(graph)
+    return _SingleSourceRouting(graph) if len(graph.stage(0)) == 1 else GrowingRouting(graph)
 
 
 def _both_ways(newcomers: Sequence[Newcomer]) -> list[Newcomer]:
@@ -238,7 +238,7 @@ def _grown(graph: FlowGraph, newcomer: Newcomer, stage_index: int) -> FlowGraph:
 
 
 def _choose(
-    policy: JoinPolicy, routing: Routing, waiting: Sequence[Newcomer], rng: random.Random
+    policy: JoinPolicy, routing: GrowingRouting, waiting: Sequence[Newcomer], rng: random.Random
 ) -> tuple[Newcomer, int]:
     stages = range(1, routing.graph.num_stages + 1)
     match policy:
@@ -261,17 +261,17 @@ def _largest(waiting: Sequence[Newcomer]) -> Newcomer:
     return min(waiting, key=lambda newcomer: (-newcomer.capacity, newcomer.node_id))
 
 
-def _most_utilised(routing: Routing, newcomer: Newcomer) -> int:
+def _most_utilised(routing: GrowingRouting, newcomer: Newcomer) -> int:
     capacities = dict.fromkeys(range(1, routing.graph.num_stages + 1), 0)
     for node in routing.graph.nodes.values():
         if node.stage_index:
             capacities[node.stage_index] += node.capacity
     loads = [StageLoad(stage, routing.num_flows, room) for stage, room in capacities.items()]
-    candidate = Candidate(newcomer.node_id, newcomer.capacity)
+    candidate = Applicant(newcomer.node_id, newcomer.capacity)
     return assign_stages([candidate], loads)[newcomer.node_id]
 
 
-def _choose_by_saving(routing: Routing, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
+def _choose_by_saving(routing: GrowingRouting, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
     """Return the newcomer and stage of the largest estimate; of equal ones, the fuller stage."""
     stages = range(1, routing.graph.num_stages + 1)
     hops: dict[int, dict[NodeId, list[Hop]]] = {stage: {} for stage in stages}
@@ -289,7 +289,7 @@ def _choose_by_saving(routing: Routing, waiting: Sequence[Newcomer]) -> tuple[Ne
     return best
 
 
-def _choose_by_trial(routing: Routing, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
+def _choose_by_trial(routing: GrowingRouting, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
     """Return the newcomer and stage with the most flows and then the least cost."""
     best: tuple[int, float] | None = None
     choice = None

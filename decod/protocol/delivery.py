@@ -2,24 +2,24 @@
 
 A message that could not be delivered is a doubt about its receiver, which the leader hears of, and
 is tried again as long as it means something; by way of another member if the direct link is broken
-(`decod.protocol.ways`).
+(`decod.protocol.links.forwarding`).
 """
 
 from decod.ids import NodeId
-from decod.protocol import messages
-from decod.protocol.context import Context
-from decod.protocol.deadline import earliest
-from decod.protocol.effects import Effect, Send
-from decod.protocol.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.follow_messages import FollowMessage
-from decod.protocol.joining import Joining
-from decod.protocol.membership import Membership
-from decod.protocol.office import Office
-from decod.protocol.outbox import Outbox
-from decod.protocol.survey import Survey
-from decod.protocol.way_messages import Passed
-from decod.protocol.ways import Ways
-from decod.protocol.work import Work, awaited_by
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
+from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.leadership.joining import Joining
+from decod.protocol.leadership.leadership import Leadership
+from decod.protocol.links.forwarding import Forwarding
+from decod.protocol.links.liveness import Liveness
+from decod.protocol.links.measuring import LinkMeasuring
+from decod.protocol.links.outbox import Outbox
+from decod.protocol.strategy.pipeline import Pipeline, awaited_by
 
 
 class Delivery:
@@ -34,10 +34,10 @@ class Delivery:
     """
 
     def __init__(
-        self, context: Context, ways: Ways, work: Work, office: Office, joining: Joining
+        self, context: Context, ways: Forwarding, work: Pipeline, office: Leadership, joining: Joining
     ) -> None:
-        self.ways, self.outbox, self.survey = ways, Outbox(context), Survey(context)
-        self.membership = Membership(
+        self.ways, self.outbox, self.survey = ways, Outbox(context), LinkMeasuring(context)
+        self.membership = Liveness(
             context, lambda: awaited_by(work) | ways.receivers, ways.broken
         )
         self._tensors = context.tensors

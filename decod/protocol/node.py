@@ -23,11 +23,10 @@ from random import Random
 from typing import TypeGuard, get_args
 
 from decod.ids import NodeId, Round
-from decod.protocol import messages
-from decod.protocol.context import Context
-from decod.protocol.deadline import earliest
-from decod.protocol.delivery import Delivery
-from decod.protocol.effects import (
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import (
     Effect,
     FreeTensor,
     Send,
@@ -37,8 +36,7 @@ from decod.protocol.effects import (
     UseMembers,
     noted,
 )
-from decod.protocol.ending import Ending
-from decod.protocol.events import (
+from decod.protocol.core.events import (
     CheckpointRead,
     CheckpointWritten,
     CommitsHeld,
@@ -62,13 +60,21 @@ from decod.protocol.events import (
     TensorSent,
     VotePersisted,
 )
-from decod.protocol.follow_messages import FollowMessage
-from decod.protocol.identity import Identity, NodeState, RunFacts
-from decod.protocol.joining import Joining
-from decod.protocol.keeping import inventory
-from decod.protocol.leader import Leader
-from decod.protocol.links import LinkTable
-from decod.protocol.office import FOR_OFFICE, Fate, Office
+from decod.protocol.core.identity import Identity, NodeState, RunFacts
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.replay import FollowMessage
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.stash import Stash, released
+from decod.protocol.core.view import View, tree_place
+from decod.protocol.delivery import Delivery
+from decod.protocol.leadership.availability import Availability
+from decod.protocol.leadership.ending import Ending
+from decod.protocol.leadership.joining import Joining
+from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
+from decod.protocol.leadership.utilisation import Utilisation
+from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.openings import (
     begins_era,
     changes_view,
@@ -76,14 +82,8 @@ from decod.protocol.openings import (
     note_opening,
     superseded,
 )
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.standing import Standing
-from decod.protocol.stash import Stash, released
-from decod.protocol.utilisation import Utilisation
-from decod.protocol.view import View, tree_place
-from decod.protocol.way_messages import Passed
-from decod.protocol.ways import Ways
-from decod.protocol.work import Work
+from decod.protocol.state.mirrors import inventory
+from decod.protocol.strategy.pipeline import Pipeline
 
 _Frequent = (
     messages.ForwardActivation
@@ -139,16 +139,16 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
         )
-        self.work = work = Work(
+        self.work = work = Pipeline(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
-        self.ways = Ways(self.context)
-        self.office = Office(self.context, facts, work, self.ways, rng)
+        self.ways = Forwarding(self.context)
+        self.office = Leadership(self.context, facts, work, self.ways, rng)
         self._utilisation = Utilisation(self.context, work.keeping, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         self._delivery = Delivery(self.context, self.ways, work, self.office, self._joining)
         self._membership, self._survey = self._delivery.membership, self._delivery.survey
-        self._standing = Standing(self.context, identity.capacity)
+        self._standing = Availability(self.context, identity.capacity)
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
@@ -322,7 +322,7 @@ class NodeMachine:
         if _is_frequent(message):
             return self._of_round(now_s, received, message.round)
         match message:
-            case _ if isinstance(message, FOR_OFFICE):
+            case _ if isinstance(message, FOR_LEADERSHIP):
                 return self.office.received(now_s, received)
             case messages.CapacityAnswer():
                 return self._standing.answered(sender, message)

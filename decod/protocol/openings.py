@@ -1,11 +1,11 @@
 """What an opening changes for a node that takes it in."""
 
-from decod.protocol import messages
-from decod.protocol.context import Context
-from decod.protocol.effects import Note, Stop, StopReason
-from decod.protocol.era import Source
-from decod.protocol.view import Opening, View
-from decod.protocol.work import Work
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.era import Source
+from decod.protocol.core.view import Opening, View
+from decod.protocol.strategy.pipeline import Pipeline
 
 
 def changes_view(opening: Opening, context: Context) -> bool:
@@ -19,7 +19,7 @@ def begins_era(opening: Opening, context: Context) -> bool:
     return opening.round.era > context.round.era
 
 
-def in_step(context: Context, work: Work, decision: messages.Commit | messages.Abort) -> bool:
+def in_step(context: Context, work: Pipeline, decision: messages.Commit | messages.Abort) -> bool:
     """Return whether a member can follow: it holds what was committed, has voted for it, or goes
     back.
 

@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from decod.protocol.events import Fault
+from decod.protocol.core.events import Fault
 from decod.sim.churn import Churn, Instants
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import Kernel
 from decod.sim.meter import IterationFigures
-from decod.sim.network import Network, Transfer
+from decod.sim.network import InFlight, Network
 from decod.sim.scenario import Scenario
 
 
@@ -268,7 +268,7 @@ class Cluster:
             self._notice(receiver, receiver.life)
 
         self._network.send_tensor(
-            Transfer(sender, receiver, size_bytes, delivered, sent=None, failed=failed)
+            InFlight(sender, receiver, size_bytes, delivered, sent=None, failed=failed)
         )
 
     def _round_trip_s(self, here: Peer, there: Peer) -> float:

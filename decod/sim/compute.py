@@ -17,8 +17,8 @@ from enum import Enum
 from typing import TypeVar
 
 from decod.ids import MicrobatchId
-from decod.protocol import jobs
-from decod.protocol.jobs import Job, JobResult
+from decod.protocol.core import jobs
+from decod.protocol.core.jobs import Job, JobResult
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,7 @@ class GradientPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ReducedPart:
+class AveragedPart:
     """One part of the average over the roster."""
 
     part: int
@@ -64,7 +64,7 @@ class ReducedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StateBlob:
+class SimulatedState:
     """Parameters and optimizer state of a stage."""
 
     stage_index: int
@@ -72,7 +72,7 @@ class StateBlob:
     parameter_hash: str
 
 
-Content = Activation | Gradient | GradientPart | ReducedPart | StateBlob
+Content = Activation | Gradient | GradientPart | AveragedPart | SimulatedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class ComputeProfile:
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
-            case jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.Commit():
+            case jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.CommitStep():
                 return 0.0
 
     def pass_s(self, *, data: bool) -> float:
@@ -128,9 +128,9 @@ class ComputeProfile:
         match content:
             case Activation() | Gradient():
                 return self.activation_bytes
-            case GradientPart(num_parts=num_parts) | ReducedPart(num_parts=num_parts):
+            case GradientPart(num_parts=num_parts) | AveragedPart(num_parts=num_parts):
                 return -(-self.parameter_bytes // num_parts)
-            case StateBlob():
+            case SimulatedState():
                 return 3 * self.parameter_bytes
 
 
@@ -161,7 +161,7 @@ class Outcome:
     """The step that this job made final."""
 
 
-class Compute:
+class StageModel:
     """The state of one compute process: one stage, its held microbatches, its gradient sum.
 
     Args:
@@ -202,7 +202,7 @@ class Compute:
             jobs.Reduce: self._reduce,
             jobs.Square: self._square,
             jobs.Propose: self._propose,
-            jobs.Commit: self._commit,
+            jobs.CommitStep: self._commit,
             jobs.Measure: self._measure,
         }
 
@@ -240,11 +240,11 @@ class Compute:
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> Outcome:
         _no_input(job, inputs)
-        blob = StateBlob(self.stage_index, self.iteration, self.parameter_hash)
+        blob = SimulatedState(self.stage_index, self.iteration, self.parameter_hash)
         return Outcome(jobs.SnapshotTaken(self.iteration, manifest_of(blob)), (blob,))
 
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> Outcome:
-        blob = _only(job, inputs, StateBlob)
+        blob = _only(job, inputs, SimulatedState)
         if manifest_of(blob) != job.manifest or blob.iteration != job.iteration:
             raise MisuseError(f"{job} with the blob {blob}")
         if blob.stage_index != self.stage_index:
@@ -254,7 +254,7 @@ class Compute:
         return Outcome(jobs.Built(self.parameter_hash))
 
     def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> Outcome:
-        blobs = [blob for blob in inputs if isinstance(blob, StateBlob)]
+        blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
         stages = tuple(blob.stage_index for blob in blobs)
         if tuple(map(manifest_of, blobs)) != job.manifests or stages != job.stages:
             raise MisuseError(f"{job} with {inputs}")
@@ -379,7 +379,7 @@ class Compute:
             total.update(dict(content.counts))
         if job.weights_total < 1:
             raise MisuseError(f"{job}: nothing to divide by")
-        reduced = ReducedPart(job.part, job.num_parts, canonical(total), job.weights_total)
+        reduced = AveragedPart(job.part, job.num_parts, canonical(total), job.weights_total)
         # What is to be added up exactly is all in one part.
         num = total.total() if job.part == 0 else 0
         return Outcome(jobs.Squared(self._square_sum(num)), (reduced,))
@@ -416,7 +416,7 @@ class Compute:
         self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
         return Outcome(jobs.Proposed(parameter_hash))
 
-    def _commit(self, job: jobs.Commit, inputs: tuple[Content, ...]) -> Outcome:
+    def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> Outcome:
         _no_input(job, inputs)
         step, iteration = self.proposed, job.iteration
         if step is None or step.iteration != iteration:
@@ -437,7 +437,7 @@ def _agreed_counts(job: jobs.Propose, inputs: tuple[Content, ...]) -> Counts:
         raise MisuseError(f"{job} with {len(inputs)} parts")
     for part, content in enumerate(inputs):
         if (
-            not isinstance(content, ReducedPart)
+            not isinstance(content, AveragedPart)
             or (content.part, content.num_parts) != (part, job.num_parts)
             or content.weights_total != job.weights_total
         ):
@@ -460,7 +460,7 @@ def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:
         raise MisuseError(f"{job} on {inputs}: it takes no input")
 
 
-def manifest_of(blob: StateBlob) -> str:
+def manifest_of(blob: SimulatedState) -> str:
     """Return what describes a state."""
     return json.dumps(
         {

@@ -10,20 +10,18 @@ from typing import NamedTuple, Protocol
 
 from decod.ids import FlowId, NodeId, Round
 from decod.planner.graph import Route
-from decod.protocol.admission import RunShape
-from decod.protocol.effects import Effect, Send
-from decod.protocol.electorate import electors_of, ids_of
-from decod.protocol.events import Event, Received
-from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
-from decod.protocol.identity import Identity, RunFacts
-from decod.protocol.leader import LeaderState
-from decod.protocol.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import Event, Received
+from decod.protocol.core.identity import NO_PROMISE, Identity, Promise, RunFacts, RunShape
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages.negotiation import RoutingMessage
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Role
+from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.leadership.leader import LeaderState
+from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.routing.messages import RoutingMessage
-from decod.protocol.shares import Positions
-from decod.protocol.view import Role
-from decod.protocol.voter import NO_PROMISE, Promise
+from decod.protocol.strategy.data_positions import Positions
 from decod.sim.compute import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
@@ -103,7 +101,7 @@ def _core_of(machine: object) -> NodeMachine | None:
     return core if isinstance(core, NodeMachine) else None
 
 
-class Place(NamedTuple):
+class NodeProgress(NamedTuple):
     """How far a node has got, as a checker sees it."""
 
     term: int
@@ -114,13 +112,13 @@ class Place(NamedTuple):
     in_view: bool
 
 
-def place_of(machine: object) -> Place | None:
+def place_of(machine: object) -> NodeProgress | None:
     """Return where a node is; None if it is no real core."""
     core = _core_of(machine)
     if core is None:
         return None
     context, leads = core.context, core.leader is not None
-    return Place(context.view.term, context.round, leads, core.in_view)
+    return NodeProgress(context.view.term, context.round, leads, core.in_view)
 
 
 class Whereabouts:
@@ -132,7 +130,7 @@ class Whereabouts:
     __slots__ = ("_leader", "_machine", "_round", "_view", "place")
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: NodeProgress | None = None
         self._machine: object = None
         self._view: object = None
         self._round: object = None
@@ -366,7 +364,7 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LeadershipStanding:
     """A node's part in who leads, as a checker sees it."""
 
     in_view: bool
@@ -385,7 +383,7 @@ class Standing:
     wait: Wait
 
 
-def standing_of(machine: object) -> Standing | None:
+def standing_of(machine: object) -> LeadershipStanding | None:
     """Return a node's part in who leads; None if it is no real core."""
     core = _core_of(machine)
     if core is None:
@@ -402,7 +400,7 @@ def standing_of(machine: object) -> Standing | None:
         elif leader.state is LeaderState.GATHERING:
             wait = Wait.STAGE
     member = context.view.by_id.get(context.node_id)
-    return Standing(
+    return LeadershipStanding(
         in_view=core.in_view,
         place=(context.view.term, context.round, context.view.version),
         members=ids_of(context.view),

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decod.ids import JobId, TensorId
-from decod.protocol.effects import StartJob
-from decod.protocol.events import JobFailed, JobFinished
-from decod.protocol.jobs import Job, Measure, Measured
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.patience import Patience
+from decod.protocol.core.effects import StartJob
+from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.jobs import Job, Measure, Measured
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.patience import Patience
 from decod.sim.compute import Activation, Gradient, MisuseError
 from decod.sim.kernel import Kernel
 
 if TYPE_CHECKING:
-    from decod.sim.host import Host, Observer
+    from decod.sim.host import Observer, SimulatedHost
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Device:
 
     def __init__(
         self,
-        host: "Host",
+        host: "SimulatedHost",
         kernel: Kernel,
         observer: "Observer",
         protocol: ProtocolConfig,

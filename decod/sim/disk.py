@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol.era import MARKS_MAX
-from decod.protocol.voter import NO_PROMISE, Promise
-from decod.sim.compute import StateBlob
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.era import MARKS_MAX
+from decod.protocol.core.identity import NO_PROMISE, Promise
+from decod.sim.compute import SimulatedState
 from decod.sim.kernel import Kernel
 
 _WRITE_S = 0.005
@@ -30,7 +30,7 @@ class Disk:
 
     def __init__(self, kernel: Kernel) -> None:
         self.promise = NO_PROMISE
-        self.states: dict[tuple[int, int], StateBlob] = {}
+        self.states: dict[tuple[int, int], SimulatedState] = {}
         self.full_until_s = 0.0
         self._altered: set[tuple[int, int]] = set()
         self._kernel = kernel
@@ -55,7 +55,7 @@ class Disk:
 
     def write_state(
         self,
-        blob: StateBlob,
+        blob: SimulatedState,
         size_bytes: int,
         alive: Callable[[], bool],
         deliver: Callable[[ev.Event], None],
@@ -103,7 +103,7 @@ class Disk:
 
     def search(
         self,
-        num_bytes: Callable[[StateBlob], int],
+        num_bytes: Callable[[SimulatedState], int],
         alive: Callable[[], bool],
         deliver: Callable[[ev.Event], None],
     ) -> None:
@@ -114,7 +114,7 @@ class Disk:
             self._kernel.after(after_s, partial(self._found, blob, alive, deliver))
 
     def _found(
-        self, blob: StateBlob, alive: Callable[[], bool], deliver: Callable[[ev.Event], None]
+        self, blob: SimulatedState, alive: Callable[[], bool], deliver: Callable[[ev.Event], None]
     ) -> None:
         # It may have been replaced meanwhile.
         place = (blob.stage_index, blob.iteration)
@@ -124,6 +124,6 @@ class Disk:
             deliver(kept(blob))
 
 
-def kept(blob: StateBlob) -> ev.StateKept:
+def kept(blob: SimulatedState) -> ev.StateKept:
     """Return what a machine is told of a state on its host's disk."""
     return ev.StateKept(blob.stage_index, blob.iteration, blob.parameter_hash)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.protocol.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

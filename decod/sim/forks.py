@@ -6,9 +6,9 @@ to the same ones, until a batch differs.
 """
 
 from decod.ids import Round
-from decod.protocol.messages import Abort, Commit, Message
-from decod.sim.core import Place
-from decod.sim.host import Host
+from decod.protocol.core.messages import Abort, Commit, Message
+from decod.sim.core import NodeProgress
+from decod.sim.host import SimulatedHost
 
 
 class Commits:
@@ -57,7 +57,7 @@ class Decisions:
         return ""
 
 
-def missed(host: Host, place: Place, message: Message) -> str:
+def missed(host: SimulatedHost, place: NodeProgress, message: Message) -> str:
     """Return what is wrong if a node has been told of a leader's opening and does not follow.
 
     Args:

@@ -13,21 +13,21 @@ from functools import partial
 from typing import Protocol
 
 from decod.ids import NodeId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event, Fault
-from decod.protocol.jobs import Job
-from decod.protocol.messages import Message
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.way_messages import Way
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.events import Event, Fault
+from decod.protocol.core.jobs import Job
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.clock import HostClock
-from decod.sim.compute import Compute, ComputeProfile, Content, MisuseError, Step
+from decod.sim.compute import ComputeProfile, Content, MisuseError, StageModel, Step
 from decod.sim.core import Machine, term_of
 from decod.sim.device import Device
 from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
-from decod.sim.network import Network, Transfer
+from decod.sim.network import InFlight, Network
 from decod.sim.probe import Probe, RoundTrips
 from decod.sim.states import States
 from decod.sim.tensors import TensorTable
@@ -42,23 +42,25 @@ _RESULT_S = 1.0
 class Observer(Protocol):
     """Sees everything that happens; raises if it must not happen."""
 
-    def stepped(self, host: "Host", event: Event | None) -> None:
+    def stepped(self, host: "SimulatedHost", event: Event | None) -> None:
         """The machine has taken an event (None: its start, or what it passes on) and its effects
         are carried out."""
 
-    def sent(self, host: "Host", to: NodeId, message: Message) -> None:
+    def sent(self, host: "SimulatedHost", to: NodeId, message: Message) -> None:
         """The machine wants a message of its own to get to a peer."""
 
-    def computed(self, host: "Host", job: Job, duration_s: float) -> None:
+    def computed(self, host: "SimulatedHost", job: Job, duration_s: float) -> None:
         """A job has ended on this host."""
 
-    def committed(self, host: "Host", step: Step) -> None:
+    def committed(self, host: "SimulatedHost", step: Step) -> None:
         """A step has become final on this host."""
 
-    def noted(self, host: "Host", event: str, fields: tuple[tuple[str, object], ...]) -> None:
+    def noted(
+        self, host: "SimulatedHost", event: str, fields: tuple[tuple[str, object], ...]
+    ) -> None:
         """Something is worth a line of the trace."""
 
-    def misused(self, host: "Host", text: str, cause: BaseException | None) -> None:
+    def misused(self, host: "SimulatedHost", text: str, cause: BaseException | None) -> None:
         """The core did what it must never do. Does not return."""
 
 
@@ -71,7 +73,7 @@ class World:
     profile: ComputeProfile
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
-    hosts: dict[NodeId, "Host"] = field(default_factory=dict)
+    hosts: dict[NodeId, "SimulatedHost"] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class _Spins:
         return self.num > _SPIN_LIMIT
 
 
-class Host:
+class SimulatedHost:
     """One node of a simulated run.
 
     Attributes:
@@ -109,7 +111,7 @@ class Host:
         name: str,
         node_id: NodeId,
         world: World,
-        compute: Compute,
+        compute: StageModel,
         *,
         speed: float = 1.0,
         rng: random.Random,
@@ -121,7 +123,7 @@ class Host:
         self.refuses = True
         self.frozen_until_s = 0.0
         self.stop: fx.Stop | None = None
-        self.on_stop: Callable[[Host], None] = _nothing
+        self.on_stop: Callable[[SimulatedHost], None] = _nothing
         self.num_events = 0
         self.num_control_sent = 0
         self.control_by_kind: Counter[type] = Counter()
@@ -187,7 +189,7 @@ class Host:
         """Grows with every start and end of this host: what belongs to an earlier one is void."""
         return self._life
 
-    def peer(self, node: NodeId) -> "Host | None":
+    def peer(self, node: NodeId) -> "SimulatedHost | None":
         """Return another host of the run, if there is one with this id."""
         return self._world.hosts.get(node)
 
@@ -363,7 +365,7 @@ class Host:
         self._says(effect)
         receiver, said = world.hosts.get(to), self._said(message, effect.way)
         world.network.send_control(
-            Transfer(
+            InFlight(
                 sender=self,
                 receiver=receiver,
                 size_bytes=0,
@@ -392,7 +394,7 @@ class Host:
         receiver = self._world.hosts.get(effect.to)
         said = self._said(effect.message, effect.way)
         self._world.network.send_tensor(
-            Transfer(
+            InFlight(
                 sender=self,
                 receiver=receiver,
                 size_bytes=stored.size_bytes,

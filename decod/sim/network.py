@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from decod.protocol.events import Fault
+from decod.protocol.core.events import Fault
 from decod.sim.kernel import Kernel, seeded
 
 CONTROL_MESSAGE_SIZE_BYTES = 200
@@ -114,7 +114,7 @@ class _Pair:
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class InFlight:
     """One message on its way, and what to do when it ends."""
 
     sender: Endpoint
@@ -164,7 +164,7 @@ class Network:
         """Return the link of an ordered pair."""
         return self._pair(sender, receiver).spec
 
-    def send_control(self, transfer: Transfer) -> None:
+    def send_control(self, transfer: InFlight) -> None:
         """Carry a control message: latency, and the small time of its bytes."""
         if transfer.receiver is None:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
@@ -190,7 +190,7 @@ class Network:
         if self._drawn(pair, self._faults.duplicate_ratio):
             self._kernel.at(arrival_s, self._repeat, transfer)
 
-    def send_tensor(self, transfer: Transfer) -> None:
+    def send_tensor(self, transfer: InFlight) -> None:
         """Carry a tensor: it waits for those before it, then for its own bytes, then latency."""
         if transfer.receiver is None:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
@@ -213,7 +213,7 @@ class Network:
             return
         self._kernel.at(arrival_s, self._arrive, transfer, start_s)
 
-    def _wire_s(self, transfer: Transfer, pair: _Pair, start_s: float) -> float:
+    def _wire_s(self, transfer: InFlight, pair: _Pair, start_s: float) -> float:
         """Return how long a tensor's bytes take that start at an instant."""
         size_bytes, usual = transfer.size_bytes, pair.spec.bandwidth_bytes_per_s
         assert transfer.receiver is not None
@@ -223,7 +223,7 @@ class Network:
         slow_s = min(until_s - start_s, size_bytes / rate)
         return slow_s + (size_bytes - slow_s * rate) / usual
 
-    def _give_up(self, transfer: Transfer) -> None:
+    def _give_up(self, transfer: InFlight) -> None:
         """A tensor has come too slowly: both ends find out."""
         receiver = transfer.receiver
         if transfer.late is not None and receiver is not None and receiver.reachable:
@@ -248,7 +248,7 @@ class Network:
             return pair.rng.uniform(0.0, self._faults.delay_max_s)
         return 0.0
 
-    def _arrive(self, transfer: Transfer, start_s: float) -> None:
+    def _arrive(self, transfer: InFlight, start_s: float) -> None:
         receiver = transfer.receiver
         assert receiver is not None
         if transfer.size_bytes and not transfer.sender.reachable:
@@ -274,7 +274,7 @@ class Network:
     def _is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
         return self._cut.get((sender.name, receiver.name), 0.0) > self._kernel.now_s
 
-    def _acknowledge(self, transfer: Transfer, latency_s: float, start_s: float) -> None:
+    def _acknowledge(self, transfer: InFlight, latency_s: float, start_s: float) -> None:
         assert transfer.receiver is not None
         asleep_s = transfer.receiver.frozen_until_s - self._kernel.now_s
         silent = self._cut and self._is_cut(transfer.receiver, transfer.sender)
@@ -285,20 +285,20 @@ class Network:
         elif transfer.sent is not None:
             self._kernel.after(max(asleep_s, 0.0) + latency_s, self._sent, transfer, start_s)
 
-    def _repeat(self, transfer: Transfer) -> None:
+    def _repeat(self, transfer: InFlight) -> None:
         receiver = transfer.receiver
         if receiver is None or not receiver.reachable or self._is_cut(transfer.sender, receiver):
             return
         transfer.delivered()
 
-    def _sent(self, transfer: Transfer, start_s: float) -> None:
+    def _sent(self, transfer: InFlight, start_s: float) -> None:
         if transfer.sent is not None and transfer.sender.reachable:
             transfer.sent(self._kernel.now_s - start_s)
 
-    def _refuse(self, transfer: Transfer, reason: str, fault: Fault = Fault.NONE) -> None:
+    def _refuse(self, transfer: InFlight, reason: str, fault: Fault = Fault.NONE) -> None:
         if transfer.sender.reachable:
             transfer.failed(reason, fault)
 
-    def _fail(self, transfer: Transfer, reason: str) -> None:
+    def _fail(self, transfer: InFlight, reason: str) -> None:
         if transfer.sender.reachable:
             transfer.failed(reason, Fault.LINK)

@@ -40,7 +40,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.churn import draw_churn
 from decod.sim.cluster import Cluster, Policy
 from decod.sim.compute import ComputeProfile

@@ -24,7 +24,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.meter import mean_figures

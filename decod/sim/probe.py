@@ -6,10 +6,10 @@ from functools import partial
 
 from decod.ids import NodeId
 from decod.planner.cost import transfer_rate
-from decod.protocol.effects import ProbeLink
-from decod.protocol.events import Fault, LinkMeasured
+from decod.protocol.core.effects import ProbeLink
+from decod.protocol.core.events import Fault, LinkMeasured
 from decod.sim.kernel import Kernel
-from decod.sim.network import Endpoint, Network, Transfer
+from decod.sim.network import Endpoint, InFlight, Network
 
 _TIMED_INTERVAL_S = 5.0
 """Of the control messages to one peer, one in so long is timed. In a daemon every small one is;
@@ -58,8 +58,8 @@ class Probe:
 
         self.network.send_tensor(self._transfer(self.effect.size_bytes, sent))
 
-    def _transfer(self, size_bytes: int, sent: Callable[[float], None]) -> Transfer:
-        return Transfer(
+    def _transfer(self, size_bytes: int, sent: Callable[[float], None]) -> InFlight:
+        return InFlight(
             self.sender, self.receiver, size_bytes, delivered=_nothing, sent=sent, failed=self._fail
         )
 

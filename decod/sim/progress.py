@@ -10,9 +10,9 @@ out that one is lost, or, while a relay's tensors trickle that can be done witho
 import math
 from typing import Protocol
 
-from decod.protocol.electorate import is_quorum
+from decod.protocol.leadership.quorum import is_quorum
 from decod.sim.core import Wait, standing_of
-from decod.sim.host import Host
+from decod.sim.host import SimulatedHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
@@ -28,13 +28,13 @@ class _Run(Protocol):
     """What is looked at of a simulation."""
 
     checker: Checker
-    hosts: dict[str, Host]
+    hosts: dict[str, SimulatedHost]
 
     @property
-    def acting(self) -> Host | None: ...
+    def acting(self) -> SimulatedHost | None: ...
 
 
-class Progress:
+class ProgressCheck:
     """Looks now and then whether a run commits.
 
     Attributes:
@@ -147,7 +147,7 @@ class Progress:
             raise self._stuck(None, "a quorum is there and elects nobody", self._bound_s)
         return "a leader"
 
-    def _stuck(self, host: Host | None, what: str, waited_s: float) -> InvariantViolation:
+    def _stuck(self, host: SimulatedHost | None, what: str, waited_s: float) -> InvariantViolation:
         text = f"nothing committed for {waited_s:.0f} s after faults were over: {what}"
         return self._run.checker.violated("I7", host, text)
 

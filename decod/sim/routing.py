@@ -8,11 +8,11 @@ from random import Random
 
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
-from decod.protocol.effects import Effect, Send
-from decod.protocol.messages import Message
-from decod.protocol.routing.gwtf import GwtfNegotiation
-from decod.protocol.routing.negotiation import Negotiation
-from decod.protocol.routing.position import Position
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages import Message
+from decod.protocol.flows.gwtf.search import GwtfNegotiation
+from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.position import Position
 
 
 class Algorithm(StrEnum):

@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from decod.errors import ConfigError
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.churn import Churn
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded

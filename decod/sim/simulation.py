@@ -9,11 +9,11 @@ from functools import cached_property
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol.effects import StopReason
-from decod.protocol.params import Routing
-from decod.sim.compute import Compute
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.effects import StopReason
+from decod.protocol.core.params import Routing
+from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
     InstalledFlows,
@@ -25,14 +25,14 @@ from decod.sim.core import (
     place_of,
     standing_of,
 )
-from decod.sim.host import Host, World
+from decod.sim.host import SimulatedHost, World
 from decod.sim.injection import Injection
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.meter import Meter
 from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
-from decod.sim.progress import Progress
+from decod.sim.progress import ProgressCheck
 from decod.sim.scenario import RoutingKind, Scenario
 from decod.sim.trace import Trace
 
@@ -126,24 +126,24 @@ class Simulation:
         self._plan_start()
         self._injection = Injection(scenario, self.world, self.hosts, self._start)
         self.meter.opened = self._injection.opened
-        self._progress = Progress(scenario, self)
+        self._progress = ProgressCheck(scenario, self)
         if scenario.num_data_nodes > 1:
             self._tell_who_leads()
 
     @cached_property
-    def leader(self) -> Host:
+    def leader(self) -> SimulatedHost:
         """The first leader."""
         return self.hosts[self.scenario.host_names[0]]
 
     @property
-    def acting(self) -> Host | None:
+    def acting(self) -> SimulatedHost | None:
         """The leader of the highest term, as a look into the DHT would tell."""
         places = [(place_of(host.machine), host) for host in self.data_hosts if host.reachable]
         leading = [(place.term, host) for place, host in places if place and place.leads]
         return max(leading, key=lambda found: found[0])[1] if leading else None
 
     @cached_property
-    def data_hosts(self) -> list[Host]:
+    def data_hosts(self) -> list[SimulatedHost]:
         names = self.scenario.host_names[: self.scenario.num_data_nodes]
         return [self.hosts[name] for name in names]
 
@@ -277,11 +277,11 @@ class Simulation:
         rng = seeded(scenario.seed, "capacity", name)
         return rng.randint(scenario.capacity_min, scenario.capacity_max)
 
-    def _host(self, name: str, node_id: NodeId) -> Host:
+    def _host(self, name: str, node_id: NodeId) -> SimulatedHost:
         scenario = self.scenario
         spread, described = scenario.speed_spread_ratio, scenario.described(name)
         drawn = seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread)
-        host = Host(
+        host = SimulatedHost(
             name,
             node_id,
             self.world,
@@ -293,15 +293,15 @@ class Simulation:
             host.profile = described.profile
         return host
 
-    def _compute(self) -> Compute:
+    def _compute(self) -> StageModel:
         scenario = self.scenario
-        return Compute(
+        return StageModel(
             seed=scenario.seed,
             num_stages=scenario.num_relay_stages + 1,
             clips=scenario.clip_norm > 0,
         )
 
-    def _machine(self, host: Host) -> Machine:
+    def _machine(self, host: SimulatedHost) -> Machine:
         scenario, described = self.scenario, self.scenario.described(host.name)
         leader = self.leader if self.leader.life <= 1 else self.acting or self.leader
         founding = Founding(
@@ -338,7 +338,7 @@ class Simulation:
                 delay_s = rng.uniform(0.0, self.scenario.join_spread_s)
             self.kernel.after(delay_s, self._start, host)
 
-    def _start(self, host: Host) -> None:
+    def _start(self, host: SimulatedHost) -> None:
         if host.life and self.scenario.num_data_nodes > 1 and self.acting is None:
             # It has run before, and knows by now that there is nobody to knock at.
             self.kernel.after(_SEARCH_S, self._start, host)
@@ -360,7 +360,7 @@ class Simulation:
                     host.deliver(found)
         self.kernel.after(_SEARCH_S, self._tell_who_leads)
 
-    def _seeks(self, host: Host, acting: Host) -> bool:
+    def _seeks(self, host: SimulatedHost, acting: SimulatedHost) -> bool:
         place = place_of(host.machine)
         if place is None or not place.leads:
             return place is not None and not place.round.iteration
@@ -455,7 +455,7 @@ def run_scenario(scenario: Scenario, *, wrap: Wrap | None = None) -> Result:
     return Simulation(scenario, wrap=wrap).run()
 
 
-def _ends_run(host: Host, stop: fx.Stop) -> bool:
+def _ends_run(host: SimulatedHost, stop: fx.Stop) -> bool:
     place = place_of(host.machine)
     leads = place is not None and place.leads
     return stop.reason is StopReason.FINISHED or (stop.reason is StopReason.FAILED and leads)

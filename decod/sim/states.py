@@ -11,15 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from decod.ids import NodeId, TensorId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol.events import Fault
-from decod.sim.compute import Content, MisuseError, StateBlob, manifest_of
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core.events import Fault
+from decod.sim.compute import Content, MisuseError, SimulatedState, manifest_of
 from decod.sim.kernel import Kernel
-from decod.sim.network import Network, Transfer
+from decod.sim.network import InFlight, Network
 
 if TYPE_CHECKING:
-    from decod.sim.host import Host
+    from decod.sim.host import SimulatedHost
 
 _PIECE_BYTES = 1 << 20
 """A state travels in pieces, one after another: other tensors go between them."""
@@ -37,7 +37,7 @@ _VANISHED_S = 3.0
 class _Fetch:
     """A host's wish for a stage's state, asked of one of its donors: it ends once, well or not."""
 
-    asker: "Host"
+    asker: "SimulatedHost"
     life: int
     wanted: fx.FetchState | fx.MirrorState
     num_asked: int
@@ -56,7 +56,7 @@ class _Fetch:
     def succeed(self, content: Content) -> None:
         """The state has arrived in whole."""
         wanted = self.wanted
-        assert isinstance(content, StateBlob)
+        assert isinstance(content, SimulatedState)
         if wanted.parameter_hash not in ("", content.parameter_hash):
             self.fail("it is not the state that was committed")
         elif self.take():
@@ -77,7 +77,7 @@ class States:
         network: Carries everything.
     """
 
-    def __init__(self, host: "Host", kernel: Kernel, network: Network) -> None:
+    def __init__(self, host: "SimulatedHost", kernel: Kernel, network: Network) -> None:
         self._host = host
         self._kernel = kernel
         self._network = network
@@ -101,7 +101,7 @@ class States:
         stored = host.tensors.usable(effect.tensor, effect)
         stored.freed, stored.num_sends = True, stored.num_sends + 1
         blob = stored.content
-        if not isinstance(blob, StateBlob) or blob.parameter_hash != effect.parameter_hash:
+        if not isinstance(blob, SimulatedState) or blob.parameter_hash != effect.parameter_hash:
             raise MisuseError(f"{effect} of {blob}")
 
         def deliver(event: ev.Event) -> None:
@@ -119,7 +119,7 @@ class States:
     def _alive(self, life: int) -> bool:
         return life == self._host.life
 
-    def _on_disk(self, place: tuple[int, int]) -> StateBlob | None:
+    def _on_disk(self, place: tuple[int, int]) -> SimulatedState | None:
         """Return a state of the disk; one that was altered there is told, and forgotten."""
         host = self._host
         if host.disk.discard_altered(place):
@@ -157,7 +157,7 @@ class States:
         if self._mirroring:
             self._ask(self._mirroring[0], 0, "nobody to ask")
 
-    def arrived(self, wanted: fx.FetchState | fx.MirrorState, blob: StateBlob) -> None:
+    def arrived(self, wanted: fx.FetchState | fx.MirrorState, blob: SimulatedState) -> None:
         """A state is here in whole."""
         host, life = self._host, self._host.life
         if isinstance(wanted, fx.FetchState):
@@ -197,7 +197,7 @@ class States:
             return
         donor = self._host.peer(fetch.donor)
         self._network.send_control(
-            Transfer(
+            InFlight(
                 sender=self._host,
                 receiver=donor,
                 size_bytes=0,
@@ -234,7 +234,7 @@ class States:
             fetch = self._asked_for(request_id)
             ended = partial(self._served, self._host.life, request_id, effect.tensor)
             self._stream(
-                Transfer(
+                InFlight(
                     sender=self._host,
                     receiver=fetch.asker,
                     size_bytes=stored.size_bytes,
@@ -244,7 +244,7 @@ class States:
                 )
             )
 
-    def _stream(self, whole: Transfer, num_sent: int = 0) -> None:
+    def _stream(self, whole: InFlight, num_sent: int = 0) -> None:
         """Send a state piece by piece; whoever has the last has the state."""
         num_left = whole.size_bytes - num_sent
         if num_left <= _PIECE_BYTES:
@@ -276,7 +276,7 @@ class States:
         wanted = fetch.wanted
         blob = self._on_disk((wanted.stage_index, wanted.iteration))
         answer = partial(fetch.fail, reason) if blob is None else partial(fetch.succeed, blob)
-        transfer = Transfer(
+        transfer = InFlight(
             sender=self._host,
             receiver=fetch.asker,
             size_bytes=0 if blob is None else self._host.profile.num_bytes(blob),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.protocol.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.sim.compute import ComputeProfile
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded

@@ -7,7 +7,7 @@ in progress. Every wrong use is a `MisuseError` that names the tensor.
 from dataclasses import dataclass
 
 from decod.ids import TensorId
-from decod.protocol.events import Tensor
+from decod.protocol.core.events import Tensor
 from decod.sim.compute import ComputeProfile, Content, MisuseError
 
 

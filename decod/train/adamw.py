@@ -35,7 +35,7 @@ class Segment:
 
 
 @dataclass(slots=True)
-class StageState:
+class AdamWState:
     """Everything a step changes. Three flat tensors (P,), float32 or float64, of one device."""
 
     weights: Tensor
@@ -45,9 +45,9 @@ class StageState:
     square: Tensor
     """Decayed mean of squared gradients (`exp_avg_sq`)."""
 
-    def empty_like(self) -> "StageState":
+    def empty_like(self) -> "AdamWState":
         """Return buffers of the same size with undefined content."""
-        return StageState(
+        return AdamWState(
             torch.empty_like(self.weights),
             torch.empty_like(self.mean),
             torch.empty_like(self.square),
@@ -76,8 +76,8 @@ def clip_factor(optimizer: OptimizerConfig, gradient_norm: float) -> float:
 
 @torch.no_grad()
 def adamw_step(
-    old: StageState,
-    new: StageState,
+    old: AdamWState,
+    new: AdamWState,
     gradient_P: Tensor,
     *,
     segments: Sequence[Segment],

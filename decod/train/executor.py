@@ -23,7 +23,7 @@ from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.planner.partition import part_sizes
 from decod.train.adamw import adamw_step, clip_factor
-from decod.train.holder import Held, StageHolder
+from decod.train.holder import SavedPass, StageHolder
 from decod.train.output import Output
 from decod.train.reduction import (
     check_weights_total,
@@ -156,9 +156,9 @@ class StageExecutor(StageHolder):
 
     def _keep(self, mb: MicrobatchId, output_BTD: Tensor, entry_BTD: Tensor | None) -> None:
         require_finite(output_BTD.detach(), f"activation of microbatch {mb}")
-        self._held[mb] = Held(Output(output_BTD), entry_BTD)
+        self._held[mb] = SavedPass(Output(output_BTD), entry_BTD)
 
-    def _release(self, mb: MicrobatchId) -> Held:
+    def _release(self, mb: MicrobatchId) -> SavedPass:
         self._ready()
         if mb not in self._held:
             raise TrainingError(

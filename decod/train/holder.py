@@ -21,13 +21,13 @@ from decod.model.later import WeightProducts
 from decod.model.shape import stage_shapes
 from decod.model.stage import TORCH_DTYPES, Stage, empty_stage
 from decod.stopwatch import Stopwatch
-from decod.train.adamw import StageState
+from decod.train.adamw import AdamWState
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.layout import Layout
 from decod.train.mixing import mixed_weights
 from decod.train.output import Output
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.snapshot import Snapshot, read_state, take_snapshot
+from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
 
@@ -60,7 +60,7 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SavedPass:
     """What is kept of a microbatch between its forward and its backward."""
 
     output: Output
@@ -140,7 +140,7 @@ class StageHolder:
             activation_bytes=torch.Size(self.activation_shape).numel() * self.dtype.itemsize,
         )
 
-    def _first_state(self, layout: Layout) -> tuple[StageState, int]:
+    def _first_state(self, layout: Layout) -> tuple[AdamWState, int]:
         """Return the state that the run starts from, on the device, and its iteration."""
         if self.checkpoint is not None:
             state, iteration = checkpoint_state(self.checkpoint, layout, self.dtype)
@@ -150,21 +150,21 @@ class StageHolder:
             config.model, layout, seed=config.seed, dtype=self.wide, folder=self.init_dir
         ).to(config.device)
         zeros_P = torch.zeros_like(weights_P)
-        return StageState(weights_P, zeros_P, zeros_P.clone()), 0
+        return AdamWState(weights_P, zeros_P, zeros_P.clone()), 0
 
-    def _on_device(self, state: StageState) -> StageState:
+    def _on_device(self, state: AdamWState) -> AdamWState:
         device = self.config.device
-        return StageState(state.weights.to(device), state.mean.to(device), state.square.to(device))
+        return AdamWState(state.weights.to(device), state.mean.to(device), state.square.to(device))
 
-    def _install(self, stage: Stage, layout: Layout, state: StageState) -> None:
+    def _install(self, stage: Stage, layout: Layout, state: AdamWState) -> None:
         self._layout = layout
         self._segments = layout.segments()
         self._committed = state
-        self._spare: StageState | None = None
+        self._spare: AdamWState | None = None
         """Buffers for the next proposed step."""
-        self._proposed: tuple[int, StageState] | None = None
+        self._proposed: tuple[int, AdamWState] | None = None
         self._gradient_P = torch.zeros_like(state.weights)
-        self._held: dict[MicrobatchId, Held] = {}
+        self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}
         self._contributed: set[tuple[str, MicrobatchId]] = set()
         self._spoiled: str | None = None
@@ -232,7 +232,7 @@ class StageHolder:
         self._built()
         return dict(self._layout.views(self._committed.weights))
 
-    def snapshot(self, *, with_optimizer: bool) -> Snapshot:
+    def snapshot(self, *, with_optimizer: bool) -> SnapshotLayout:
         """Return a description of the committed state, also while a step is proposed."""
         self._built()
         return take_snapshot(
@@ -278,9 +278,9 @@ class StageHolder:
             states.append((layout, read_state(blob, entries, layout, self.dtype).weights))
         weights_P = mixed_weights(self._layout, states)
         zeros_P = torch.zeros_like(weights_P)
-        return self._adopt(StageState(weights_P, zeros_P, zeros_P.clone()), iteration)
+        return self._adopt(AdamWState(weights_P, zeros_P, zeros_P.clone()), iteration)
 
-    def _adopt(self, state: StageState, iteration: int) -> str:
+    def _adopt(self, state: AdamWState, iteration: int) -> str:
         """Make another state the committed one; return the hash of its weights."""
         self._committed = self._on_device(state)
         self.iteration = iteration

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decod.train.adamw import StageState
+from decod.train.adamw import AdamWState
 from decod.train.checkpoint.description import aligned, describe_blob
 from decod.train.checkpoint.entries import (
     MASTER_PREFIX,
@@ -27,7 +27,7 @@ from decod.train.reduction import is_finite
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotLayout:
     """Where tensors are to lie in a blob, and the tensors."""
 
     places: tuple[TensorEntry, ...]
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 def _sections(
-    state: StageState, dtype: torch.dtype, *, with_optimizer: bool
+    state: AdamWState, dtype: torch.dtype, *, with_optimizer: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name prefix and flat buffer of each section, in the order of the blob."""
     yield "", state.weights.to(dtype)
@@ -60,8 +60,8 @@ def _sections(
 
 
 def take_snapshot(
-    state: StageState, layout: Layout, dtype: torch.dtype, *, with_optimizer: bool
-) -> Snapshot:
+    state: AdamWState, layout: Layout, dtype: torch.dtype, *, with_optimizer: bool
+) -> SnapshotLayout:
     """Return a snapshot, whose tensors are views of the state: write it before the next commit.
 
     Args:
@@ -79,12 +79,12 @@ def take_snapshot(
             places.append(TensorEntry(prefix + name, kind, shape, offset, num_bytes, ""))
             tensors.append(tensor)
             offset += aligned(num_bytes)
-    return Snapshot(tuple(places), tuple(tensors), offset)
+    return SnapshotLayout(tuple(places), tuple(tensors), offset)
 
 
 def read_state(
     blob: Tensor, entries: Sequence[TensorEntry], layout: Layout, dtype: torch.dtype
-) -> StageState:
+) -> AdamWState:
     """Return the state that a blob holds, in new memory on CPU.
 
     Without optimizer entries the moments are zero and master weights equal the parameters.
@@ -100,7 +100,7 @@ def read_state(
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     zeros_P = torch.zeros(layout.num_elements, dtype=wide)
-    expected = StageState(zeros_P, zeros_P.clone(), zeros_P.clone())
+    expected = AdamWState(zeros_P, zeros_P.clone(), zeros_P.clone())
     with_optimizer = any(entry.name.startswith("optimizer.") for entry in entries)
     # New buffers of the right sizes; filled below, section by section.
     flats = {
@@ -126,7 +126,7 @@ def read_state(
         problems.append("parameters are not the rounded master weights")
     if problems:
         raise refused_state(problems)
-    return StageState(
+    return AdamWState(
         weights_P.to(wide),
         flats.get(MEAN_PREFIX, expected.mean),
         flats.get(SQUARE_PREFIX, expected.square),

@@ -11,7 +11,7 @@ from decod.model.config import ModelConfig, require_same
 from decod.model.folder import read_weights
 from decod.model.header import read_config
 from decod.model.initial import initial_weight
-from decod.train.adamw import StageState
+from decod.train.adamw import AdamWState
 from decod.train.checkpoint.entries import MASTER_PREFIX, MEAN_PREFIX, SQUARE_PREFIX
 from decod.train.checkpoint.store import read_checkpoint, read_tensors
 from decod.train.layout import Layout
@@ -59,7 +59,7 @@ def initial_weights(
 
 def checkpoint_state(
     source: CheckpointSource, layout: Layout, dtype: torch.dtype
-) -> tuple[StageState, int]:
+) -> tuple[AdamWState, int]:
     """Return a stage's state from a checkpoint, on CPU, and the iteration that it is of.
 
     The tensors may come from several stages' files: the run that wrote them may have cut the model

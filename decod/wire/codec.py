@@ -15,11 +15,9 @@ from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
 from decod.ids import MicrobatchId, NodeId, Round, RunId
-from decod.protocol import election_messages as em
-from decod.protocol import messages as m
-from decod.protocol.accrual import SLACK_MAX
-from decod.protocol.detours import BYWAYS_MAX
-from decod.protocol.era import (
+from decod.protocol.core import messages as m
+from decod.protocol.core.detours import BYWAYS_MAX
+from decod.protocol.core.era import (
     HOLDERS_MAX,
     KEPT_MAX,
     MARKS_MAX,
@@ -29,10 +27,12 @@ from decod.protocol.era import (
     Origin,
     Source,
 )
-from decod.protocol.follow_messages import DONORS_MAX, Average, Follow, Followed
-from decod.protocol.membership import AWAITED_MAX
-from decod.protocol.view import Member, Opening, Role, View
-from decod.protocol.way_messages import Passed, Way
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.messages.forwarding import Passed, Way
+from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Followed
+from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.links.failure_detector import SLACK_MAX
+from decod.protocol.links.liveness import AWAITED_MAX
 from decod.wire import fields as f
 from decod.wire import gwtf_codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
@@ -72,7 +72,7 @@ def _verify_member(member: Member) -> None:
 
 
 def _verify_view(view: View) -> None:
-    """Checks what every node derives its place from; see `decod.protocol.view`."""
+    """Checks what every node derives its place from; see `decod.protocol.core.view`."""
     if len(view.by_id) != len(view.members):
         raise validate.malformed("members", "a node twice", allowed="each node once")
     leader = view.by_id.get(view.leader)

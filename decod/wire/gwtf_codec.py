@@ -1,4 +1,4 @@
-"""How the messages of `decod.protocol.routing.gwtf_messages` travel: a part of the codec's table.
+"""How the messages of `decod.protocol.core.messages.gwtf` travel: a part of the codec's table.
 
 **Size.** A node tells at most `PEER_FLOWS_MAX` flows, of 220 bytes at most, and the costs of its
 links, 65 bytes each, so that a next stage of 60000 relays can be told of. `FlowTrace` grows to the
@@ -12,8 +12,8 @@ that a node adds to are cut to what may travel.
 
 from collections.abc import Mapping
 
-from decod.protocol.routing import gwtf_messages as m
-from decod.protocol.routing.messages import HOPS_MAX
+from decod.protocol.core.messages import gwtf as m
+from decod.protocol.core.messages.negotiation import HOPS_MAX
 from decod.wire import fields as f
 from decod.wire import validate
 from decod.wire.routing_codec import LINK_COST, LINK_COSTS, PATH_COST_MAX

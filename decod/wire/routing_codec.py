@@ -24,9 +24,9 @@ from google.protobuf.message import Message as Proto
 from typing_extensions import override
 
 from decod.ids import NodeId
-from decod.protocol.routing import messages as m
-from decod.protocol.routing.position import LINK_COST_MAX
-from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
+from decod.protocol.core.messages import negotiation as m
+from decod.protocol.core.residual import MAX_STEPS, Place, Walk
+from decod.protocol.flows.position import LINK_COST_MAX
 from decod.wire import fields as f
 from decod.wire import validate
 

@@ -26,7 +26,7 @@ from decod.net.channel import (
 )
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
-from decod.protocol.messages import Heartbeat, Leave, Message, Suspect
+from decod.protocol.core.messages import Heartbeat, Leave, Message, Suspect
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support import unhurried

@@ -13,8 +13,8 @@ from decod.driver.driver import NodeDriver
 from decod.ids import NodeId, Round, RunId
 from decod.net.server import PeerServer
 from decod.planner.cost import transfer_rate
-from decod.protocol.events import Event, LinkMeasured
-from decod.protocol.messages import Ping, ReducedPart
+from decod.protocol.core.events import Event, LinkMeasured
+from decod.protocol.core.messages import Ping, ReducedPart
 from tests.waiting import wait_until
 
 RUN = RunId("r" * 26)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from decod.protocol import effects as fx
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event
-from decod.protocol.messages import Message
+from decod.protocol.core import effects as fx
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.events import Event
+from decod.protocol.core.messages import Message
 from decod.sim.core import Machine
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation

@@ -2,7 +2,7 @@
 
 import re
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation

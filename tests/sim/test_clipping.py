@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol import messages as m
-from decod.protocol.clipping import Clipping
-from decod.protocol.effects import Effect
+from decod.protocol.averaging.clipping import Clipping
+from decod.protocol.core import messages as m
+from decod.protocol.core.effects import Effect
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import FaultKind, HostFault

@@ -5,29 +5,29 @@ import math
 import pytest
 
 from decod.ids import MicrobatchId
-from decod.protocol import jobs
-from decod.protocol.jobs import Job
+from decod.protocol.core import jobs
+from decod.protocol.core.jobs import Job
 from decod.sim.compute import (
     Activation,
-    Compute,
+    AveragedPart,
     ComputeProfile,
     Content,
     Gradient,
     MisuseError,
-    ReducedPart,
-    StateBlob,
+    SimulatedState,
+    StageModel,
 )
 
 M1, M2 = MicrobatchId(1, 0, 0), MicrobatchId(1, 0, 1)
 
 
-def relay(stage_index: int = 1) -> Compute:
-    compute = Compute(seed=3, num_stages=3)
+def relay(stage_index: int = 1) -> StageModel:
+    compute = StageModel(seed=3, num_stages=3)
     compute.run(jobs.Build(stage_index), ())
     return compute
 
 
-def fold(compute: Compute, microbatch: MicrobatchId) -> None:
+def fold(compute: StageModel, microbatch: MicrobatchId) -> None:
     """Take a microbatch through a relay, there and back."""
     stage = compute.stage_index
     out = compute.run(jobs.Forward(microbatch), (Activation(microbatch, stage - 1),))
@@ -36,7 +36,7 @@ def fold(compute: Compute, microbatch: MicrobatchId) -> None:
     assert back.outputs == (Gradient(microbatch, stage),)
 
 
-def aggregate(members: list[Compute], *, order: list[int]) -> list[str]:
+def aggregate(members: list[StageModel], *, order: list[int]) -> list[str]:
     """Reduce over members, with the inputs of every part in the given order; returns hashes."""
     gathered = [member.run(jobs.Gather(len(members)), ()).outputs for member in members]
     total = sum(sum(member.sums.values()) for member in members)
@@ -73,7 +73,7 @@ def test_members_of_a_stage_end_with_the_same_parameters_in_any_order_of_parts()
         fold(members[1], M2)
         hashes += aggregate(members, order=order)
         for member in members:
-            step = member.run(jobs.Commit(1), ()).committed
+            step = member.run(jobs.CommitStep(1), ()).committed
             assert step is not None
             assert step.counts == ((M1, 1), (M2, 1))
     assert len(hashes) == 4
@@ -118,7 +118,7 @@ def test_state_moves_to_another_node_and_back_out_unchanged() -> None:
     donor, newcomer = relay(), relay()
     fold(donor, M1)
     donor.run(jobs.Propose(1, 0, 1), ())
-    donor.run(jobs.Commit(1), ())
+    donor.run(jobs.CommitStep(1), ())
     taken = donor.run(jobs.Snapshot(with_optimizer=True), ())
     assert isinstance(taken.result, jobs.SnapshotTaken)
     newcomer.run(jobs.Load(taken.result.iteration, taken.result.manifest), taken.outputs)
@@ -131,7 +131,9 @@ def test_a_snapshot_taken_while_a_step_is_proposed_is_of_the_committed_state() -
     before = compute.parameter_hash
     fold(compute, M1)
     compute.run(jobs.Propose(1, 0, 1), ())
-    assert compute.run(jobs.Snapshot(with_optimizer=True), ()).outputs == (StateBlob(1, 0, before),)
+    assert compute.run(jobs.Snapshot(with_optimizer=True), ()).outputs == (
+        SimulatedState(1, 0, before),
+    )
 
 
 WRONG: list[tuple[str, Job, tuple[Content, ...]]] = [
@@ -144,15 +146,15 @@ WRONG: list[tuple[str, Job, tuple[Content, ...]]] = [
     ("gradient where an activation is due", jobs.Forward(M2), (Gradient(M2, 0),)),
     ("embedding at a relay", jobs.Embed(M2), ()),
     ("head at a relay", jobs.Head(M1), (Activation(M1, 2),)),
-    ("commit without a step", jobs.Commit(1), ()),
+    ("commit without a step", jobs.CommitStep(1), ()),
     ("step of the wrong iteration", jobs.Propose(2, 0, 1), ()),
-    ("step with parts missing", jobs.Propose(1, 2, 1), (ReducedPart(0, 2, (), 1),)),
-    ("step with parts exchanged", jobs.Propose(1, 1, 1), (ReducedPart(1, 2, (), 1),)),
-    ("sum of averages", jobs.Reduce(0, 1, 1), (ReducedPart(0, 1, (), 1),)),
+    ("step with parts missing", jobs.Propose(1, 2, 1), (AveragedPart(0, 2, (), 1),)),
+    ("step with parts exchanged", jobs.Propose(1, 1, 1), (AveragedPart(1, 2, (), 1),)),
+    ("sum of averages", jobs.Reduce(0, 1, 1), (AveragedPart(0, 1, (), 1),)),
     ("division by nothing", jobs.Reduce(0, 1, 0), ()),
     ("no parts", jobs.Gather(0), ()),
     ("no such stage", jobs.Build(3), ()),
-    ("load of something else", jobs.Load(1, "{}"), (StateBlob(1, 1, "x"),)),
+    ("load of something else", jobs.Load(1, "{}"), (SimulatedState(1, 1, "x"),)),
     ("input where none is due", jobs.Reset(), (Activation(M1, 0),)),
 ]
 
@@ -185,18 +187,18 @@ def test_what_is_in_the_sum_can_not_be_dropped() -> None:
 
 def test_nothing_works_before_a_stage_is_built() -> None:
     with pytest.raises(MisuseError, match="before any stage"):
-        Compute(seed=1, num_stages=2).run(jobs.Reset(), ())
+        StageModel(seed=1, num_stages=2).run(jobs.Reset(), ())
 
 
 def test_backward_takes_twice_as_long_as_forward_and_parts_share_a_gradient() -> None:
     profile = ComputeProfile()
     assert profile.seconds(jobs.Backward(M1)) == 2 * profile.seconds(jobs.Forward(M1))
-    part = ReducedPart(0, 3, (), 1)
+    part = AveragedPart(0, 3, (), 1)
     assert 3 * profile.num_bytes(part) >= profile.parameter_bytes
 
 
 def test_a_step_is_refused_unless_it_is_taken_with_the_norm_over_all_stages() -> None:
-    compute = Compute(seed=3, num_stages=3, clips=True)
+    compute = StageModel(seed=3, num_stages=3, clips=True)
     compute.run(jobs.Build(1), ())
     fold(compute, M1)
     assert compute.run(jobs.Square(1), ()).result == jobs.Squared(4.0)

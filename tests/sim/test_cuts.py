@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import Cut, HostSpec, Scenario

@@ -7,9 +7,9 @@ import pytest
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.planner.graph import broken_rules
-from decod.protocol.flow import DataFlows
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.building import DataFlows
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import pytest
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.detours import Detour, Detours
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.detours import Detour, Detours
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Cut, Scenario

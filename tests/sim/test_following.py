@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from decod.protocol import effects as fx
-from decod.protocol.params import ProtocolConfig
-from decod.sim.compute import ComputeProfile, StateBlob
-from decod.sim.host import Host
+from decod.protocol.core import effects as fx
+from decod.protocol.core.params import ProtocolConfig
+from decod.sim.compute import ComputeProfile, SimulatedState
+from decod.sim.host import SimulatedHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
@@ -140,7 +140,7 @@ def test_a_state_of_a_liar_never_enters() -> None:
     assert when(story, "relay2", r"round \d+\.1 with 4 members") > 12.0
 
 
-def lie_once(host: Host, liars: list[Host]) -> None:
+def lie_once(host: SimulatedHost, liars: list[SimulatedHost]) -> None:
     """Let the first state that one of these hosts gives be another."""
     serve = host._perform_one[fx.ServeState]
 
@@ -148,7 +148,7 @@ def lie_once(host: Host, liars: list[Host]) -> None:
         if liars:
             liars.clear()
             stored = host.tensors.usable(effect.tensor, effect)
-            stored.content = StateBlob(1, effect.iteration, "f" * 64)
+            stored.content = SimulatedState(1, effect.iteration, "f" * 64)
         serve(effect)
 
     host._perform_one[fx.ServeState] = lie

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.effects import StopReason
-from decod.protocol.events import DrainRequested
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.effects import StopReason
+from decod.protocol.core.events import DrainRequested
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario, random_scenario
 from decod.sim.simulation import Result, run_scenario

@@ -6,15 +6,15 @@ import pytest
 
 from decod.driver.loop import LATE_MAX_S, WAIT_MAX_S
 from decod.ids import FlowId, JobId, MicrobatchId, NodeId, Round, TensorId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol import jobs
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event
-from decod.protocol.messages import ForwardActivation, Message, Ping
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.events import Event
+from decod.protocol.core.messages import ForwardActivation, Message, Ping
 from decod.sim.clock import _STALL_COUNTS_S
-from decod.sim.compute import Compute, ComputeProfile, Step
-from decod.sim.host import Host, World
+from decod.sim.compute import ComputeProfile, StageModel, Step
+from decod.sim.host import SimulatedHost, World
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 
@@ -32,17 +32,19 @@ class Misused(Exception):  # noqa: N818 - The name says what the test expects.
 class Silent:
     """An observer that minds only misuse."""
 
-    def stepped(self, host: Host, event: Event | None) -> None: ...
+    def stepped(self, host: SimulatedHost, event: Event | None) -> None: ...
 
-    def sent(self, host: Host, to: NodeId, message: Message) -> None: ...
+    def sent(self, host: SimulatedHost, to: NodeId, message: Message) -> None: ...
 
-    def computed(self, host: Host, job: jobs.Job, duration_s: float) -> None: ...
+    def computed(self, host: SimulatedHost, job: jobs.Job, duration_s: float) -> None: ...
 
-    def committed(self, host: Host, step: Step) -> None: ...
+    def committed(self, host: SimulatedHost, step: Step) -> None: ...
 
-    def noted(self, host: Host, event: str, fields: tuple[tuple[str, object], ...]) -> None: ...
+    def noted(
+        self, host: SimulatedHost, event: str, fields: tuple[tuple[str, object], ...]
+    ) -> None: ...
 
-    def misused(self, host: Host, text: str, cause: BaseException | None) -> None:
+    def misused(self, host: SimulatedHost, text: str, cause: BaseException | None) -> None:
         raise Misused(text)
 
 
@@ -78,8 +80,8 @@ class Pair:
         self.a, self.b = Scripted(), Scripted()
         self.hosts = {}
         for node_id in (A, B):
-            compute = Compute(seed=1, num_stages=2)
-            host = Host(node_id, node_id, self.world, compute, rng=seeded(1, node_id))
+            compute = StageModel(seed=1, num_stages=2)
+            host = SimulatedHost(node_id, node_id, self.world, compute, rng=seeded(1, node_id))
             self.hosts[node_id] = self.world.hosts[node_id] = host
 
     def run(self, until_s: float = 100.0) -> None:
@@ -125,7 +127,7 @@ def test_a_tensor_reaches_its_receiver_and_may_be_freed_while_it_travels() -> No
         lambda t: [fx.FreeTensor(TensorId(99))],
         lambda t: [fx.ServeState((7,), 1, "", t)],
         lambda t: [fx.RefuseState(7, "")],
-        lambda t: [fx.StartJob(JobId(3), jobs.Commit(1))],
+        lambda t: [fx.StartJob(JobId(3), jobs.CommitStep(1))],
     ],
     ids=["double free", "use after free", "free in use", "unknown", "serve", "refuse", "commit"],
 )

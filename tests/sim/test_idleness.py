@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 

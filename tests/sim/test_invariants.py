@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import MicrobatchId
-from decod.protocol import effects as fx
-from decod.protocol import jobs
-from decod.protocol import messages as msg
-from decod.protocol.effects import Effect
-from decod.protocol.events import Event
-from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.core import effects as fx
+from decod.protocol.core import jobs
+from decod.protocol.core import messages as msg
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.events import Event
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
 from decod.sim.compute import Counts, Step
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm
-from decod.sim.host import Host
+from decod.sim.host import SimulatedHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation, Wrap, run_scenario
@@ -219,7 +219,7 @@ def test_a_place_that_is_not_looked_up_again_is_what_it_would_be(
 ) -> None:
     check, num = Checker._check_term, 0
 
-    def check_twice(checker: Checker, host: Host, event: Event | None) -> None:
+    def check_twice(checker: Checker, host: SimulatedHost, event: Event | None) -> None:
         nonlocal num
         check(checker, host, event)
         num += 1

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.network import LinkFaults, Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol import messages as m
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core import messages as m
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario

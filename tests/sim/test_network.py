@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from decod.sim.kernel import Kernel
-from decod.sim.network import LinkFaults, Links, LinkSpec, Network, Transfer
+from decod.sim.network import InFlight, LinkFaults, Links, LinkSpec, Network
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Wires:
     def note(self, what: str, *_: object) -> None:
         self.seen.append((round(self.kernel.now_s, 6), what))
 
-    def transfer(self, name: str, *, size_bytes: int = 0) -> Transfer:
-        return Transfer(
+    def transfer(self, name: str, *, size_bytes: int = 0) -> InFlight:
+        return InFlight(
             sender=self.a,
             receiver=self.b,
             size_bytes=size_bytes,

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.flow import DataFlows, RelayFlows
+from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig, Routing
 from decod.sim.compute import ComputeProfile
-from decod.sim.host import Host
+from decod.sim.host import SimulatedHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -30,7 +30,7 @@ SCENARIO = Scenario(
 )
 
 
-def core(host: Host) -> NodeMachine:
+def core(host: SimulatedHost) -> NodeMachine:
     assert isinstance(host.machine, NodeMachine)
     return host.machine
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from decod.errors import ConfigError
-from decod.protocol.effects import StopReason
-from decod.protocol.events import DrainRequested
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.effects import StopReason
+from decod.protocol.core.events import DrainRequested
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.__main__ import main
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

@@ -14,8 +14,8 @@ from typing import Any
 
 from decod.cli.main import main
 from decod.ids import Round
-from decod.protocol import events as ev
-from decod.protocol import jobs, messages
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs, messages
 from decod.protocol.node import NodeMachine
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from decod.cli.main import main
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol import messages
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import messages
 from decod.protocol.node import NodeMachine
 
 BEFORE: dict[str, Any] = {

@@ -3,14 +3,14 @@
 from typing import get_args
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
-from decod.protocol import election_messages as em
-from decod.protocol import messages as m
-from decod.protocol.follow_messages import Average, Follow, Followed
-from decod.protocol.routing import gwtf_messages as gwtf
-from decod.protocol.routing import messages as routing
-from decod.protocol.routing.residual import Walk
-from decod.protocol.view import Member, Opening, Role, View
-from decod.protocol.way_messages import Passed
+from decod.protocol.core import messages as m
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.messages import gwtf
+from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.residual import Walk
+from decod.protocol.core.view import Member, Opening, Role, View
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
 ROUND = Round(1, 1)

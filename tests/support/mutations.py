@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from decod.protocol import data_microbatches as data_module
 from decod.protocol import node as node_module
-from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.election import Election
-from decod.protocol.followers import Followers
-from decod.protocol.leader import Leader
+from decod.protocol.leadership.election import Election
+from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.node import NodeMachine
-from decod.protocol.office import Office
-from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.strategy import data_microbatches as data_module
+from decod.protocol.strategy.data_microbatches import DataMicrobatches
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.sim.elections import (
     election_storm,
     heard_twice,
@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation(
         name="bound",
         without="who has voted for another leader still votes for rounds of the old one",
-        owner=Office,
+        owner=Leadership,
         function="fence",
         old="return vote and self.election.bound",
         new="return False",
@@ -138,7 +138,7 @@ MUTATIONS = (
     Mutation(
         name="late",
         without="who comes too late for an average is not told so, and waits for it as a member",
-        owner=Followers,
+        owner=ReplaySource,
         function="follow",
         old="max(self._stage.iteration + self._lead(now_s), self._past)",
         new="self._stage.iteration + self._lead(now_s)",
@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         name="last",
         without="an average that is lost is not sent again to who has entered meanwhile",
-        owner=Followers,
+        owner=ReplaySource,
         function="_follower",
         old="self._known.get(node) or self._entered.get(node)",
         new="self._known.get(node)",

@@ -24,7 +24,7 @@ from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.greedy import greedy_routes
 from decod.planner.optimal import optimal_routes
 from decod.planner.shortening import shortened
-from decod.protocol.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.train.params import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair

@@ -17,7 +17,7 @@ from decod.data.params import BatchConfig
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
-from decod.protocol.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig
 from decod.train.params import OptimizerConfig
 from decod.train.reference import train_reference
 

@@ -15,7 +15,7 @@ PROGRAM = (sys.executable, "-u", "-m", "tests.support.unhurried", "0.3")
 
 def _pause(pause_s: float) -> None:
     from decod.driver.driver import NodeDriver
-    from decod.protocol.jobs import Propose
+    from decod.protocol.core.jobs import Propose
 
     at_once = NodeDriver._job_done
 

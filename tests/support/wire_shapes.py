@@ -14,10 +14,10 @@ from typing import Any
 from decod.ids import FlowId, NodeId, Round, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, MIB
-from decod.protocol import messages as m
-from decod.protocol.routing import gwtf_messages as gwtf
-from decod.protocol.routing import messages as routing
-from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.core import messages as m
+from decod.protocol.core.messages import gwtf
+from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2

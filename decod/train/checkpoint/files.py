@@ -12,7 +12,7 @@ _PIECE_BYTES = 4 << 20
 """Written, read and hashed at a time."""
 
 
-class Files:
+class FileOperations:
     """Operations of the operating system. Every one may raise OSError."""
 
     def make_folder(self, path: Path) -> None:

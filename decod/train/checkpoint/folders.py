@@ -16,7 +16,7 @@ from pathlib import Path
 
 from decod.errors import CheckpointError
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import Files, is_plain_folder, pieces
+from decod.train.checkpoint.files import FileOperations, is_plain_folder, pieces
 from decod.train.checkpoint.manifest import file_header
 
 _ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
@@ -57,7 +57,7 @@ class Folders:
         what: What one is, for errors.
     """
 
-    def __init__(self, folder: Path, files: Files, what: str) -> None:
+    def __init__(self, folder: Path, files: FileOperations, what: str) -> None:
         self.folder = folder
         self._files = files
         self._what = what

@@ -31,7 +31,7 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import parse_entries
-from decod.train.checkpoint.files import Files, is_plain_folder, read_exactly
+from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -118,9 +118,9 @@ class StateStore:
         files: Operations on files.
     """
 
-    def __init__(self, folder: Path, files: Files | None = None) -> None:
+    def __init__(self, folder: Path, files: FileOperations | None = None) -> None:
         self._folder = folder
-        self._files = files or Files()
+        self._files = files or FileOperations()
         self._newest: dict[int, int] = {}
         """For each stage the iteration of the state that was written last."""
 

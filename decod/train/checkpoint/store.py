@@ -19,7 +19,7 @@ from pathlib import Path
 from decod.errors import CheckpointError
 from decod.files import open_ordinary
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.files import Files, is_plain_folder, read_exactly
+from decod.train.checkpoint.files import FileOperations, is_plain_folder, read_exactly
 from decod.train.checkpoint.folders import Abandoned, Folders, StageBlob, numbered, stage_file
 from decod.train.checkpoint.manifest import (
     MANIFEST_SIZE_MAX_BYTES,
@@ -32,7 +32,7 @@ from decod.train.checkpoint.manifest import (
 
 _MANIFEST = "manifest.json"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
-"""Files that systems and editors leave wherever somebody looks."""
+"""FileOperations that systems and editors leave wherever somebody looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class CheckpointStore:
         files: Operations on files.
     """
 
-    def __init__(self, folder: Path, files: Files | None = None) -> None:
-        self._folders = Folders(folder, files or Files(), "checkpoint")
+    def __init__(self, folder: Path, files: FileOperations | None = None) -> None:
+        self._folders = Folders(folder, files or FileOperations(), "checkpoint")
 
     def write(
         self,
@@ -199,7 +199,7 @@ def remove_unfinished(state_dir: Path) -> None:
     """
     for folder in _checkpoint_folders(state_dir)[0]:
         with suppress(OSError):
-            Folders(folder, Files(), "checkpoint").remove_unfinished()
+            Folders(folder, FileOperations(), "checkpoint").remove_unfinished()
 
 
 def find_links(state_dir: Path) -> list[Path]:

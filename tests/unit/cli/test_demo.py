@@ -13,7 +13,7 @@ import pytest
 from decod.cli import demo_nodes
 from decod.cli.demo import (
     NUM_RELAYS,
-    Plan,
+    DemoPlan,
     Story,
     check_learnt,
     play,
@@ -22,7 +22,7 @@ from decod.cli.demo import (
     summary,
 )
 from decod.cli.demo_nodes import Child, DemoError, Fleet, interrupted_by_signals
-from decod.cli.demo_progress import PlainDisplay, Progress, parse_progress
+from decod.cli.demo_progress import DemoCommit, PlainDisplay, parse_progress
 from decod.config.template import render_run_file
 
 FAKE = Path(__file__).with_name("fake_decod.py")
@@ -34,12 +34,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.seen: list[Progress] = []
+        self.seen: list[DemoCommit] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoCommit) -> None:
         self.seen.append(progress)
 
 
@@ -50,9 +50,9 @@ def corpus_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> DemoPlan:
     (tmp_path / "num_iterations").write_text(str(NUM_ITERATIONS))
-    return Plan(
+    return DemoPlan(
         folder=tmp_path,
         model_dir=tmp_path / "model",
         num_iterations=NUM_ITERATIONS,
@@ -85,7 +85,9 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     assert all(child.process.returncode is not None for child in started)
 
 
-def test_a_relay_is_killed_half_way_and_the_rest_goes_on(plan: Plan, children: list[Child]) -> None:
+def test_a_relay_is_killed_half_way_and_the_rest_goes_on(
+    plan: DemoPlan, children: list[Child]
+) -> None:
     display = Recorder()
     story = play(plan, display, ask=two_stages)
     assert story.num_done == NUM_ITERATIONS
@@ -102,7 +104,7 @@ def test_a_relay_is_killed_half_way_and_the_rest_goes_on(plan: Plan, children: l
     assert summary(story).startswith("loss 5.125 -> 2.500 (-51%) in 8 iterations")
 
 
-def test_nobody_is_killed_whose_stage_has_no_other(plan: Plan, children: list[Child]) -> None:
+def test_nobody_is_killed_whose_stage_has_no_other(plan: DemoPlan, children: list[Child]) -> None:
     story = play(plan, Recorder(), ask=lambda *_: {})
     assert story.killed is None
     with pytest.raises(DemoError, match="no relay was killed"):
@@ -125,7 +127,7 @@ def test_only_relays_with_a_companion_are_spare() -> None:
     ],
 )
 def test_a_leader_that_ends_early_is_named_with_its_last_lines(
-    plan: Plan, children: list[Child], behaviour: str, expected: str
+    plan: DemoPlan, children: list[Child], behaviour: str, expected: str
 ) -> None:
     (plan.folder / behaviour).touch()
     with pytest.raises(DemoError, match=expected) as caught:
@@ -136,7 +138,7 @@ def test_a_leader_that_ends_early_is_named_with_its_last_lines(
 
 
 def test_a_relay_that_dies_early_is_named_with_its_last_lines(
-    plan: Plan, children: list[Child]
+    plan: DemoPlan, children: list[Child]
 ) -> None:
     (plan.folder / "leader-hangs").touch()
     (plan.folder / "relay-2-dies").touch()
@@ -145,7 +147,9 @@ def test_a_relay_that_dies_early_is_named_with_its_last_lines(
     assert caught.value.log_tail == ["relay-2: E-HW-001 too little memory?[2J"]
 
 
-def test_a_signal_ends_all_daemons_even_stubborn_ones(plan: Plan, children: list[Child]) -> None:
+def test_a_signal_ends_all_daemons_even_stubborn_ones(
+    plan: DemoPlan, children: list[Child]
+) -> None:
     (plan.folder / "leader-hangs").touch()
     display = Recorder()
 
@@ -162,7 +166,7 @@ def test_a_signal_ends_all_daemons_even_stubborn_ones(plan: Plan, children: list
 
 
 def test_each_daemon_gets_its_own_folder_log_and_free_port(
-    plan: Plan, children: list[Child]
+    plan: DemoPlan, children: list[Child]
 ) -> None:
     play(plan, Recorder(), ask=two_stages)
     for child in children:
@@ -193,16 +197,16 @@ def test_a_run_without_any_iteration_is_an_error(tmp_path: Path) -> None:
     [
         (
             "iteration 12  loss 2.9130  1830 tokens/s",
-            Progress(iteration=12, loss=2.913, tokens_per_s=1830.0),
+            DemoCommit(iteration=12, loss=2.913, tokens_per_s=1830.0),
         ),
-        ("iteration 1  loss 5.5  -", Progress(iteration=1, loss=5.5, tokens_per_s=None)),
+        ("iteration 1  loss 5.5  -", DemoCommit(iteration=1, loss=5.5, tokens_per_s=None)),
         ("iteration 1", None),
         ("iteration x  loss 1", None),
         ("model of iteration 3: /x", None),
         ("", None),
     ],
 )
-def test_lines_of_progress_are_understood(line: str, expected: Progress | None) -> None:
+def test_lines_of_progress_are_understood(line: str, expected: DemoCommit | None) -> None:
     assert parse_progress(line) == expected
 
 
@@ -211,7 +215,7 @@ def test_plain_progress_is_the_first_the_last_and_every_fifth(
 ) -> None:
     with PlainDisplay(12) as display:
         for index in range(1, 13):
-            display.progress(Progress(iteration=index, loss=1.0, tokens_per_s=None))
+            display.progress(DemoCommit(iteration=index, loss=1.0, tokens_per_s=None))
     shown = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["1/12", "5/12", "10/12", "12/12"]
 
@@ -225,7 +229,7 @@ def test_the_demos_run_file_is_read_back_as_it_was_meant(tmp_path: Path) -> None
 
 
 def test_a_daemon_that_the_demo_killed_counts_as_no_death(
-    plan: Plan, children: list[Child]
+    plan: DemoPlan, children: list[Child]
 ) -> None:
     (plan.folder / "relays-stay").touch()
     with Fleet(plan.folder, program=plan.program) as fleet:

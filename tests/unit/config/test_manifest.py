@@ -22,7 +22,7 @@ from decod.data.params import BatchConfig
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import Architecture, ModelConfig, StagesConfig
 from decod.model.shape import model_shapes
-from decod.protocol.params import PROTOCOL_VERSION
+from decod.protocol.core.params import PROTOCOL_VERSION
 from decod.train.params import OptimizerConfig
 
 INDEX = "ab" * 32

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from decod.config.schema import Manifest, RunConfig
 from decod.daemon.host import Node
-from decod.daemon.status import Progress
+from decod.daemon.status import RunProgress
 from decod.data.params import BatchConfig
 from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, Round
-from decod.protocol.effects import FetchState
-from decod.protocol.events import CommitsHeld, Event
-from decod.protocol.view import View
+from decod.protocol.core.effects import FetchState
+from decod.protocol.core.events import CommitsHeld, Event
+from decod.protocol.core.view import View
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
 from tests.unit.protocol.cast import view_of
@@ -60,7 +60,7 @@ class FakeRun:
             name="test", model=MODEL, stages=STAGES, batch=BatchConfig(sequence_length=8)
         )
         self.manifest = Manifest(run=run, data_index_sha256="0" * 64, data_vocab_size=19)
-        self.progress = Progress(iteration=iteration)
+        self.progress = RunProgress(iteration=iteration)
         self.driver = SimpleNamespace(
             machine=SimpleNamespace(leader=self.leader),
             post=self._post,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from decod.config.node import NodeConfig
 from decod.config.schema import Manifest, RunConfig
-from decod.daemon.host import Host, Node, Part
+from decod.daemon.host import Host, Node, RunPart
 from decod.daemon.leaving import Leaving
 from decod.data.params import BatchConfig
 from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
-from decod.protocol.view import Role
+from decod.protocol.core.view import Role
 from decod.signals import LEAVE_SIGNALS
 
 RUN_ID = RunId("r" * 26)
@@ -35,7 +35,7 @@ def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
     """Yields a node of a tiny run; to be used within an event loop."""
     config = NodeConfig(listen_host="127.0.0.1", listen_port=0, state_dir=folder, name="me")
     with Host(config, Leaving(_say)) as host:
-        part = Part(
+        part = RunPart(
             role=Role.DATA if leads else Role.RELAY,
             run_id=RUN_ID,
             manifest=make_manifest(),

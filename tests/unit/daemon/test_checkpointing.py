@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from decod.daemon.checkpointing import Checkpoints
 from decod.errors import ConfigError
-from decod.protocol.era import Mark
-from decod.train.checkpoint.files import Files
+from decod.protocol.core.era import Mark
+from decod.train.checkpoint.files import FileOperations
 from decod.train.checkpoint.params import CheckpointConfig
 from decod.train.checkpoint.store import (
     CheckpointStore,
@@ -27,7 +27,12 @@ from tests.waiting import wait_until
 
 
 def make_checkpoints(
-    run: FakeRun, state_dir: Path, *, every: int = 10, keep: int = 2, files: Files | None = None
+    run: FakeRun,
+    state_dir: Path,
+    *,
+    every: int = 10,
+    keep: int = 2,
+    files: FileOperations | None = None,
 ) -> Checkpoints:
     store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
     config = CheckpointConfig(every_iterations=every, keep=keep)
@@ -288,7 +293,7 @@ def test_without_a_device_the_last_is_what_disks_keep_unless_a_newer_one_is_ther
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-class FillingDisk(Files):
+class FillingDisk(FileOperations):
     """A disk that is full while a test says so."""
 
     full = False
@@ -403,7 +408,7 @@ def test_what_a_leader_that_was_killed_left_of_another_run_makes_room(tmp_path: 
     assert elsewhere.is_dir()
 
 
-class SlowDisk(Files):
+class SlowDisk(FileOperations):
     """Stops at its first write until a test lets it go on."""
 
     def __init__(self) -> None:

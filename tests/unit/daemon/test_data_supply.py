@@ -13,7 +13,7 @@ from decod.daemon.host import Node
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
-from decod.driver.arena import Arena
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
 from decod.errors import DataError
 from decod.ids import NodeId, RunId
@@ -59,7 +59,7 @@ class Bench:
         self.blocks = [self.dataset.index.block_at(shard, 0) for shard in (0, 1)]
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.left: list[float] = []
-        self.arena = Arena(1 << 16)
+        self.arena = ArenaAllocator(1 << 16)
         members = [
             SimpleNamespace(node_id=node, name=node[:1], address="h:1") for node in (ME, OTHER)
         ]

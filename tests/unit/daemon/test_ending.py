@@ -15,8 +15,8 @@ from decod.daemon.leader import _Leading
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError, HardwareError
 from decod.net.join_string import JoinString
-from decod.protocol.effects import Stop, StopReason
-from decod.protocol.events import DrainRequested
+from decod.protocol.core.effects import Stop, StopReason
+from decod.protocol.core.events import DrainRequested
 from decod.protocol.node import NodeMachine
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_leader import options

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from decod.daemon.files import Files, is_exhausted, raise_limit
+from decod.daemon.files import FileLimit, is_exhausted, raise_limit
 from decod.errors import HardwareError
 
 
@@ -29,7 +29,7 @@ def test_the_system_is_asked_for_all_that_it_gives(
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: calls.append(limits))
-    assert raise_limit() == Files(limit)
+    assert raise_limit() == FileLimit(limit)
     assert calls == ([asked] if asked else [])
 
 
@@ -39,7 +39,7 @@ def test_what_is_refused_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 1 << 20))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert raise_limit() == Files(512)
+    assert raise_limit() == FileLimit(512)
 
 
 def test_a_limit_that_is_too_low_for_any_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_limit_that_is_too_low_for_any_node_is_refused(monkeypatch: pytest.Mon
 
 
 def test_files_are_set_aside_before_peers_get_theirs() -> None:
-    files = Files(200)
+    files = FileLimit(200)
     assert files.peers_max == 26
     assert files.connections_max == 52
     told: list[dict[str, object]] = []
@@ -57,7 +57,7 @@ def test_files_are_set_aside_before_peers_get_theirs() -> None:
     assert told == []
     files.tell_if_few(27, lambda event, **fields: told.append(fields))
     assert told[0]["reason"] == "enough for 26 other nodes, and there are 27"
-    assert Files(1 << 20).connections_max == 8192
+    assert FileLimit(1 << 20).connections_max == 8192
 
 
 def test_only_a_lack_of_files_is_called_one() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import gateway as module
-from decod.daemon.files import Files
+from decod.daemon.files import FileLimit
 from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -17,9 +17,9 @@ from decod.errors import DecodError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
-from decod.protocol.effects import FetchState, Note
-from decod.protocol.events import Received, SendFailed, TensorLate
-from decod.protocol.messages import (
+from decod.protocol.core.effects import FetchState, Note
+from decod.protocol.core.events import Received, SendFailed, TensorLate
+from decod.protocol.core.messages import (
     BackwardGradient,
     CanTake,
     ForwardActivation,
@@ -28,9 +28,9 @@ from decod.protocol.messages import (
     Message,
     Refuse,
 )
-from decod.protocol.survey import PROBE_SIZE_MAX_BYTES
-from decod.protocol.view import Member, Role
-from decod.protocol.way_messages import Way
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.view import Member, Role
+from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
 from tests.waiting import wait_until
@@ -401,7 +401,7 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
 
 def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.files = Files(96 + 4 * 3)
+        gateway.files = FileLimit(96 + 4 * 3)
         gateway.use_members((member(ME), member(PEER)))
         await offered(gateway, OTHER)
         driver.known[OTHER] = object()

@@ -9,7 +9,7 @@ from decod.daemon import gathering
 from decod.daemon.gathering import gathered_states
 from decod.errors import NetworkError
 from decod.ids import Round
-from decod.protocol.era import Mark
+from decod.protocol.core.era import Mark
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
 

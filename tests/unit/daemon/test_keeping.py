@@ -17,9 +17,9 @@ from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest
-from decod.protocol.effects import FetchState, MirrorState
-from decod.protocol.era import Kept
-from decod.protocol.events import CheckpointRead, KeptRead, StateForgotten, StateKept
+from decod.protocol.core.effects import FetchState, MirrorState
+from decod.protocol.core.era import Kept
+from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.train.checkpoint.description import parameter_hash
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.states import KeptState

@@ -17,8 +17,8 @@ from decod.daemon.contact import Contact
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
 from decod.daemon.leader import _Leading
-from decod.daemon.place import Joining as FurtherDataNode
 from decod.daemon.place import LeaderOptions
+from decod.daemon.place import PlaceFinder as FurtherDataNode
 from decod.daemon.presence import NodePresence
 from decod.daemon.shown import ShownProgress
 from decod.daemon.threads import in_thread
@@ -32,7 +32,7 @@ from decod.errors import (
 )
 from decod.ids import NodeId
 from decod.model.config import ModelConfig
-from decod.protocol.effects import Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import (
     RUN_ID,

@@ -14,7 +14,7 @@ from decod.daemon.host import Node
 from decod.daemon.lives import FAILURES_MAX, Lives
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
-from decod.protocol.effects import Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node
 
 DONE = Stop(StopReason.FINISHED, "the run is over")

@@ -15,17 +15,17 @@ from decod.daemon import volunteer
 from decod.daemon.happenings import Happenings, merged
 from decod.daemon.host import Node
 from decod.daemon.run_facts import facts_of
-from decod.daemon.status import Progress
+from decod.daemon.status import RunProgress
 from decod.daemon.volunteer import full_status
 from decod.driver.driver import NodeDriver
 from decod.errors import NetworkError
 from decod.ids import NodeId
-from decod.protocol.election import ElectionState
-from decod.protocol.identity import Identity
-from decod.protocol.messages import Join, NodeLoad
+from decod.protocol.core.identity import Identity
+from decod.protocol.core.messages import Join, NodeLoad
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Member, Role, View
+from decod.protocol.leadership.election import ElectionState
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
@@ -194,7 +194,7 @@ def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_pat
 
 
 def test_progress_follows_the_commits() -> None:
-    progress, shown = Progress(), []
+    progress, shown = RunProgress(), []
     progress.on_commit.append(lambda: shown.append(progress.iteration))
     progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
     assert progress.message == "silent"
@@ -208,7 +208,7 @@ def test_progress_follows_the_commits() -> None:
 
 def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() -> None:
     """Not that of the last of those that it gave up."""
-    progress = Progress()
+    progress = RunProgress()
     returned = {"iteration": 5, "source": "kept", "num_repeated": 4, "reason": "lost"}
     progress.take("run.returned", returned, now_s=1.0)
     assert (progress.iteration, progress.loss) == (5, None), "a newcomer never heard of it"
@@ -223,7 +223,7 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
 
 
 def test_only_the_newest_losses_are_kept() -> None:
-    progress = Progress()
+    progress = RunProgress()
     for iteration in range(1, 5000):
         fields = {"round": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
         progress.take("round.committed", fields, now_s=float(iteration))

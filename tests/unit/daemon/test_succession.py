@@ -8,8 +8,8 @@ from decod.daemon.succession import join_string_of, leader_of
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
-from decod.protocol.view import Member, Role, View
-from decod.protocol.voter import Promise
+from decod.protocol.core.identity import Promise
+from decod.protocol.core.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_status import give_core
 

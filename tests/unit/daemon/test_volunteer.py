@@ -9,7 +9,7 @@ import pytest
 from decod.daemon import volunteer as module
 from decod.daemon.host import Node
 from decod.daemon.volunteer import take_part
-from decod.protocol.effects import Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node
 
 

@@ -9,7 +9,7 @@ from decod.daemon.peers import KnownPeers
 from decod.daemon.votes import VoteFile
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
-from decod.protocol.voter import NO_PROMISE, Promise
+from decod.protocol.core.identity import NO_PROMISE, Promise
 from tests.unit.protocol.cast import view_of
 
 RUN_ID, OTHER = RunId("a" * 26), RunId("b" * 26)

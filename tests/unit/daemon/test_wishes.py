@@ -13,8 +13,8 @@ from decod.daemon.host import Node
 from decod.daemon.presence import NodePresence
 from decod.driver.driver import NodeDriver
 from decod.errors import ConfigError, NetworkError, RejectedError
-from decod.protocol.effects import Note, Stop, StopReason
-from decod.protocol.events import DrainRequested, Event, PauseRequested
+from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.events import DrainRequested, Event, PauseRequested
 from tests.unit.daemon.nodes import make_node
 
 Answers = list[Note]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from decod.driver.arena import ALIGNMENT_BYTES, Arena, Region
+from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 
 SIZE_BYTES = 4 * mmap.PAGESIZE
 
@@ -20,12 +20,12 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = Arena(SIZE_BYTES)
-        self.held: dict[int, tuple[Region, int]] = {}
+        self.arena = ArenaAllocator(SIZE_BYTES)
+        self.held: dict[int, tuple[ArenaRegion, int]] = {}
         self.num_made = 0
 
     @rule(target=regions, size_bytes=st.integers(0, SIZE_BYTES + 1))
-    def allocate(self, size_bytes: int) -> Region | None:
+    def allocate(self, size_bytes: int) -> ArenaRegion | None:
         region = self.arena.allocate(size_bytes)
         if region is None:
             assert max(self._gaps()) < self._taken(size_bytes)
@@ -38,7 +38,7 @@ class ArenaMachine(RuleBasedStateMachine):
         return region
 
     @rule(region=consumes(regions))
-    def free(self, region: Region | None) -> None:
+    def free(self, region: ArenaRegion | None) -> None:
         if region is not None:
             del self.held[region.offset]
             self.arena.free(region)
@@ -83,7 +83,7 @@ TestArena.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 
 
 def test_the_other_process_sees_what_is_written_at_the_offset_it_is_told() -> None:
-    arena = Arena(1)
+    arena = ArenaAllocator(1)
     assert arena.size_bytes == mmap.PAGESIZE
     arena.allocate(10)
     region = arena.allocate(5)
@@ -96,7 +96,7 @@ def test_the_other_process_sees_what_is_written_at_the_offset_it_is_told() -> No
 
 def test_a_closed_arena_holds_no_memory_though_somebody_holds_a_view() -> None:
     """A daemon has more than one life: what the last one held must not wait for its last view."""
-    arena = Arena(1 << 20)
+    arena = ArenaAllocator(1 << 20)
     region = arena.allocate(1 << 20)
     assert region is not None
     region.view[:] = b"x" * region.size_bytes

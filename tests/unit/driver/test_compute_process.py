@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from decod.driver.arena import Arena
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.patience import Patience
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.patience import Patience
 from tests.waiting import wait_until
 
 STAND_IN = """
@@ -57,7 +57,7 @@ class StandIn:
         self.command = (*COMMAND[:-1], script)
         self.end_s = end_s
         self.log = log
-        self.arena = Arena(1 << 16)
+        self.arena = ArenaAllocator(1 << 16)
 
     async def __aenter__(self) -> ComputeProcess:
         self.process = await ComputeProcess.start(
@@ -81,7 +81,7 @@ def is_alive(pid: int) -> bool:
 def test_replies_come_to_the_jobs_in_their_order() -> None:
     async def test() -> None:
         async with StandIn() as compute:
-            region = Arena(4096).allocate(100)
+            region = ArenaAllocator(4096).allocate(100)
             assert region is not None
             first = compute.submit("echo", {"x": 1}, inputs=(region,))
             second = compute.submit("echo", {"x": 2}, outputs=(region,))
@@ -255,7 +255,7 @@ def test_what_it_writes_on_stderr_is_in_the_log(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    arena = Arena(1)
+    arena = ArenaAllocator(1)
     with pytest.raises(OSError, match="No such file"):
         asyncio.run(ComputeProcess.start(arena, log_path=tmp_path / "no" / "log"))
     arena.close()
@@ -264,11 +264,11 @@ def test_a_log_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None
 
 NODE = """
 import asyncio, sys
-from decod.driver.arena import Arena
+from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
 
 async def main():
-    compute = await ComputeProcess.start(Arena(1 << 16))
+    compute = await ComputeProcess.start(ArenaAllocator(1 << 16))
     for kind in ("ping", "no such kind", "ping"):
         try:
             print((await compute.submit(kind)).result, flush=True)
@@ -305,7 +305,7 @@ def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() 
 def test_the_real_process_leaves_in_silence_when_its_replies_are_not_read(tmp_path: Path) -> None:
     """A node that is killed with replies unread resets the connection instead of closing it."""
     here, there = socket.socketpair()
-    arena = Arena(1)
+    arena = ArenaAllocator(1)
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(
             [

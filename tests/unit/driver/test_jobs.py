@@ -8,7 +8,7 @@ import pytest
 
 from decod.driver.jobs import Sizes, request_of, result_of
 from decod.ids import MicrobatchId
-from decod.protocol import jobs
+from decod.protocol.core import jobs
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
 
@@ -29,7 +29,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Reduce(part=0, num_parts=3, weights_total=5),
     jobs.Square(weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
-    jobs.Commit(4),
+    jobs.CommitStep(4),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
     jobs.Measure(),
@@ -85,7 +85,7 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Square(1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
-        (jobs.Commit(1), {}, jobs.Nothing()),
+        (jobs.CommitStep(1), {}, jobs.Nothing()),
         (
             jobs.Snapshot(with_optimizer=False),
             {"iteration": 3, "tensors": [], "chunks": "", "num_bytes": 0},

@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from decod.driver.arena import Arena, Region
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NO_JOB, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
 from decod.ids import JobId, MicrobatchId, NodeId, Round, TensorId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol import jobs
-from decod.protocol.effects import Effect
-from decod.protocol.messages import CanTake, Message
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages import CanTake, Message
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.view import Member
 from decod.protocol.node import NodeMachine
-from decod.protocol.view import Member
-from decod.protocol.way_messages import Way
 from decod.train.checkpoint.description import Chunk, describe_blob, entry_json
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.transfer import StateSink, Transfer
@@ -107,15 +107,15 @@ class FakeCompute:
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[Region, ...]]] = []
+        self.jobs: list[tuple[str, asyncio.Future[Reply], tuple[ArenaRegion, ...]]] = []
 
     def submit(
         self,
         kind: str,
         fields: dict[str, Any] | None = None,
         *,
-        inputs: tuple[Region, ...] = (),
-        outputs: tuple[Region, ...] = (),
+        inputs: tuple[ArenaRegion, ...] = (),
+        outputs: tuple[ArenaRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.jobs.append((kind, future, outputs))
@@ -129,7 +129,7 @@ class Bench:
         self.machine = ScriptedMachine()
         self.transport = FakeTransport()
         self.compute = FakeCompute()
-        self.arena = Arena(1 << 16)
+        self.arena = ArenaAllocator(1 << 16)
         self.notes: list[fx.Note] = []
         self.completed: list[int] = []
         self.unhandled: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from decod.net.limits import Limits
 from decod.net.rate import RateLimiter
 from decod.net.server import HelloRequest
 from decod.net.turns import Turns
-from decod.protocol import messages as m
+from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support.wire_shapes import DELIVER, REQUESTS, field

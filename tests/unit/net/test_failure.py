@@ -16,7 +16,7 @@ from decod.net.client import PeerClient
 from decod.net.failure import failed_call, reason_of
 from decod.net.limits import LIMITS
 from decod.net.server import HelloRequest
-from decod.protocol.messages import Ping
+from decod.protocol.core.messages import Ping
 from tests.unit.net.test_peers import ALICE, BOB, RUN, Host
 from tests.waiting import wait_until
 

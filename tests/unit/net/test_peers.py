@@ -25,9 +25,9 @@ from decod.net.server import (
     HelloRequest,
     PeerServer,
 )
-from decod.protocol import messages as m
-from decod.protocol.events import SendFailed
-from decod.protocol.way_messages import Way
+from decod.protocol.core import messages as m
+from decod.protocol.core.events import SendFailed
+from decod.protocol.core.messages.forwarding import Way
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2

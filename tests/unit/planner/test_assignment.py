@@ -4,15 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.planner.assignment import Candidate, StageLoad, assign_stages
+from decod.planner.assignment import Applicant, StageLoad, assign_stages
 
-BIG, SMALL = Candidate(NodeId("big"), 4), Candidate(NodeId("small"), 1)
+BIG, SMALL = Applicant(NodeId("big"), 4), Applicant(NodeId("small"), 1)
 
 
 def test_a_joiner_goes_to_the_most_utilised_stage() -> None:
     """GWTF, figure 3: two flows through stages that could carry 2, 3 and 4; the first is full."""
     loads = [StageLoad(1, 2, 2), StageLoad(2, 2, 3), StageLoad(3, 2, 4)]
-    assert assign_stages([Candidate(NodeId("joiner"), 1)], loads) == {"joiner": 1}
+    assert assign_stages([Applicant(NodeId("joiner"), 1)], loads) == {"joiner": 1}
 
 
 def test_the_largest_candidate_relieves_the_fullest_stage() -> None:
@@ -39,7 +39,7 @@ def test_of_equally_utilised_stages_the_smaller_comes_first_then_the_lower_index
 
 
 def test_candidates_of_equal_capacity_go_in_order_of_their_ids() -> None:
-    twins = [Candidate(NodeId("b"), 2), Candidate(NodeId("a"), 2)]
+    twins = [Applicant(NodeId("b"), 2), Applicant(NodeId("a"), 2)]
     loads = [StageLoad(1, 0, 8), StageLoad(2, 8, 8)]
     assert list(assign_stages(twins, loads)) == ["a", "b"]
 
@@ -57,7 +57,7 @@ def test_nobody_waits_nobody_is_placed() -> None:
 def test_everybody_gets_a_stage_and_what_is_missing_is_filled_first(
     capacities: list[int], stages: list[tuple[int, int, int]]
 ) -> None:
-    candidates = [Candidate(NodeId(f"n{k:02}"), c) for k, c in enumerate(capacities)]
+    candidates = [Applicant(NodeId(f"n{k:02}"), c) for k, c in enumerate(capacities)]
     loads = [StageLoad(k, *stage) for k, stage in enumerate(stages, start=1)]
     placed = assign_stages(candidates, loads)
     assert sorted(placed) == sorted(c.node_id for c in candidates)

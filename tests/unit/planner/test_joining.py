@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode
 from decod.planner.joining import (
+    GrowingRouting,
     JoinPolicy,
     Newcomer,
-    Routing,
     estimate_saving,
     make_routing,
     plan_joins,
@@ -132,7 +132,7 @@ def test_the_fast_way_for_one_data_node_agrees_with_the_solver(
 ) -> None:
     stage = min(stage, graph.num_stages)
     newcomer = Newcomer(NodeId("n"), 2, dict.fromkeys(graph.nodes, float(cost)))
-    fast, exact = make_routing(graph), Routing(graph)
+    fast, exact = make_routing(graph), GrowingRouting(graph)
     assert fast.try_out(newcomer, stage) == exact.try_out(newcomer, stage)
     fast.add(newcomer, stage)
     exact.add(newcomer, stage)

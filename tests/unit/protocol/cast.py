@@ -3,15 +3,15 @@
 import dataclasses
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, TensorId
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
-from decod.protocol.events import JobFailed, JobFinished, Tensor
-from decod.protocol.jobs import Job, JobResult, Nothing
-from decod.protocol.leader import Leader
-from decod.protocol.links import LinkTable
-from decod.protocol.messages import Message
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Member, Role, View
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
+from decod.protocol.core.events import JobFailed, JobFinished, Tensor
+from decod.protocol.core.jobs import Job, JobResult, Nothing
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import Message
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Member, Role, View
+from decod.protocol.leadership.leader import Leader
 
 D0, D1 = NodeId("d0"), NodeId("d1")
 R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")

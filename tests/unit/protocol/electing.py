@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId, Round
-from decod.protocol import effects as fx
-from decod.protocol import election_messages as em
-from decod.protocol import messages as m
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect
-from decod.protocol.election import Election
-from decod.protocol.electorate import Electorate, electors_of
-from decod.protocol.view import Opening, View
-from decod.protocol.voter import NO_PROMISE, Promise
+from decod.protocol.core import effects as fx
+from decod.protocol.core import messages as m
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.identity import NO_PROMISE, Promise
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.view import Opening, View
+from decod.protocol.leadership.election import Election
+from decod.protocol.leadership.quorum import Quorum, electors_of
 from decod.sim.kernel import Kernel
 from tests.unit.protocol.cast import CONFIG, context_of, member, view_of
 
@@ -32,7 +32,7 @@ STEP_S = 0.1
 class Lead:
     """What a leader keeps of its term."""
 
-    electorate: Electorate
+    electorate: Quorum
     ready: set[NodeId] = field(default_factory=set)
     gone: set[NodeId] = field(default_factory=set)
 
@@ -96,7 +96,7 @@ class Electing:
         for node in self.nodes:
             self._open(node, m.Abort(Round(1, 0), opening, "begin"))
         first = self.nodes[view.leader]
-        first.lead = Lead(Electorate(view.leader))
+        first.lead = Lead(Quorum(view.leader))
         first.lead.electorate.opened(view)
         self.leaders[1] = view.leader
         self._beat()
@@ -252,7 +252,7 @@ class Electing:
         assert last is not None
         other = self.leaders.setdefault(won.term, me)
         assert other == me, f"term {won.term} is led by {me} and {other}\n" + self.told()
-        node.lead = Lead(Electorate(me))
+        node.lead = Lead(Quorum(me))
         old = {won.old} - {me}
         if won.hashes:
             node.lead.electorate.settle(view)

@@ -1,9 +1,9 @@
 """A leader and a few relays that are about to train, and what tests do to them."""
 
 from decod.ids import NodeId, Round
-from decod.protocol import messages
-from decod.protocol.effects import Stop
-from decod.protocol.view import Opening, View
+from decod.protocol.core import messages
+from decod.protocol.core.effects import Stop
+from decod.protocol.core.view import Opening, View
 from tests.unit.protocol.cast import CONFIG, D0, configured
 from tests.unit.protocol.world import World
 

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.admission import Admission, RunShape
-from decod.protocol.effects import Send
-from decod.protocol.era import Kept
-from decod.protocol.messages import Assign, Join, NodeLoad, Prepared, Refuse
-from decod.protocol.view import Role, View
+from decod.protocol.core.effects import Send
+from decod.protocol.core.era import Kept
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
+from decod.protocol.core.view import Role, View
+from decod.protocol.leadership.admission import Admission
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,

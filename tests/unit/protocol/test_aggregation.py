@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.aggregation import Aggregation, AggregationState, odd_ones
-from decod.protocol.context import Context
-from decod.protocol.digest import digest_of
-from decod.protocol.effects import Effect, Note, Send, SendTensor
-from decod.protocol.followers import Followers
-from decod.protocol.jobs import Gather, Propose, Reduce
-from decod.protocol.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
-from decod.protocol.state import StageState
+from decod.protocol.averaging.aggregation import Aggregation, AggregationState, odd_ones
+from decod.protocol.core.context import Context
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, Note, Send, SendTensor
+from decod.protocol.core.jobs import Gather, Propose, Reduce
+from decod.protocol.core.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -49,7 +49,7 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 
 def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
-    followers = Followers(context, StageState(context))
+    followers = ReplaySource(context, StageState(context))
     return Aggregation(context, followers, loaded=loaded)
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from decod.protocol.aside import Aside
-from decod.protocol.effects import Note, Send
-from decod.protocol.messages import Refuse
+from decod.protocol.core.effects import Note, Send
+from decod.protocol.core.messages import Refuse
+from decod.protocol.leadership.cooldown import Cooldowns
 from tests.unit.protocol.cast import R1A, R1B, member
 
 
-def refused(aside: Aside, now_s: float) -> Refuse | None:
+def refused(aside: Cooldowns, now_s: float) -> Refuse | None:
     effects = aside.refused(now_s, R1A)
     if not effects:
         return None
@@ -19,7 +19,7 @@ def refused(aside: Aside, now_s: float) -> Refuse | None:
 
 
 def test_a_member_that_was_set_aside_is_told_when_it_may_ask_again() -> None:
-    aside = Aside()
+    aside = Cooldowns()
     note = aside.put(100.0, member("r1a"), "tensors take too long")
     assert isinstance(note, Note)
     assert dict(note.fields) == {"peer": R1A, "reason": "tensors take too long", "pause_s": 60}
@@ -32,7 +32,7 @@ def test_a_member_that_was_set_aside_is_told_when_it_may_ask_again() -> None:
 
 
 def test_the_pause_doubles_up_to_an_hour() -> None:
-    aside, pauses_s, now_s = Aside(), list[float](), 0.0
+    aside, pauses_s, now_s = Cooldowns(), list[float](), 0.0
     for _ in range(8):
         aside.put(now_s, member("r1a"), "x")
         answer = refused(aside, now_s)

@@ -1,9 +1,9 @@
 """Candidates that fall silent: the leader asks them, and does without them."""
 
 from decod.ids import NodeId
-from decod.protocol.leader import LeaderState
-from decod.protocol.messages import Assign, Leave, Ping, Pong, Prepared, Refuse
-from decod.protocol.office import for_leader
+from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Prepared, Refuse
+from decod.protocol.leadership.leader import LeaderState
+from decod.protocol.leadership.leadership import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
 from tests.unit.protocol.test_leader import CONFIG, Run
 

@@ -1,10 +1,10 @@
 """What the leader agrees to, and what becomes of it when a view is made."""
 
 from decod.ids import NodeId
-from decod.protocol.capacity import Capacities
-from decod.protocol.effects import Effect
-from decod.protocol.messages import Capacity, CapacityAnswer
-from decod.protocol.view import View
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages import Capacity, CapacityAnswer
+from decod.protocol.core.view import View
+from decod.protocol.leadership.capacity import Capacities
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, member, sent, view_of
 
 ALL = view_of("d0", "r1a", "r1b", "r1c")

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.aggregation import Aggregation
-from decod.protocol.digest import digest_of
-from decod.protocol.effects import Effect, Send
-from decod.protocol.followers import Followers
-from decod.protocol.jobs import Propose, Square
-from decod.protocol.messages import (
+from decod.protocol.averaging.aggregation import Aggregation
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.jobs import Propose, Square
+from decod.protocol.core.messages import (
     BeginAggregation,
     GradientNorm,
     GradientSquares,
@@ -19,7 +18,8 @@ from decod.protocol.messages import (
     ReducedPart,
     ReducePart,
 )
-from decod.protocol.state import StageState
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -54,7 +54,7 @@ class Member:
         config = replace(CONFIG, tree_fanout=fanout)
         self.context = context_of(node, view, config=config)
         self.context.clips = clips
-        followers = Followers(self.context, StageState(self.context))
+        followers = ReplaySource(self.context, StageState(self.context))
         self.machine = Aggregation(self.context, followers, loaded=True)
 
     def begin(self) -> list[Effect]:

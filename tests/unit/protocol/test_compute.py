@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import JobId
-from decod.protocol import jobs
-from decod.protocol.compute import ComputeQueue
-from decod.protocol.effects import Effect, FreeTensor, StartJob
-from decod.protocol.events import JobFailed, JobFinished
-from decod.protocol.tensors import TensorStore
+from decod.protocol.core import jobs
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.effects import Effect, FreeTensor, StartJob
+from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.cast import freed, jobs_of, mb, tensor
 
 
@@ -110,7 +110,7 @@ def test_a_reset_drops_what_waits_and_what_runs(queue: ComputeQueue, store: Tens
 
 
 @pytest.mark.parametrize(
-    "job", [jobs.Build(1), jobs.Load(3, "{}"), jobs.Snapshot(True), jobs.Commit(3)]
+    "job", [jobs.Build(1), jobs.Load(3, "{}"), jobs.Snapshot(True), jobs.CommitStep(3)]
 )
 def test_a_reset_keeps_what_belongs_to_no_round(queue: ComputeQueue, job: jobs.Job) -> None:
     """The commit is of the round before: an abort that follows at once must not undo it."""

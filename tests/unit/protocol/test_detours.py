@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import FlowId, MicrobatchId, NodeId
-from decod.protocol.context import Context
-from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.detours import DIRECT_MIN_S, Detour, Detours
-from decod.protocol.effects import Effect, Send, SendTensor
-from decod.protocol.events import SendFailed, TensorSent
-from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
-from decod.protocol.jobs import Backward, EmbedBackward, Forward, Head, Loss
-from decod.protocol.links import LinkTable
-from decod.protocol.messages import BackwardGradient, Complete, Deny, ForwardActivation
-from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.core.context import Context
+from decod.protocol.core.detours import DIRECT_MIN_S, Detour, Detours
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.events import SendFailed, TensorSent
+from decod.protocol.core.jobs import Backward, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import BackwardGradient, Complete, Deny, ForwardActivation
+from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.strategy.data_microbatches import DataMicrobatches
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
     R1A,

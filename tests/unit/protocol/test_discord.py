@@ -3,7 +3,7 @@
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.discord import Discord, Doubt, Standing
+from decod.protocol.leadership.conflicts import Conflicts, Doubt, RoundStanding
 from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, ROUND, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
@@ -11,23 +11,23 @@ WIDE = view_of("d0", "r1a", "r1b", "r1c", "r2a", "r2b")
 PATIENCE_S = CONFIG.probe_timeout_s + 2 * CONFIG.heartbeat_interval_s
 
 
-def discord() -> Discord:
-    return Discord(CONFIG, lambda _: True)
+def discord() -> Conflicts:
+    return Conflicts(CONFIG, lambda _: True)
 
 
 def told(
-    doubts: Discord, *times_s: float, ends: tuple[NodeId, NodeId] = (R1A, R2A), **changes: Round
+    doubts: Conflicts, *times_s: float, ends: tuple[NodeId, NodeId] = (R1A, R2A), **changes: Round
 ) -> dict[NodeId, str]:
     """Tell of one doubt again and again; return who goes then."""
-    standing = Standing(VIEW, changes.get("round_", ROUND), batch_done=False)
+    standing = RoundStanding(VIEW, changes.get("round_", ROUND), batch_done=False)
     for now_s in times_s:
         doubts.doubted(now_s, Doubt(ends, slow=False), standing)
     return doubts.due()
 
 
-def slowed(doubts: Discord, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
+def slowed(doubts: Conflicts, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
     """Tell of tensors that were given up, in a round of its own; return who goes then."""
-    standing = Standing(WIDE, Round(1, int(now_s) + 1), batch_done=False)
+    standing = RoundStanding(WIDE, Round(1, int(now_s) + 1), batch_done=False)
     for ends in pairs:
         doubts.doubted(now_s, Doubt(ends, slow=True), standing)
     return doubts.due()

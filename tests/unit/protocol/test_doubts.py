@@ -3,25 +3,25 @@
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.admission import Admission
-from decod.protocol.discord import Standing
-from decod.protocol.doubts import Doubts
-from decod.protocol.electorate import Electorate
-from decod.protocol.messages import TENSOR_REFUSED, TOO_SLOW, Suspect
+from decod.protocol.core.messages import TENSOR_REFUSED, TOO_SLOW, Suspect
+from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.conflicts import RoundStanding
+from decod.protocol.leadership.quorum import Quorum
+from decod.protocol.leadership.suspicions import Suspicions
 from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R2A, R2B, ROUND, view_of
 from tests.unit.protocol.test_admission import SHAPE
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-STANDING = Standing(VIEW, ROUND, batch_done=False)
+STANDING = RoundStanding(VIEW, ROUND, batch_done=False)
 
 
 class Leader:
     """Its doubts, and who is told to go."""
 
     def __init__(self) -> None:
-        electorate = Electorate(D0)
+        electorate = Quorum(D0)
         electorate.settle(VIEW)
-        self.doubts = Doubts(CONFIG, Admission(CONFIG, SHAPE), electorate, lambda *_: [])
+        self.doubts = Suspicions(CONFIG, Admission(CONFIG, SHAPE), electorate, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""

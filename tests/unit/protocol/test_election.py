@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol import effects as fx
-from decod.protocol import election_messages as em
-from decod.protocol import messages as m
-from decod.protocol.election import Election
-from decod.protocol.view import Opening
-from decod.protocol.voter import NO_PROMISE, Promise
+from decod.protocol.core import effects as fx
+from decod.protocol.core import messages as m
+from decod.protocol.core.identity import NO_PROMISE, Promise
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.view import Opening
+from decod.protocol.leadership.election import Election
 from tests.support.mutations import CONFIRM, mutated
 from tests.unit.protocol.cast import D0, D1, R1A, context_of, view_of
 from tests.unit.protocol.electing import Electing, Faults, Node

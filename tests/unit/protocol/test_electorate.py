@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.protocol.electorate import Electorate, ids_of, is_quorum
+from decod.protocol.leadership.quorum import Quorum, ids_of, is_quorum
 from tests.unit.protocol.cast import D0, D1, R1A, R1B, view_of
 
 names = st.sets(st.sampled_from("abcdefg")).map(lambda found: {NodeId(n) for n in found})
@@ -27,7 +27,7 @@ def test_of_two_halves_exactly_one_is_a_quorum(members: set[NodeId], nodes: set[
 
 
 def test_a_leader_may_not_lose_most_members_at_once_if_another_could_lead() -> None:
-    electorate = Electorate(D0)
+    electorate = Quorum(D0)
     electorate.opened(view_of(D0, D1, R1A, R1B))
     assert electorate.allows(view_of(D0, R1A))
     assert not electorate.allows(view_of(D0))
@@ -37,7 +37,7 @@ def test_a_leader_may_not_lose_most_members_at_once_if_another_could_lead() -> N
 
 
 def test_the_only_data_node_may_lose_anybody() -> None:
-    electorate = Electorate(D0)
+    electorate = Quorum(D0)
     electorate.opened(view_of(D0, R1A, R1B))
     assert electorate.allows(view_of(D0))
     electorate.opened(view_of(D0, D1, R1A, R1B))
@@ -45,7 +45,7 @@ def test_the_only_data_node_may_lose_anybody() -> None:
 
 
 def test_members_that_leave_are_not_needed() -> None:
-    electorate = Electorate(D0)
+    electorate = Quorum(D0)
     electorate.opened(view_of(D0, D1, R1A, R1B))
     for node in (D1, R1A, R1B):
         electorate.dismiss(node)
@@ -53,7 +53,7 @@ def test_members_that_leave_are_not_needed() -> None:
 
 
 def test_electors_are_told_where_they_are_not_the_view() -> None:
-    electorate, first = Electorate(D0), view_of(D0, D1, R1A, R1B)
+    electorate, first = Quorum(D0), view_of(D0, D1, R1A, R1B)
     electorate.opened(first)
     assert electorate.told_with(first) == ()
     assert electorate.told_with(view_of(D0, D1, R1A)) == ids_of(first)

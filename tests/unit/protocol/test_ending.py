@@ -1,13 +1,13 @@
 """The end of a run: what was committed is finished and told, and then the node stops."""
 
 from decod.ids import Round, TensorId
-from decod.protocol import events as ev
-from decod.protocol import messages
-from decod.protocol.effects import FreeTensor, Send, StartJob, Stop, StopReason
-from decod.protocol.identity import NodeState
-from decod.protocol.jobs import Commit, Nothing
-from decod.protocol.view import Opening
-from decod.protocol.way_messages import Way
+from decod.protocol.core import events as ev
+from decod.protocol.core import messages
+from decod.protocol.core.effects import FreeTensor, Send, StartJob, Stop, StopReason
+from decod.protocol.core.identity import NodeState
+from decod.protocol.core.jobs import CommitStep, Nothing
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.view import Opening
 from tests.unit.protocol.cast import D0, R1A, R1B, notes_of, tensor
 from tests.unit.protocol.small_run import LINGER_S, abort, stops, training
 
@@ -41,7 +41,7 @@ def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
         1.0, ev.Received(D0, messages.Abort(Round(2, 1), opening, "enough"))
     )
     assert notes_of(effects) == ["round.committed"]
-    assert [e.job for e in effects if isinstance(e, StartJob)] == [Commit(1)]
+    assert [e.job for e in effects if isinstance(e, StartJob)] == [CommitStep(1)]
     assert host.machine.state is NodeState.DRAINING
     late_s = host.machine.deadline_s
     assert late_s is not None

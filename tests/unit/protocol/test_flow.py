@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.ids import FlowId, NodeId
-from decod.protocol.effects import Effect, Send
-from decod.protocol.flow import DataFlows, RelayFlows
-from decod.protocol.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from tests.unit.protocol.cast import (
     D0,
     D1,

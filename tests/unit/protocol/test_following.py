@@ -5,21 +5,26 @@ import dataclasses
 import pytest
 
 from decod.ids import NodeId, Round, TensorId
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect, FetchState, Note, Send, SendTensor, StartJob, UseMembers
-from decod.protocol.events import (
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import (
+    Effect,
+    FetchState,
+    Note,
+    Send,
+    SendTensor,
+    StartJob,
+    UseMembers,
+)
+from decod.protocol.core.events import (
     JobFinished,
     SendFailed,
     StateFetched,
     StateFetchFailed,
     TensorSent,
 )
-from decod.protocol.follow_messages import Average, Follow, Followed
-from decod.protocol.followers import FOLLOWERS_MAX, LAG_MAX, Followers
-from decod.protocol.following import Entry, Following
-from decod.protocol.jobs import (
+from decod.protocol.core.jobs import (
     Built,
-    Commit,
+    CommitStep,
     Job,
     JobResult,
     Load,
@@ -28,10 +33,13 @@ from decod.protocol.jobs import (
     Proposed,
     Retract,
 )
-from decod.protocol.links import LinkTable
-from decod.protocol.messages import BeginAggregation
-from decod.protocol.state import StageState
-from decod.protocol.view import Opening, View
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import BeginAggregation
+from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.view import Opening, View
+from decod.protocol.state.replay import Entry, Replay
+from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX, ReplaySource
+from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -66,7 +74,7 @@ class Candidate:
             view=nobody,
             round=Round(0, 0),
         )
-        self.machine = Following(self.context, "r1c:7700", incarnation=0)
+        self.machine = Replay(self.context, "r1c:7700", incarnation=0)
         self.given: list[StartJob] = []
         self.tensors = iter(range(1, 1000))
 
@@ -147,7 +155,7 @@ def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
     assert isinstance(job, Load)
     candidate.step(5)
     assert candidate.machine.level == Round(5, 1)
-    assert candidate.work(Nothing())[0] == Commit(5)
+    assert candidate.work(Nothing())[0] == CommitStep(5)
     candidate.step(6)
     assert candidate.machine.abreast
     assert candidate.machine.level == Round(6, 1)
@@ -266,7 +274,7 @@ def test_it_enters_with_what_was_committed() -> None:
     candidate.step(5)
     entry, effects = candidate.machine.enter(2.0, opening(Round(5, 1)), 3, "h5")
     assert entry is Entry.READY
-    assert jobs_of(effects) == [Commit(5)]
+    assert jobs_of(effects) == [CommitStep(5)]
 
 
 def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
@@ -290,7 +298,7 @@ def test_the_last_average_may_come_after_it_has_entered() -> None:
     candidate.both(Round(5, 2), "h4")
     candidate.step(5)
     assert candidate.machine.arrived
-    assert candidate.work(Nothing())[0] == Commit(5)
+    assert candidate.work(Nothing())[0] == CommitStep(5)
 
 
 @pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "host back", "nothing"])
@@ -318,7 +326,7 @@ class Host:
         self.context = context_of(R1A, VIEW)
         self.stage = StageState(self.context)
         self.stage.enter(0)
-        self.machine = Followers(self.context, self.stage)
+        self.machine = ReplaySource(self.context, self.stage)
 
     def commit(self, now_s: float, iteration: int) -> list[Effect]:
         self.stage.committed(iteration)

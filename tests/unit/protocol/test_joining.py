@@ -3,18 +3,14 @@
 from dataclasses import replace
 
 from decod.ids import NodeId, Round
-from decod.protocol.context import Context
-from decod.protocol.effects import FetchState, Note, Send, Stop, StopReason
-from decod.protocol.election_messages import LeaderIs
-from decod.protocol.era import Kept
-from decod.protocol.events import LeaderFound, Received, StateFetchFailed
-from decod.protocol.follow_messages import Follow, Followed
-from decod.protocol.followers import Followers
-from decod.protocol.identity import Identity
-from decod.protocol.jobs import Build, Built
-from decod.protocol.joining import Joining
-from decod.protocol.links import LinkTable
-from decod.protocol.messages import (
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import FetchState, Note, Send, Stop, StopReason
+from decod.protocol.core.era import Kept
+from decod.protocol.core.events import LeaderFound, Received, StateFetchFailed
+from decod.protocol.core.identity import Identity
+from decod.protocol.core.jobs import Build, Built
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import (
     Assign,
     CatchUp,
     FlowCost,
@@ -25,8 +21,12 @@ from decod.protocol.messages import (
     Prepared,
     Refuse,
 )
-from decod.protocol.state import StageState
-from decod.protocol.view import Opening, Role, View
+from decod.protocol.core.messages.election import LeaderIs
+from decod.protocol.core.messages.replay import Follow, Followed
+from decod.protocol.core.view import Opening, Role, View
+from decod.protocol.leadership.joining import Joining
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -250,7 +250,7 @@ def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
 def test_a_candidate_is_followed_by_nobody() -> None:
     """Who asks means the member that it was before it started again."""
     joining, context = machine()
-    followers = Followers(context, StageState(context))
+    followers = ReplaySource(context, StageState(context))
     wish = Received(R1B, Follow(3, 1, "r1b:7700"))
     answer = Followed(3, 1, Round(0, 0), "it is no member")
     assert joining.exchanged(1.0, wish, followers) == [Send(R1B, answer)]

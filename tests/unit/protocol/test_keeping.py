@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from decod.ids import NodeId, Round
-from decod.protocol.context import Context
-from decod.protocol.effects import KeepState, MirrorState
-from decod.protocol.era import Kept, Mark
-from decod.protocol.events import StateForgotten, StateKept
-from decod.protocol.jobs import Snapshot, SnapshotTaken
-from decod.protocol.keeping import NUM_MIRRORS, Keeping, inventory, mirrors_of
-from decod.protocol.view import Opening, View
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import KeepState, MirrorState
+from decod.protocol.core.era import Kept, Mark
+from decod.protocol.core.events import StateForgotten, StateKept
+from decod.protocol.core.jobs import Snapshot, SnapshotTaken
+from decod.protocol.core.view import Opening, View
+from decod.protocol.state.mirrors import NUM_MIRRORS, Mirrors, inventory, mirrors_of
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -29,9 +29,9 @@ def opening(iteration: int = 10, view: View = VIEW) -> Opening:
     return Opening(Round(iteration + 1, 1), Round(iteration, 1), view, marks=(MARK,))
 
 
-def machine(node: NodeId, view: View = VIEW) -> tuple[Keeping, Context]:
+def machine(node: NodeId, view: View = VIEW) -> tuple[Mirrors, Context]:
     context = context_of(node, view)
-    return Keeping(context), context
+    return Mirrors(context), context
 
 
 def test_every_stage_is_mirrored_by_hosts_of_other_stages() -> None:

@@ -6,10 +6,9 @@ import itertools
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.admission import RunShape
-from decod.protocol.effects import CompleteRun, Effect, Send
-from decod.protocol.leader import Leader, LeaderState, give_up
-from decod.protocol.messages import (
+from decod.protocol.core.effects import CompleteRun, Effect, Send
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import (
     Abort,
     Assign,
     BeginAggregation,
@@ -27,8 +26,9 @@ from decod.protocol.messages import (
     Report,
     UtilisationQuery,
 )
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Role
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Role
+from decod.protocol.leadership.leader import Leader, LeaderState, give_up
 from tests.unit.protocol.cast import (
     D0,
     D1,

@@ -5,10 +5,10 @@ from collections.abc import Set
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.effects import Note, Send, Stop, StopReason
-from decod.protocol.events import Received
-from decod.protocol.membership import Membership
-from decod.protocol.messages import CatchUp, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.core.effects import Note, Send, Stop, StopReason
+from decod.protocol.core.events import Received
+from decod.protocol.core.messages import CatchUp, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.links.liveness import Liveness
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -27,10 +27,10 @@ VIEW = view_of("d0", "r1a", "r1b", "r2a")
 """On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""
 
 
-def machine(node: str = "r1a", awaited: Set[NodeId] = frozenset(), **changes: float) -> Membership:
+def machine(node: str = "r1a", awaited: Set[NodeId] = frozenset(), **changes: float) -> Liveness:
     config = configured(num_watchers=1, heartbeat_timeout_s=2.0, **changes)
     member = next(m.node_id for m in VIEW.members if m.node_id == node)
-    membership = Membership(context_of(member, VIEW, config=config), lambda: awaited)
+    membership = Liveness(context_of(member, VIEW, config=config), lambda: awaited)
     membership.adopt(0.0)
     return membership
 
@@ -44,7 +44,7 @@ def test_a_node_tells_its_watchers_once_an_interval_that_it_lives() -> None:
 
 
 def test_a_node_without_a_view_does_nothing() -> None:
-    membership = Membership(context_of(R1A, VIEW), set)
+    membership = Liveness(context_of(R1A, VIEW), set)
     assert membership.deadline_s is None
     assert membership.overdue(100.0) == []
 

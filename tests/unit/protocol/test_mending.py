@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.context import Context
-from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.effects import Effect, Send, SendTensor
-from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
-from decod.protocol.jobs import Backward, Embed, Forward, Loss
-from decod.protocol.mending import Substitutes, replaced
-from decod.protocol.messages import (
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.jobs import Backward, Embed, Forward, Loss
+from decod.protocol.core.messages import (
     BackwardGradient,
     Complete,
     Deny,
@@ -20,10 +17,13 @@ from decod.protocol.messages import (
     Report,
     Reroute,
 )
-from decod.protocol.microbatch import Phase
-from decod.protocol.relay_microbatches import RelayMicrobatches
-from decod.protocol.routing.messages import Hop
-from decod.protocol.view import View
+from decod.protocol.core.messages.negotiation import Hop
+from decod.protocol.core.view import View
+from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.flows.substitutes import Substitutes, replaced
+from decod.protocol.strategy.data_microbatches import DataMicrobatches
+from decod.protocol.strategy.microbatch import Phase
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
     R1A,

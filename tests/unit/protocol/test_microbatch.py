@@ -3,13 +3,11 @@
 import pytest
 
 from decod.ids import MicrobatchId, NodeId, Round
-from decod.protocol.context import Context
-from decod.protocol.data_microbatches import DataMicrobatches
-from decod.protocol.digest import digest_of
-from decod.protocol.effects import Effect, Send, SendTensor
-from decod.protocol.flow import DataFlows, Granted, RelayFlow, RelayFlows
-from decod.protocol.jobs import Backward, Drop, Embed, EmbedBackward, Forward, Head, Loss
-from decod.protocol.messages import (
+from decod.protocol.core.context import Context
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.jobs import Backward, Drop, Embed, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.messages import (
     BackwardGradient,
     Complete,
     Deny,
@@ -17,8 +15,10 @@ from decod.protocol.messages import (
     Report,
     Suspect,
 )
-from decod.protocol.microbatch import Phase
-from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.strategy.data_microbatches import DataMicrobatches
+from decod.protocol.strategy.microbatch import Phase
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
     R1A,

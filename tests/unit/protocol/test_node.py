@@ -3,9 +3,9 @@
 import pytest
 
 from decod.ids import JobId, Round, TensorId
-from decod.protocol import events as ev
-from decod.protocol import messages
-from decod.protocol.effects import (
+from decod.protocol.core import events as ev
+from decod.protocol.core import messages
+from decod.protocol.core.effects import (
     FetchState,
     FreeTensor,
     Send,
@@ -13,10 +13,10 @@ from decod.protocol.effects import (
     StopReason,
     UseMembers,
 )
-from decod.protocol.identity import NodeState
-from decod.protocol.jobs import Built, Load, Nothing, Reset
-from decod.protocol.view import Opening, View
-from decod.protocol.way_messages import Way
+from decod.protocol.core.identity import NodeState
+from decod.protocol.core.jobs import Built, Load, Nothing, Reset
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.view import Opening, View
 from tests.unit.protocol.cast import (
     D0,
     R1A,

@@ -3,10 +3,10 @@
 import pytest
 
 from decod.ids import Round
-from decod.protocol.context import Context
-from decod.protocol.effects import Send, SendTensor
-from decod.protocol.events import SendFailed
-from decod.protocol.messages import (
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Send, SendTensor
+from decod.protocol.core.events import SendFailed
+from decod.protocol.core.messages import (
     Abort,
     CanTake,
     Commit,
@@ -18,9 +18,9 @@ from decod.protocol.messages import (
     ReducedPart,
     Withdraw,
 )
-from decod.protocol.outbox import Outbox
-from decod.protocol.view import Opening, Role
-from decod.protocol.way_messages import Passed
+from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.view import Opening, Role
+from decod.protocol.links.outbox import Outbox
 from tests.unit.protocol.cast import D0, MANIFEST, R1A, ROUND, context_of, freed, tensor, view_of
 
 VIEW = view_of("d0", "r1a", version=3)

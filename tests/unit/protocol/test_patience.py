@@ -2,8 +2,8 @@
 
 import pytest
 
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.patience import Patience
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.patience import Patience
 
 
 def patience_of(round_timeout_s: float = 300.0, *done: tuple[str, float]) -> Patience:

@@ -3,9 +3,9 @@
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.effects import Effect
-from decod.protocol.leader import LeaderState
-from decod.protocol.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.leadership.leader import LeaderState
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, STRANGER, notes_of, sent
 from tests.unit.protocol.test_leader import LEAVE, Run, report
 

@@ -1,8 +1,8 @@
 """The leader's questions to suspects."""
 
-from decod.protocol.effects import Effect, Send
-from decod.protocol.messages import Ping
-from decod.protocol.probes import Probes
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages import Ping
+from decod.protocol.leadership.probes import Probes
 from tests.unit.protocol.cast import D1, R1A, R1B, R1C
 
 

@@ -1,9 +1,9 @@
 """CAN TAKE goes from the sinks to the sources (GWTF V-E)."""
 
-from decod.protocol.effects import Send
-from decod.protocol.flow import DataFlows, RelayFlow, RelayFlows
-from decod.protocol.messages import CanTake
-from decod.protocol.readiness import Readiness
+from decod.protocol.core.effects import Send
+from decod.protocol.core.messages import CanTake
+from decod.protocol.flows.building import DataFlows, RelayFlow, RelayFlows
+from decod.protocol.strategy.readiness import Readiness
 from tests.unit.protocol.cast import D0, D1, R1A, R1B, R2A, R2B, ROUND, context_of, flow, view_of
 
 VIEW = view_of("d0", "d1", "r1a", "r1b", "r2a", "r2b")

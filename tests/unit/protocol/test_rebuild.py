@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.admission import Admission, RunShape
-from decod.protocol.effects import Effect, ReadCheckpoint
-from decod.protocol.era import Kept, Mark, Source, add_mark
-from decod.protocol.events import CheckpointRead
-from decod.protocol.leader import Leader
-from decod.protocol.messages import Join, NodeLoad, Prepared
-from decod.protocol.rebuild import Plan, Rebuild
-from decod.protocol.view import Member, Opening, Role, View
+from decod.protocol.core.effects import Effect, ReadCheckpoint
+from decod.protocol.core.era import Kept, Mark, Source, add_mark
+from decod.protocol.core.events import CheckpointRead
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import Join, NodeLoad, Prepared
+from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from tests.unit.protocol.cast import D0, MANIFEST, R1A, R2A, R2B, configured, member, view_of
 
 CONFIG = configured(snapshot_every_iterations=10)
@@ -44,7 +45,7 @@ class Run:
     leaving: dict[NodeId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rebuild = Rebuild(CONFIG, SHAPE)
+        self.rebuild = StageRecovery(CONFIG, SHAPE)
         self.admission = Admission(CONFIG, SHAPE)
         self.rebuild.marks = (mark(10), mark(20))
         # What stages that live have kept of themselves.
@@ -62,11 +63,11 @@ class Run:
         self.admission.join(self.view, node, join)
         self.admission.prepared(self.view, node, Prepared(stage, "h"))
 
-    def decide_without(self) -> tuple[Plan | None, list[Effect]]:
+    def decide_without(self) -> tuple[EraPlan | None, list[Effect]]:
         """What is decided on what is known by now."""
         return self.rebuild.decide(self.view, self.iteration, self)
 
-    def decide(self) -> Plan | None:
+    def decide(self) -> EraPlan | None:
         self.rebuild.opened(100.0, self.view, self.iteration)
         assert self.rebuild.decide(self.view, self.iteration, self) == (None, []), "ask first"
         self.rebuild.told(
@@ -78,13 +79,13 @@ class Run:
         return self.rebuild.decide(self.view, self.iteration, self)[0]
 
 
-def plan_of(run: Run) -> Plan:
+def plan_of(run: Run) -> EraPlan:
     plan = run.decide()
     assert plan is not None
     return plan
 
 
-def plan_after_reading(run: Run, *, newest: int | None) -> Plan:
+def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     """The leader's checkpoint is read before anybody goes back to it; `newest` is whole."""
     asked = run.rebuild.checkpoint
     assert asked is not None
@@ -97,7 +98,7 @@ def plan_after_reading(run: Run, *, newest: int | None) -> Plan:
     return plan
 
 
-def takers(plan: Plan, stage: int = 1) -> set[NodeId]:
+def takers(plan: EraPlan, stage: int = 1) -> set[NodeId]:
     return {m.node_id for m in plan.members if m.stage_index == stage}
 
 
@@ -263,7 +264,7 @@ class Begun:
         self.run.names = self.plan.members
         self.run.rebuild.opened(101.0, self.run.view, self.run.iteration)
 
-    def again(self, *stuck: NodeId, loading: tuple[NodeId, ...] = ()) -> Plan | None:
+    def again(self, *stuck: NodeId, loading: tuple[NodeId, ...] = ()) -> EraPlan | None:
         """Some tell that they can't get their state; return what is planned."""
         rebuild = self.run.rebuild
         for node in stuck:
@@ -380,7 +381,7 @@ def test_an_elected_leader_goes_on_with_the_era() -> None:
     opening = Opening(
         Round(21, 1, 1), Round(20, 0, 1), run.view, marks=(mark(10), mark(20)), origin=origin
     )
-    other = Rebuild(CONFIG, SHAPE)
+    other = StageRecovery(CONFIG, SHAPE)
     other.resume(200.0, opening)
     (note,) = other.committed(203.0, 21, ())
     assert dict(note.fields)["duration_s"] == 3.0

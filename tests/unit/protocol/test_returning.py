@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
-from decod.protocol.effects import Effect, FetchState, Send, StartJob, Stop
-from decod.protocol.era import Holders, Mark, Origin, Source
-from decod.protocol.events import JobFinished, StateFetched, StateFetchFailed
-from decod.protocol.jobs import Build, Built, Load, Mix
-from decod.protocol.messages import Leave, Suspect
-from decod.protocol.returning import Returning
-from decod.protocol.state import StageState
-from decod.protocol.view import Opening, View
+from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
+from decod.protocol.core.era import Holders, Mark, Origin, Source
+from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
+from decod.protocol.core.jobs import Build, Built, Load, Mix
+from decod.protocol.core.messages import Leave, Suspect
+from decod.protocol.core.view import Opening, View
+from decod.protocol.state.rollback import Rollback
+from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -51,7 +51,7 @@ class Node:
         self.context.fetches_initial = self.fetches_initial
         self.stage = StageState(self.context)
         self.stage.iteration, self.stage.loaded = 25, True
-        self.returning = Returning(self.context, self.stage)
+        self.returning = Rollback(self.context, self.stage)
 
     def fetched(self, stage: int, iteration: int = 20) -> list[Effect]:
         self.tensors += 1

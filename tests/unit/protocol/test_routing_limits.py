@@ -3,8 +3,8 @@
 from random import Random
 
 from decod.ids import FlowId, NodeId
-from decod.protocol.effects import Send
-from decod.protocol.routing.messages import (
+from decod.protocol.core.effects import Send
+from decod.protocol.core.messages.negotiation import (
     HOPS_MAX,
     ChangeAnswer,
     ChangeDecision,
@@ -14,9 +14,9 @@ from decod.protocol.routing.messages import (
     Hop,
     RequestChange,
 )
-from decod.protocol.routing.negotiation import Negotiation
-from decod.protocol.routing.position import Position
-from decod.protocol.routing.residual import ENTRANCE, EXIT
+from decod.protocol.core.residual import ENTRANCE, EXIT
+from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.position import Position
 
 HOME, PEER, OTHER, RELAY = NodeId("home"), NodeId("peer"), NodeId("other"), NodeId("relay")
 FLOW = FlowId(HOME, 0)

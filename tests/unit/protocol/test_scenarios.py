@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.events import DrainRequested, PauseRequested
+from decod.protocol.core.events import DrainRequested, PauseRequested
 from tests.unit.protocol.cast import configured
 from tests.unit.protocol.world import Parcel, World
 

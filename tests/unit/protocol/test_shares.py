@@ -3,8 +3,8 @@
 from itertools import combinations
 
 from decod.ids import NodeId, Round
-from decod.protocol.messages import BeginAggregation
-from decod.protocol.shares import Positions, shares_of
+from decod.protocol.core.messages import BeginAggregation
+from decod.protocol.strategy.data_positions import Positions, shares_of
 from tests.unit.protocol.cast import view_of
 
 NUM_SHARES = 5

@@ -1,13 +1,13 @@
 """What a full relay lets go of while links are slower than its device."""
 
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect, StartJob
-from decod.protocol.events import JobFinished, Tensor
-from decod.protocol.flow import RelayFlow, RelayFlows
-from decod.protocol.jobs import Backward, Drop, Forward, Nothing
-from decod.protocol.links import LinkTable
-from decod.protocol.messages import BackwardGradient, ForwardActivation
-from decod.protocol.relay_microbatches import RelayMicrobatches
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, StartJob
+from decod.protocol.core.events import JobFinished, Tensor
+from decod.protocol.core.jobs import Backward, Drop, Forward, Nothing
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import BackwardGradient, ForwardActivation
+from decod.protocol.flows.building import RelayFlow, RelayFlows
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
     R1A,

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from decod.errors import ConfigError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round
-from decod.protocol.deadline import earliest
-from decod.protocol.digest import add_digests, digest_of
-from decod.protocol.effects import FreeTensor
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.tensors import TensorStore
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.digest import add_digests, digest_of
+from decod.protocol.core.effects import FreeTensor
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.cast import mb, tensor
 
 ids = st.builds(MicrobatchId, st.integers(1, 10**6), st.integers(0, 1000), st.integers(0, 10**6))

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from decod.ids import NodeId, Round
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect, Send, Stop, StopReason
-from decod.protocol.messages import Capacity, CapacityAnswer, Leave
-from decod.protocol.standing import Standing
-from decod.protocol.view import View
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, Stop, StopReason
+from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.core.view import View
+from decod.protocol.leadership.availability import Availability
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -27,9 +27,9 @@ PAUSED = view_of("d0", member("r1a", capacity=0), "r1b", version=2)
 LEAVE = Leave("drained by its operator")
 
 
-def standing_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Standing, Context]:
+def standing_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Availability, Context]:
     context = context_of(node, view)
-    return Standing(context, 2), context
+    return Availability(context, 2), context
 
 
 def said(effects: list[Effect]) -> list[object]:

@@ -3,12 +3,12 @@
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.context import Context
-from decod.protocol.effects import FetchState, Note, RefuseState, ServeState, Stop, StopReason
-from decod.protocol.events import StateFetched, StateFetchFailed, StateRequested
-from decod.protocol.jobs import Load, Snapshot, SnapshotTaken
-from decod.protocol.messages import Differs, Leave
-from decod.protocol.state import EARLY_MAX, StageState
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import FetchState, Note, RefuseState, ServeState, Stop, StopReason
+from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
+from decod.protocol.core.jobs import Load, Snapshot, SnapshotTaken
+from decod.protocol.core.messages import Differs, Leave
+from decod.protocol.state.stage_state import EARLY_MAX, StageState
 from tests.unit.protocol.cast import (
     D0,
     R1A,

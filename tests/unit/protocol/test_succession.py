@@ -3,16 +3,16 @@
 import dataclasses
 
 from decod.ids import NodeId, Round
-from decod.protocol import effects as fx
-from decod.protocol import election_messages as em
-from decod.protocol import events as ev
-from decod.protocol import messages as m
-from decod.protocol.effects import Effect
-from decod.protocol.election import Succession
-from decod.protocol.leader import Leader
-from decod.protocol.messages import Abort, Assign, Commit, Prepared
-from decod.protocol.office import for_leader
-from decod.protocol.view import Opening, View
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import messages as m
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages import Abort, Assign, Commit, Prepared
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.view import Opening, View
+from decod.protocol.leadership.election import Succession
+from decod.protocol.leadership.leader import Leader
+from decod.protocol.leadership.leadership import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent, suspect
 from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
 from tests.unit.protocol.world import World

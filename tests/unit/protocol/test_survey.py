@@ -8,21 +8,21 @@ import pytest
 
 from decod.ids import MicrobatchId, NodeId, Round, TensorId
 from decod.planner.cost import Link
-from decod.protocol import events as ev
-from decod.protocol import jobs
-from decod.protocol import messages as m
-from decod.protocol.context import Context
-from decod.protocol.effects import Effect, ProbeLink, Send
-from decod.protocol.estimate import STALE_S
-from decod.protocol.links import LinkTable, Terms
-from decod.protocol.survey import (
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs
+from decod.protocol.core import messages as m
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, ProbeLink, Send
+from decod.protocol.core.estimate import STALE_S
+from decod.protocol.core.link_table import LinkTable, Terms
+from decod.protocol.core.view import View
+from decod.protocol.links.measuring import (
     PROBE_PAUSE_RATIO,
     PROBE_SIZE_MAX_BYTES,
     SURVEY_INTERVAL_S,
     URGENT_INTERVAL_S,
-    Survey,
+    LinkMeasuring,
 )
-from decod.protocol.view import View
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -50,7 +50,7 @@ class Bench:
         self.context = Context(node_id=R1A, config=CONFIG, links=links, view=view, round=ROUND)
         self.context.adopt(view)
         self.links = links
-        self.survey = Survey(self.context)
+        self.survey = LinkMeasuring(self.context)
         self.survey.opened(0.0, renewed=True)
 
     def tick(self) -> list[Effect]:
@@ -155,7 +155,7 @@ def test_ways_round_a_link_are_probed_only_where_that_is_slow(
     links = LinkTable(activation_size_bytes=10_000_000, compute_s=1.0)
     context = Context(node_id=R2A, config=CONFIG, links=links, view=view, round=ROUND)
     context.adopt(view)
-    survey = Survey(context)
+    survey = LinkMeasuring(context)
     survey.opened(0.0, renewed=True)
     links.measured(R1A, latency_s=0.1, bandwidth_bytes_per_s=bandwidth)
     for peer in (D0, NodeId("r3a")):

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import NodeId, Round
-from decod.protocol.context import Context
-from decod.protocol.effects import ReadKept, Send
-from decod.protocol.era import Kept, Mark
-from decod.protocol.events import KeptRead, StateForgotten, StateKept
-from decod.protocol.keeping import Keeping, inventory
-from decod.protocol.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
-from decod.protocol.utilisation import Utilisation
-from decod.protocol.view import Opening
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import ReadKept, Send
+from decod.protocol.core.era import Kept, Mark
+from decod.protocol.core.events import KeptRead, StateForgotten, StateKept
+from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
+from decod.protocol.core.view import Opening
+from decod.protocol.leadership.utilisation import Utilisation
+from decod.protocol.state.mirrors import Mirrors, inventory
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -39,7 +39,7 @@ def utilisation(context: Context) -> Utilisation:
     def own(*, with_kept: bool) -> NodeLoad:
         return replace(load(context.node_id), kept=inventory(context) if with_kept else ())
 
-    return Utilisation(context, Keeping(context), own)
+    return Utilisation(context, Mirrors(context), own)
 
 
 def machine(node: NodeId) -> Utilisation:
@@ -121,10 +121,10 @@ KEPT = UtilisationQuery(1, ROUND, with_kept=True)
 WHOLE, BAD, USELESS = Kept(1, 20, "a"), Kept(2, 20, "b"), Kept(1, 20, "of another future")
 
 
-def holder(node: NodeId, *states: Kept) -> tuple[Context, Keeping, Utilisation]:
+def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Utilisation]:
     """A host with states on its disk, in the round after a mark at 20."""
     context = context_of(node, VIEW)
-    keeping = Keeping(context)
+    keeping = Mirrors(context)
 
     def own(*, with_kept: bool) -> NodeLoad:
         return replace(load(node), kept=inventory(context) if with_kept else ())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import NodeId
-from decod.protocol.view import (
+from decod.protocol.core.view import (
     Member,
     View,
     flow_quota,

@@ -1,18 +1,18 @@
 """Broken links: what goes another way, by way of whom, and what becomes of it."""
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.effects import Effect, FreeTensor, ProbeLink, Send, SendTensor
-from decod.protocol.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.messages import (
+from decod.protocol.core.effects import Effect, FreeTensor, ProbeLink, Send, SendTensor
+from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
+from decod.protocol.core.messages import (
     CanTake,
     Heartbeat,
     Message,
     Ping,
     ReducedPart,
 )
-from decod.protocol.view import View
-from decod.protocol.way_messages import Passed, Way
-from decod.protocol.ways import Ways
+from decod.protocol.core.messages.forwarding import Passed, Way
+from decod.protocol.core.view import View
+from decod.protocol.links.forwarding import Forwarding
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, view: View = VIEW, node_id: NodeId = R1A) -> None:
         self.context = context_of(node_id, view)
-        self.ways = Ways(self.context)
+        self.ways = Forwarding(self.context)
 
     def say(self, to: NodeId, message: Message = WORD) -> Send:
         sending = self.ways.routed(Send(to, message))

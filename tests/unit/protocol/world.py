@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId, TensorId
-from decod.protocol import effects as fx
-from decod.protocol import events as ev
-from decod.protocol import jobs
-from decod.protocol.admission import RunShape
-from decod.protocol.identity import Identity, RunFacts
-from decod.protocol.messages import Message
+from decod.protocol.core import effects as fx
+from decod.protocol.core import events as ev
+from decod.protocol.core import jobs
+from decod.protocol.core.identity import Identity, RunFacts, RunShape
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Role
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.view import Role
-from decod.protocol.way_messages import Way
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST
 
 
@@ -79,7 +78,7 @@ class Host:
                 return jobs.Proposed(f"step{self.stage_index}.{iteration}"), 0
             case jobs.Snapshot():
                 return jobs.SnapshotTaken(self.iteration, "manifest"), 1
-            case jobs.Commit(iteration):
+            case jobs.CommitStep(iteration):
                 self.iteration = iteration
             case jobs.Gather(num_parts):
                 return jobs.Nothing(), num_parts

@@ -13,7 +13,7 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
-from decod.train.adamw import Segment, StageState, adamw_step, clip_factor, learning_rate
+from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.layout import Layout
@@ -349,7 +349,7 @@ def test_steps_equal_those_of_torch(size: int, warmup: int, seed: int) -> None:
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
     )
-    state = StageState(start, torch.zeros_like(start), torch.zeros_like(start))
+    state = AdamWState(start, torch.zeros_like(start), torch.zeros_like(start))
     for iteration in (1, 2, 3):
         gradient = torch.randn(size, generator=generator, dtype=torch.float64)
         expected[0].grad, expected[1].grad = gradient[:middle].clone(), gradient[middle:].clone()

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
-from decod.protocol import election_messages as em
-from decod.protocol import messages as m
-from decod.protocol.accrual import SLACK_MAX
-from decod.protocol.era import Holders, Kept, Mark, Origin, Source
-from decod.protocol.follow_messages import Average
-from decod.protocol.routing import gwtf_messages as gwtf
-from decod.protocol.routing import messages as routing
-from decod.protocol.routing.position import LINK_COST_MAX
-from decod.protocol.routing.residual import MAX_STEPS, Place, Walk
-from decod.protocol.view import Member, Opening, Role, View
-from decod.protocol.way_messages import Way
+from decod.protocol.core import messages as m
+from decod.protocol.core.era import Holders, Kept, Mark, Origin, Source
+from decod.protocol.core.messages import election as em
+from decod.protocol.core.messages import gwtf
+from decod.protocol.core.messages import negotiation as routing
+from decod.protocol.core.messages.forwarding import Way
+from decod.protocol.core.messages.replay import Average
+from decod.protocol.core.residual import MAX_STEPS, Place, Walk
+from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.flows.position import LINK_COST_MAX
+from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb

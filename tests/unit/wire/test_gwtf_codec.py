@@ -8,10 +8,10 @@ import pytest
 
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
-from decod.protocol.messages import Message
-from decod.protocol.routing import gwtf_messages as m
-from decod.protocol.routing.messages import HOPS_MAX
-from decod.protocol.routing.position import LINK_COST_MAX
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import gwtf as m
+from decod.protocol.core.messages.negotiation import HOPS_MAX
+from decod.protocol.flows.position import LINK_COST_MAX
 from decod.wire import codec, validate
 from decod.wire.routing_codec import PATH_COST_MAX
 from decod.wire.v1 import control_pb2 as pb

@@ -8,11 +8,11 @@ import pytest
 
 from decod.ids import NodeId, RunId
 from decod.planner.graph import Objective
-from decod.protocol.effects import Effect, Send
-from decod.protocol.routing.gwtf_messages import GwtfMessage
-from decod.protocol.routing.messages import DraftUnits, RoutingMessage
-from decod.protocol.routing.negotiation import Negotiation
-from decod.protocol.routing.position import Position
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.gwtf import GwtfMessage
+from decod.protocol.core.messages.negotiation import DraftUnits, RoutingMessage
+from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.position import Position
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb
 

@@ -10,10 +10,10 @@ import pytest
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
 from decod.planner.graph import Objective
-from decod.protocol.messages import Message
-from decod.protocol.routing import messages as m
-from decod.protocol.routing.position import LINK_COST_MAX, Position
-from decod.protocol.routing.residual import MAX_STEPS, Walk
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import negotiation as m
+from decod.protocol.core.residual import MAX_STEPS, Walk
+from decod.protocol.flows.position import LINK_COST_MAX, Position
 from decod.wire import codec, routing_codec, validate
 from decod.wire.v1 import control_pb2 as pb
 

@@ -6,9 +6,9 @@ import pytest
 
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, Round, RunId
-from decod.protocol import messages as m
-from decod.protocol.routing import gwtf_messages as gwtf
-from decod.protocol.routing import messages as routing
+from decod.protocol.core import messages as m
+from decod.protocol.core.messages import gwtf
+from decod.protocol.core.messages import negotiation as routing
 from decod.wire import codec, validate
 from decod.wire.reading import ENVELOPE, envelopes_of, read_envelope
 from decod.wire.scan import scan

@@ -14,9 +14,9 @@ import pytest
 from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
 from decod.planner.optimal import optimal_routes
-from decod.protocol.routing.draft import Draft
-from decod.protocol.routing.messages import ResidualWalk
-from decod.protocol.routing.negotiation import Negotiation
+from decod.protocol.core.messages.negotiation import ResidualWalk
+from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.sim.routing import Society, Weather
 
 NUM_SEEDS = 1000

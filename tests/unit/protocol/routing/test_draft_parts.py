@@ -3,12 +3,8 @@
 from random import Random
 
 from decod.ids import NodeId
-from decod.protocol.effects import Effect, Send
-from decod.protocol.routing.build import Build
-from decod.protocol.routing.changes import Changes
-from decod.protocol.routing.draft import Draft
-from decod.protocol.routing.links import DraftLink, DraftLinks
-from decod.protocol.routing.messages import (
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.negotiation import (
     ChangeAnswer,
     ChangeDecision,
     DraftOffer,
@@ -18,17 +14,21 @@ from decod.protocol.routing.messages import (
     ResidualWalk,
     UnitsAnswer,
 )
-from decod.protocol.routing.position import Position
-from decod.protocol.routing.residual import (
+from decod.protocol.core.residual import (
     ENTRANCE,
     EXIT,
-    Detour,
+    Improvement,
     Place,
     Walk,
     change_at,
     closed,
     empty_walk,
 )
+from decod.protocol.flows.negotiation.build import DraftBuilding
+from decod.protocol.flows.negotiation.changes import Changes
+from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.links import DraftLink, DraftLinks
+from decod.protocol.flows.position import Position
 
 A, B, C, D, E, F = (NodeId(name) for name in "abcdef")
 COSTS = {(A, C): 8.0, (B, D): 3.0, (A, D): 6.0, (B, C): 6.0}
@@ -80,7 +80,7 @@ def test_request_change_of_the_paper_is_a_walk_of_four_links() -> None:
     walk = empty_walk((A, EXIT), units=5).to((D, ENTRANCE), 6.0, 9).to((B, EXIT), -3.0, 2)
     walk = walk.to((C, ENTRANCE), 6.0, 9)
     detour = closed(walk, (A, EXIT), -10.0, 1)
-    assert detour == Detour(EXCHANGE, -1.0, 1, closed=True)
+    assert detour == Improvement(EXCHANGE, -1.0, 1, closed=True)
     at_a = change_at(A, EXCHANGE, is_closed=True)
     assert (at_a.outward, at_a.inward) == ({D: 1, C: -1}, {})
     at_d = change_at(D, EXCHANGE, is_closed=True)
@@ -190,7 +190,7 @@ def test_a_participant_repeats_its_answer_until_it_is_told() -> None:
 def test_an_asker_loses_patience_and_keeps_to_its_decision() -> None:
     """Answers that come after it are told the decision again."""
     changes = changes_of_a()
-    sent = changes.ask(Detour(EXCHANGE, -5.0, 1, closed=True))
+    sent = changes.ask(Improvement(EXCHANGE, -5.0, 1, closed=True))
     assert [effect.to for effect in sent if isinstance(effect, Send)] == [B, C, D]
     decisions = [message for _ in range(10) for message in messages(changes.tick(), ChangeDecision)]
     assert decisions == [ChangeDecision(1, 1, 0)] * 3
@@ -205,7 +205,7 @@ def test_an_asker_loses_patience_and_keeps_to_its_decision() -> None:
 def test_a_change_that_saves_nothing_by_what_nodes_measure_is_dropped() -> None:
     """The walk promised 5; 6 + 6 is more than 8 + 3."""
     changes = changes_of_a()
-    changes.ask(Detour(EXCHANGE, -5.0, 1, closed=True))
+    changes.ask(Improvement(EXCHANGE, -5.0, 1, closed=True))
     changes.answered(C, ChangeAnswer(1, 1, 1, 0.0))
     changes.answered(D, ChangeAnswer(1, 1, 1, 0.0))
     last = changes.answered(B, ChangeAnswer(1, 1, 1, 3.0))
@@ -233,7 +233,7 @@ def test_a_walk_that_was_refused_is_asked_for_in_part() -> None:
     changes = Changes(position(C, previous="e", following="f"), links, 1, Random(0))
     passed = [(node_id, side) for node_id in (B, D, E) for side in (ENTRANCE, EXIT)]
     walk: tuple[Place, ...] = ((A, EXIT), *passed, (C, ENTRANCE))
-    detour = Detour(walk, -5.0, 1, closed=False)
+    detour = Improvement(walk, -5.0, 1, closed=False)
     asked = [messages(changes.ask(detour), RequestChange)[0]]
     changes.answered(B, ChangeAnswer(1, 1, 0, 0.0))
     asked.append(messages(changes.ask(detour), RequestChange)[0])
@@ -250,7 +250,7 @@ def test_a_refused_walk_is_left_alone_also_when_it_has_been_taken_back_and_told_
     other = Walk(((A, EXIT), (C, ENTRANCE)), (0.0, -4.0), 1)
     draft.received(C, ResidualWalk(1, 1, ENTRANCE, walk))
     assert list(draft._walks(C, ENTRANCE)) == [walk]
-    draft._ban(Detour(((A, EXIT), (C, ENTRANCE), (B, EXIT)), -3.0, 1, closed=True))
+    draft._ban(Improvement(((A, EXIT), (C, ENTRANCE), (B, EXIT)), -3.0, 1, closed=True))
     draft.received(C, ResidualWalk(1, 2, ENTRANCE, None))
     draft.received(C, ResidualWalk(1, 3, ENTRANCE, walk))
     assert list(draft._walks(C, ENTRANCE)) == []
@@ -261,12 +261,12 @@ def test_a_refused_walk_is_left_alone_also_when_it_has_been_taken_back_and_told_
 # --- building ---------------------------------------------------------------------------------
 
 
-def building() -> Build:
+def building() -> DraftBuilding:
     """Return a relay whose one next node offers three units."""
     place = position(B, previous="f", following="d")
     links = DraftLinks({D: DraftLink()}, {F: DraftLink()})
     changes = Changes(place, links, 1, Random(0))
-    build = Build(place, links, changes, 1)
+    build = DraftBuilding(place, links, changes, 1)
     build.received(D, DraftOffer(1, 1, 3, 2.0))
     return build
 

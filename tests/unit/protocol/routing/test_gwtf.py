@@ -10,12 +10,9 @@ import pytest
 
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
-from decod.protocol.effects import Effect, Send
-from decod.protocol.messages import FlowAnswer, FlowCost, RequestFlow
-from decod.protocol.routing.gwtf import GwtfNegotiation
-from decod.protocol.routing.gwtf_annealing import Annealing, difference
-from decod.protocol.routing.gwtf_hops import FlowHop
-from decod.protocol.routing.gwtf_messages import (
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow
+from decod.protocol.core.messages.gwtf import (
     DenialNoted,
     DenyHop,
     ExchangeHops,
@@ -28,8 +25,11 @@ from decod.protocol.routing.gwtf_messages import (
     PeerQuery,
     RequestRedirect,
 )
-from decod.protocol.routing.messages import HOPS_MAX
-from decod.protocol.routing.position import Position
+from decod.protocol.core.messages.negotiation import HOPS_MAX
+from decod.protocol.flows.gwtf.annealing import Annealing, difference
+from decod.protocol.flows.gwtf.hops import FlowHop
+from decod.protocol.flows.gwtf.search import GwtfNegotiation
+from decod.protocol.flows.position import Position
 from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.flow import RelayFlows
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.building import RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.protocol.params import ProtocolConfig
-from decod.protocol.work import Work
+from decod.protocol.strategy.pipeline import Pipeline
 from decod.sim.compute import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
@@ -22,7 +22,7 @@ SCENARIO = Scenario(
 )
 
 
-def works(simulation: Simulation) -> dict[str, Work]:
+def works(simulation: Simulation) -> dict[str, Pipeline]:
     cores = {name: host.machine for name, host in simulation.hosts.items()}
     return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
 

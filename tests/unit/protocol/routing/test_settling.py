@@ -9,10 +9,8 @@ import pytest
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, settle
-from decod.protocol.effects import Effect, Send
-from decod.protocol.routing.deciding import decide
-from decod.protocol.routing.draft import Draft
-from decod.protocol.routing.messages import (
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.negotiation import (
     Claim,
     Claimed,
     Claims,
@@ -22,8 +20,10 @@ from decod.protocol.routing.messages import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.routing.position import Position
-from decod.protocol.routing.settling import SettledHop, Settling
+from decod.protocol.flows.negotiation.deciding import decide
+from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.settling import SettledHop, Settling
+from decod.protocol.flows.position import Position
 from decod.sim.routing import Society, Weather
 
 D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))

@@ -14,7 +14,7 @@ from decod.train.checkpoint.description import (
     parameter_hash,
     parse_description,
 )
-from decod.train.checkpoint.files import Files
+from decod.train.checkpoint.files import FileOperations
 from decod.train.checkpoint.states import KeptState, StateStore, state_of_checkpoint
 from decod.train.checkpoint.store import read_checkpoint
 from tests.support.checkpoints import random_blob, write_checkpoint
@@ -136,7 +136,7 @@ def test_a_blob_that_is_not_what_was_said_is_not_kept(tmp_path: Path) -> None:
     assert list((tmp_path / "states" / "1").iterdir()) == []
 
 
-class _FullDisk(Files):
+class _FullDisk(FileOperations):
     def write(self, descriptor: int, data: memoryview | bytes) -> None:
         raise OSError(28, "No space left on device")
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from typing_extensions import override
 
 from decod.errors import CheckpointError
-from decod.train.checkpoint.files import Files
+from decod.train.checkpoint.files import FileOperations
 from decod.train.checkpoint.manifest import CheckpointManifest, parse_manifest
 from decod.train.checkpoint.store import (
     Checkpoint,
@@ -82,7 +82,7 @@ class Crash(BaseException):
     """The machine stops. Nothing may handle it."""
 
 
-class CrashingFiles(Files):
+class CrashingFiles(FileOperations):
     """Stops before operation `stop_at`; what was not synced by then is gone from the disk."""
 
     def __init__(self, stop_at: int) -> None:
@@ -139,7 +139,7 @@ class CrashingFiles(Files):
         super().remove_folder(path)
 
 
-def keep_two(state_dir: Path, files: Files) -> None:
+def keep_two(state_dir: Path, files: FileOperations) -> None:
     """Writes checkpoint 30 where two others are, and keeps two."""
     store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
     store.write(make_manifest(30, created_s=1_800_000_000), random_blobs(seed=30))
@@ -191,7 +191,7 @@ def test_what_somebody_has_put_into_one_goes_with_it(tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
-class ClutchedFiles(Files):
+class ClutchedFiles(FileOperations):
     """What is to be removed can't be: another program has it open over a network, say."""
 
     @override
@@ -234,7 +234,7 @@ def test_those_of_a_future_that_was_given_up_go_first_and_never_the_newest(tmp_p
     assert good(tmp_path) == [45]
 
 
-class FullDisk(Files):
+class FullDisk(FileOperations):
     """Takes so many bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:

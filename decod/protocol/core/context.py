@@ -1,0 +1,72 @@
+"""What a node's machines share. `NodeMachine` alone replaces the view and the round."""
+
+from dataclasses import dataclass, field
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.detours import BYWAYS_MAX, Detours
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.remote_links import RemoteLinks
+from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.view import Member, View, next_peers, previous_peers
+
+
+@dataclass(slots=True)
+class Context:
+    """One node's place in the run, its resources, and the protocol's numbers."""
+
+    node_id: NodeId
+    config: ProtocolConfig
+    links: LinkTable
+    view: View
+    round: Round
+    start_iteration: int = 0
+    """Every member is built with the state of this iteration: nobody needs to hand it over."""
+    why: str = ""
+    """Why this node serves its stage, for people."""
+    fetches_initial: bool = False
+    """What this node builds is not the state that the run starts from: the leader has that."""
+    kept: dict[tuple[int, int], str] = field(default_factory=dict)
+    """States on this host's disk: stage index and iteration, and the hash of the parameters."""
+    num_shares: int = 1
+    """Of a batch: data nodes that the run can have."""
+    clips: bool = False
+    """A step needs the norm of the gradient over all stages."""
+    distant: RemoteLinks = field(default_factory=RemoteLinks)
+    tensors: TensorStore = field(default_factory=TensorStore)
+    compute: ComputeQueue = field(init=False)
+    detours: Detours = field(init=False)
+    previous: tuple[NodeId, ...] = ()
+    """Peers that may send this node microbatches."""
+    next: tuple[NodeId, ...] = ()
+    """Peers that this node may send microbatches to."""
+    neighbours: tuple[NodeId, ...] = ()
+    """All of these, each once, without this node itself."""
+    byways: tuple[NodeId, ...] = ()
+    """Data nodes by way of which this node may send to others (`detours`)."""
+
+    def __post_init__(self) -> None:
+        self.compute = ComputeQueue(self.tensors)
+        self.detours = Detours(self.links)
+
+    @property
+    def member(self) -> Member:
+        return self.view.by_id[self.node_id]
+
+    def distance_s(self, begin: NodeId, end: NodeId) -> float | None:
+        """Return d(i, j) of a link between neighbouring stages; None if it is unknown here."""
+        if self.node_id in (begin, end):
+            return self.links.cost_s(end if begin == self.node_id else begin)
+        return self.distant.cost_s(begin, end)
+
+    def adopt(self, view: View) -> None:
+        """Use a new view. This node must be in it."""
+        self.view = view
+        limit = self.config.max_peers_per_stage
+        self.previous = previous_peers(view, self.node_id, max_peers=limit)
+        self.next = next_peers(view, self.node_id, max_peers=limit)
+        both = dict.fromkeys((*self.previous, *self.next))
+        self.neighbours = tuple(node for node in both if node != self.node_id)
+        others = [m.node_id for m in view.data_nodes if m.node_id != self.node_id]
+        self.byways = tuple(others[:BYWAYS_MAX])

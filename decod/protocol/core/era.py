@@ -1,0 +1,103 @@
+"""Going back: when a stage is lost, all go to a state that can be put together again.
+
+A run's *eras* are counted from 0. When every member of a stage is gone the leader opens the first
+round of the next era: it says which iteration all members go back to, and which hosts hold the
+states of that iteration. Rounds are ordered by era first, so whatever belongs to the abandoned
+future (a message, a vote, a state, an election) is simply old. Microbatches keep their ids: the
+same tokens are read again.
+
+A *mark* is an iteration whose states hosts keep on their disks (`protocol.state.mirrors`). Every
+opening carries the newest two with the hashes that were committed, so that all members, newcomers
+too, know which states fit together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.ids import NodeId
+
+MARKS_MAX = 2
+"""Iterations whose states are kept: one may still be on its way to the disks."""
+
+HOLDERS_MAX = 8
+"""Hosts that are named for a stage; more are not needed to find its state."""
+
+KEPT_MAX = 64
+"""States that a host tells of."""
+
+Hashes = tuple[tuple[int, str], ...]
+"""(stage index, SHA-256 of the parameters) of stages, as in `Ready.hashes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An iteration whose states are kept."""
+
+    iteration: int
+    hashes: Hashes
+    """Of all stages, as they were committed."""
+
+    def hash_of(self, stage_index: int) -> str:
+        """Return a stage's; empty if it is not known."""
+        return dict(self.hashes).get(stage_index, "")
+
+
+def add_mark(marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
+    """Return marks with one more, without what it replaces or has made superfluous."""
+    earlier = [each for each in marks if each.iteration < mark.iteration]
+    return (*earlier, mark)[-MARKS_MAX:]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kept:
+    """A state that is whole on a host's disk."""
+
+    stage_index: int
+    iteration: int
+    parameter_hash: str
+
+
+class Source(StrEnum):
+    """What an era begins with."""
+
+    KEPT = "kept"
+    """States that hosts keep on their disks, of other stages too."""
+    CHECKPOINT = "checkpoint"
+    """A checkpoint on the leader's disk."""
+    START = "start"
+    """What the run started from."""
+    NEIGHBOURS = "neighbours"
+    """The lost stage's weights are made from those of its neighbours, and nobody goes back.
+    Source: CheckFree (arXiv:2506.15461)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Hosts that have a stage's state."""
+
+    stage_index: int
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How an era began. Openings carry it until the era's first commit."""
+
+    source: Source
+    lost: tuple[int, ...]
+    """Stages that nobody was left of."""
+    num_repeated: int
+    """Iterations that had been committed and are computed again."""
+    holders: tuple[Holders, ...] = ()
+    """Of each stage, if states are fetched from hosts."""
+
+    @property
+    def reason(self) -> str:
+        """Why there is another era, for people."""
+        return f"stage {', '.join(map(str, self.lost))} was lost"
+
+    def holders_of(self, stage_index: int) -> tuple[NodeId, ...]:
+        """Return who has a stage's state."""
+        found = (each.nodes for each in self.holders if each.stage_index == stage_index)
+        return next(found, ())

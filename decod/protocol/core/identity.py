@@ -1,0 +1,78 @@
+"""Who a node is, what it needs to know of the run, and the states that people see it in."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.ids import NodeId
+from decod.protocol.core.view import Role
+
+
+class NodeState(StrEnum):
+    """What `decod status` shows of a node. The daemon adds `starting`; nobody is `probing`,
+    `isolated`, `rejected` or `banned` yet."""
+
+    STARTING = "starting"
+    PROBING = "probing"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    ISOLATED = "isolated"
+    REJECTED = "rejected"
+    BANNED = "banned"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this node is, and what it offers."""
+
+    node_id: NodeId
+    address: str
+    role: Role
+    capacity: int
+    stage_index: int | None = None
+    """The relay stage it insists on, or None."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """What the leader must know of the run's manifest."""
+
+    num_relay_stages: int
+    num_data_nodes: int
+    num_iterations: int
+    """0: until stopped."""
+    manifest_sha256: str
+    start_iteration: int = 0
+    """The committed iteration whose state the run starts from; 0 for one that begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The last vote of a node. It outlives the process."""
+
+    term: int = 0
+    candidate: NodeId | None = None
+
+
+NO_PROMISE = Promise()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the core must know of the run's manifest."""
+
+    shape: RunShape
+    num_microbatches: int
+    """Per data node and iteration."""
+    activation_size_bytes: int
+    clips: bool = False
+    """A step scales the gradient by its norm over all stages."""
+    initial_from_leader: bool = False
+    """The run starts from a given state: the leader has it, and candidates fetch their part."""
+    promise: Promise = NO_PROMISE
+    """The vote that this node has kept of an earlier life in this run."""

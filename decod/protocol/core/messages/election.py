@@ -1,0 +1,82 @@
+"""What members say to each other about who leads (`decod.protocol.leadership.election`)."""
+
+from dataclasses import dataclass
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.era import Hashes
+
+
+@dataclass(frozen=True, slots=True)
+class Canvass:
+    """A data node has not heard from the leader for a while: has the receiver? Binds nobody."""
+
+    view_term: int
+    """Term of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanvassAnswer:
+    """What the receiver of a `Canvass` has found out by asking the leader itself."""
+
+    view_term: int
+    """As in the question, like what follows."""
+    round: Round
+    view_version: int
+    silent: bool
+    """The leader does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidacy:
+    """A data node stands for leader: the receiver may vote once in a term."""
+
+    term: int
+    view_term: int
+    """Of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The answer to a `Candidacy`. Who grants follows no leader of a lower term any more."""
+
+    term: int
+    """Of the candidacy; if it was not granted, the one that the sender is bound to."""
+    granted: bool
+    view_term: int
+    """Of the sender's view; with what follows, how far it has got."""
+    round: Round
+    view_version: int
+    hashes: Hashes = ()
+    """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
+    confirmed_term: int = 0
+    """Of the candidate whose commit of that round the sender has confirmed last; 0: of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """A candidate is to commit its round, if a quorum confirms that with a `Vote` that says so."""
+
+    term: int
+    view_term: int
+    """Of the sender's view; with what follows, the round."""
+    round: Round
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderIs:
+    """Tells a node that is behind of a higher term."""
+
+    term: int
+    leader: NodeId | None
+    """None: the sender has voted in that term, and does not know who won."""
+    address: str | None = None
+    """Of the leader; None if unknown."""
+
+
+ElectionMessage = Canvass | CanvassAnswer | Candidacy | Vote | Confirm | LeaderIs
+"""Messages that are about terms, and say which one they mean."""

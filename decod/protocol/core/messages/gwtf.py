@@ -1,0 +1,204 @@
+"""What nodes say to each other in GWTF's own search (V-C). All of it belongs to one view version.
+
+Its Request Flow is said with `FlowCost`, `RequestFlow` and `FlowAnswer` of
+`protocol.core.messages`; a `FlowId` there names a hop: its slot is the hop's number at the node
+that answers. The paper's queries are `PeerQuery` and `PeerFlows`; its Request Change is
+`ExchangeHops`, its Request Redirect `RequestRedirect`. The other messages are ours: the paper does
+not say how such a request is answered, and how a decision reaches everybody who must know it.
+"""
+
+from dataclasses import dataclass
+
+from decod.ids import FlowId, NodeId
+
+PEER_FLOWS_MAX = 256
+"""Most flows that a node tells of in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """Where a flow goes on."""
+
+    peer: NodeId
+    number: int
+    """Of the hop at the peer: with the peer it names the link that the flow takes."""
+    cost: float
+    """From the peer to the sink, as last heard."""
+
+    def same_link(self, other: "NextHop | None") -> bool:
+        return other is not None and (self.peer, self.number) == (other.peer, other.number)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """What a link costs, and how many flows take it: d(i, j) and f(i, j)."""
+
+    cost: float
+    num_flows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerQuery:
+    """Asks a node of the same stage about its flows."""
+
+    view_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlow:
+    """One flow at the sender."""
+
+    number: int
+    version: int
+    """Grows with each change of this hop; a request says which version it saw."""
+    data_node: NodeId
+    upstream: NodeId
+    upstream_cost: float
+    """Of the link that it comes along."""
+    next: NextHop
+    open: bool
+    """No change of it is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlows:
+    """The answer to PeerQuery."""
+
+    view_version: int
+    flows: tuple[PeerFlow, ...]
+    """Those that come in and go on; at most `PEER_FLOWS_MAX`."""
+    costs: tuple[tuple[NodeId, float], ...]
+    """Of the sender's links to the next stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHops:
+    """Request Change: the sender and another node of its stage exchange the next hops of two flows.
+
+    Goes to that node, which judges the change by what it sees, and to both next nodes, for each of
+    which another node would be the one before.
+    """
+
+    view_version: int
+    change_id: int
+    """Unique per sender within the view, for all its changes; a repeat gets the same answer."""
+    data_node: NodeId
+    number: int
+    """Of the sender's hop."""
+    next: NextHop
+    """The sender's, before."""
+    other: NodeId
+    other_number: int
+    other_version: int
+    """What the sender saw. If the hop has changed since, the request is refused."""
+    other_next: NextHop
+    less: LinkUse
+    """The sender's link that the flow leaves."""
+    more: LinkUse
+    """The sender's link that it would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRedirect:
+    """Request Redirect: the sender offers to carry a flow in another node's place.
+
+    Goes to that node, which judges the change, and to the nodes before and after it.
+    """
+
+    view_version: int
+    change_id: int
+    data_node: NodeId
+    number: int
+    """Of the sender's new hop."""
+    cost: float
+    """From the sender to the sink."""
+    other: NodeId
+    other_number: int
+    other_version: int
+    upstream: NodeId
+    next: NextHop
+    more: tuple[LinkUse, LinkUse]
+    """The links that the flow would take, from `upstream` to the sender and on to `next`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopsAnswer:
+    """Whether the sender takes part in a change. Repeated until it is told what became of it."""
+
+    view_version: int
+    change_id: int
+    agreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HopsDecision:
+    """The one decision on a change, by the node that asked for it. It never changes."""
+
+    view_version: int
+    change_id: int
+    made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DenyHop:
+    """The sender found no way on for a flow from the receiver: it is that node's again (V-D)."""
+
+    view_version: int
+    number: int
+    """At the sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenialNoted:
+    """The answer to DenyHop, which is repeated until then."""
+
+    view_version: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StandingHops:
+    """Which links the sender still had with the receiver when the view's version began.
+
+    What only one of the two still has is dropped: a change was cut short by the new view.
+    """
+
+    view_version: int
+    outward: tuple[int, ...]
+    """Links from the sender, by their number at the receiver."""
+    inward: tuple[int, ...]
+    """Links to the sender, by their number at the sender."""
+    answer: bool
+    """The receiver has said its own already."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTrace:
+    """Goes along a flow, from its data node until it is home: the way that it took, stands.
+
+    It holds still what it passes.
+    """
+
+    view_version: int
+    epoch: int
+    flow_id: FlowId
+    number: int
+    """Of the flow's hop at the receiver."""
+    path: tuple[NodeId, ...]
+    """Relays that it has passed, in order."""
+
+
+HopsRequest = ExchangeHops | RequestRedirect
+
+GwtfMessage = (
+    PeerQuery
+    | PeerFlows
+    | ExchangeHops
+    | RequestRedirect
+    | HopsAnswer
+    | HopsDecision
+    | DenyHop
+    | DenialNoted
+    | StandingHops
+    | FlowTrace
+)

@@ -1,0 +1,64 @@
+"""What a candidate and the member that it follows say to each other
+(`decod.protocol.state.replay`).
+
+These are of no round: the candidate is in none yet.
+"""
+
+from dataclasses import dataclass
+
+from decod.ids import Round
+
+DONORS_MAX = 8
+"""Members that a candidate is told of: as many as it fetches a state from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A candidate wants its stage's averages from a member, so that it can take the steps itself.
+
+    Repeated while it follows; the receiver forgets who is silent.
+    """
+
+    request_id: int
+    """Another for each new beginning, and for each life, of the sender. A repeat gets the first
+    answer again."""
+    stage_index: int
+    address: str
+    """Where the sender can be reached: it is no member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The answer to Follow."""
+
+    request_id: int
+    stage_index: int
+    committed: Round
+    """Attempt 0: the state after this iteration is the one to fetch. The averages of all rounds
+    behind it are sent as they are made."""
+    refusal: str = ""
+    """Not empty: none are sent, or no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """With a tensor: one part of the mean gradient of a round, to a follower.
+
+    Sent when the members take the step, so it may still be undone: then another of the same
+    iteration follows.
+    """
+
+    round: Round
+    view_version: int
+    """Of the view whose members have reduced it."""
+    part: int
+    num_parts: int
+    num_microbatches: int
+    """In the mean."""
+    base_hash: str
+    """SHA-256 of the parameters that the step starts from; empty if the sender does not know."""
+    gradient_norm: float = 0.0
+    """With which the members take the step, where the gradient is clipped."""
+
+
+FollowMessage = Follow | Followed | Average

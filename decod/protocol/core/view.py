@@ -1,0 +1,294 @@
+"""Who takes part: the membership of a run at one version, and everything that follows from it.
+
+A `View` is decided by the leader alone and changes only between rounds, so all that is derived
+from it here (rosters, trees, watchers, neighbours, quotas) is the same on every node without a
+message. The functions are pure; nothing here is stored twice.
+
+Trees: announcements of the leader go down one tree over all members, reports come back up it. The
+stage's first members form a heap with `fanout` children each, and so do the members of every stage
+under their first. A node therefore deals with at most `2 * fanout + 1` others, whatever the size of
+the run (invariant I8).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.era import Mark, Origin
+
+
+class Role(StrEnum):
+    DATA = "data"
+    """Holds data; runs stage 0; source and sink of its flows."""
+    RELAY = "relay"
+    """Runs one inner stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that takes part in the run."""
+
+    node_id: NodeId
+    address: str
+    """`host:port` of its gRPC (TCP) and DHT (UDP) sockets."""
+    role: Role
+    stage_index: int
+    """0 for data nodes."""
+    capacity: int
+    """Microbatches that it can hold at a time. 0: a relay that its operator has paused; it keeps
+    its stage's state in step, and takes no microbatches."""
+    data_node_index: int = -1
+    """Ordinal of a data node, which decides its share of the data; -1 for relays."""
+    since_iteration: int = 0
+    """Last committed iteration when it was admitted. A member admitted after an iteration t of
+    this run first loads the stage's state of t from an older member."""
+    name: str = ""
+    """For people. Never used to find or trust a node."""
+
+    @property
+    def label(self) -> str:
+        """What people are told: its name, or else the beginning of its id."""
+        return self.name or self.node_id[:8]
+
+
+@dataclass(frozen=True)
+class View:
+    """The members of a run between two membership changes. Immutable; versions only grow."""
+
+    version: int
+    leader: NodeId
+    term: int
+    num_stages: int
+    """Stage 0 and all relay stages, also those that have no member at present."""
+    members: tuple[Member, ...]
+    """In order of (stage, leader first, node id): the same on every node."""
+
+    @staticmethod
+    def of(
+        members: Iterable[Member], *, version: int, leader: NodeId, term: int, num_stages: int
+    ) -> "View":
+        """Return a view with its members in the canonical order."""
+        ordered = sorted(members, key=lambda m: (m.stage_index, m.node_id != leader, m.node_id))
+        return View(
+            version=version,
+            leader=leader,
+            term=term,
+            num_stages=num_stages,
+            members=tuple(ordered),
+        )
+
+    def successor(self, members: Iterable[Member], *, leader: NodeId) -> "View":
+        """Return the view of the next version, with these members."""
+        return View.of(
+            members,
+            version=self.version + 1,
+            leader=leader,
+            term=self.term,
+            num_stages=self.num_stages,
+        )
+
+    @cached_property
+    def by_id(self) -> dict[NodeId, Member]:
+        return {member.node_id: member for member in self.members}
+
+    @cached_property
+    def rosters(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of every stage, index 0 first. A stage without members is an empty tuple."""
+        result: list[list[Member]] = [[] for _ in range(self.num_stages)]
+        for member in self.members:
+            result[member.stage_index].append(member)
+        return tuple(tuple(stage) for stage in result)
+
+    def roster(self, stage_index: int) -> tuple[Member, ...]:
+        return self.rosters[stage_index]
+
+    @property
+    def empty_stages(self) -> tuple[int, ...]:
+        return tuple(index for index, roster in enumerate(self.rosters) if not roster)
+
+    @cached_property
+    def workers(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of every stage that take microbatches: all but the paused."""
+        return tuple(tuple(m for m in roster if m.capacity) for roster in self.rosters)
+
+    @property
+    def idle_stages(self) -> tuple[int, ...]:
+        """Stages that nobody works on: they have no member, or all of theirs are paused."""
+        return tuple(index for index, workers in enumerate(self.workers) if not workers)
+
+    @cached_property
+    def last_workers(self) -> frozenset[NodeId]:
+        """Those without whom nobody would work on their stage."""
+        return frozenset(workers[0].node_id for workers in self.workers if len(workers) == 1)
+
+    @cached_property
+    def data_nodes(self) -> tuple[Member, ...]:
+        return self.roster(0)
+
+    @cached_property
+    def ranks(self) -> dict[NodeId, int]:
+        """The data nodes but the leader, in the order in which they stand if it is lost; from 0."""
+        others = [m.node_id for m in self.data_nodes if m.node_id != self.leader]
+        return {node_id: rank for rank, node_id in enumerate(others)}
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self.by_id
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a commit or abort opens: the next round, and who takes part in it."""
+
+    round: Round
+    committed: Round
+    """The last round whose step is final; before the first the iteration that the run starts from,
+    0 if it begins anew, with attempt 0."""
+    view: View
+    paused: bool = False
+    """Nothing is injected: all iterations are done, and members keep their state until released."""
+    finished: bool = False
+    """The run has ended: members stop."""
+    failed: bool = False
+    """It ended because it could not go on, not because somebody wanted it to."""
+    epoch: int = 0
+    """The settlement whose flows are used from this round on; 0: those that Request Flow built."""
+    electors: tuple[NodeId, ...] = ()
+    """Members of the last settled view, its leader first: see `protocol.leadership.quorum`. None:
+    they are the members of `view`."""
+    marks: tuple[Mark, ...] = ()
+    """The newest iterations whose states are kept, oldest first."""
+    origin: Origin | None = None
+    """How the round's era began, until the era's first commit; None in the first."""
+
+    def mark_of(self, iteration: int) -> Mark | None:
+        """Return the mark of an iteration, if its states are kept."""
+        return next((mark for mark in self.marks if mark.iteration == iteration), None)
+
+
+def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:
+    return items[index * fanout + 1 : index * fanout + 1 + fanout]
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlace:
+    """A node's neighbours in the announcement tree."""
+
+    parent: NodeId | None
+    children: tuple[NodeId, ...]
+
+
+def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
+    """Return whom `node_id` hears announcements from and passes them on to."""
+    member = view.by_id[node_id]
+    roster = view.roster(member.stage_index)
+    index = next(i for i, other in enumerate(roster) if other.node_id == node_id)
+    children = list(_heap_children([m.node_id for m in roster], index, fanout))
+    if index:
+        return TreePlace(roster[(index - 1) // fanout].node_id, tuple(children))
+    heads = [stage[0].node_id for stage in view.rosters if stage]
+    head_index = heads.index(node_id)
+    children += _heap_children(heads, head_index, fanout)
+    parent = heads[(head_index - 1) // fanout] if head_index else None
+    return TreePlace(parent, tuple(children))
+
+
+def orphans(view: View, gone: Sequence[NodeId], *, fanout: int) -> list[NodeId]:
+    """Return who hears announcements from nodes that are gone, and is not gone too."""
+    children = {c for node in gone for c in tree_place(view, node, fanout=fanout).children}
+    return sorted(children.difference(gone))
+
+
+def watchers(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, ...]:
+    """Return the nodes that listen for `node_id`'s heartbeat: its successors on a ring of ids."""
+    return _ring(view, node_id, range(1, num_watchers + 1))
+
+
+def watched(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, ...]:
+    """Return the nodes whose heartbeat `node_id` listens for; the inverse of `watchers`."""
+    return _ring(view, node_id, range(-1, -num_watchers - 1, -1))
+
+
+def _ring(view: View, node_id: NodeId, offsets: Iterable[int]) -> tuple[NodeId, ...]:
+    ring = sorted(view.by_id)
+    start = ring.index(node_id)
+    found = (ring[(start + offset) % len(ring)] for offset in offsets)
+    return tuple(other for other in dict.fromkeys(found) if other != node_id)
+
+
+def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
+    """Return the nodes of the next stage that `node_id` may send microbatches to.
+
+    Data nodes know all of the first stage and all of the last: a flow must end where it began, and
+    may begin anywhere. Elsewhere every node of the next stage is known to somebody: two stages
+    larger than `max_peers` are laid along each other, and each node knows those nearest to its own
+    place. Paused nodes neither know nor are known.
+    """
+    member = view.by_id[node_id]
+    if not member.capacity:
+        return ()
+    stage = member.stage_index
+    here, there = view.workers[stage], _workers_after(view, stage)
+    if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
+        return tuple(m.node_id for m in there)
+    index = next(i for i, m in enumerate(here) if m.node_id == node_id)
+    num = max(max_peers, -(-len(there) // len(here)))
+    start = index * len(there) // len(here)
+    return tuple(there[(start + k) % len(there)].node_id for k in range(num))
+
+
+def previous_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
+    """Return the nodes that may send microbatches to `node_id`; the inverse of `next_peers`."""
+    stage = view.by_id[node_id].stage_index
+    before = view.workers[stage - 1 if stage else view.num_stages - 1]
+    return tuple(
+        m.node_id for m in before if node_id in next_peers(view, m.node_id, max_peers=max_peers)
+    )
+
+
+def _workers_after(view: View, stage: int) -> tuple[Member, ...]:
+    return view.workers[(stage + 1) % view.num_stages]
+
+
+def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
+    """Return how many flows of each data node a relay should carry; at most its room in all.
+
+    The stage's room and the data nodes' slots are laid along each other, each in roster order
+    and stretched to the same length, and paired one by one. So a stage shares the work in
+    proportion to capacity, no data node is left without flows because another asked first, every
+    relay computes the same, and neighbours along the pipeline serve the same data nodes. (GWTF
+    leaves both questions open; with plain first come, first served, one of two equal relays may
+    take all flows and the other idle.)
+    """
+    capacities = _positions(view, view.roster(view.by_id[node_id].stage_index))
+    slots = _positions(view, view.data_nodes)
+    num_pairs = min(len(capacities), len(slots))
+    quota: dict[NodeId, int] = {}
+    for pair in range(num_pairs):
+        if capacities[pair * len(capacities) // num_pairs] == node_id:
+            data_node = slots[pair * len(slots) // num_pairs]
+            quota[data_node] = quota.get(data_node, 0) + 1
+    return quota
+
+
+def flow_room(view: View, node_id: NodeId) -> int:
+    """Return how many flows a member may carry: its capacity, or more if its stage has too little.
+
+    A stage with room for fewer microbatches than there are data nodes carries a flow of each, or
+    some would have no way through; what a relay can't hold waits there, or is shed
+    (`relay_microbatches`). Deviation from GWTF, where such a data node's batch is put off.
+    """
+    member = view.by_id[node_id]
+    roster = view.roster(member.stage_index)
+    total = sum(m.capacity for m in roster)
+    num = len(view.data_nodes)
+    if total >= num or not member.capacity:
+        return member.capacity
+    before = sum(m.capacity for m in roster[: roster.index(member)])
+    return (before + member.capacity) * num // total - before * num // total
+
+
+def _positions(view: View, members: Sequence[Member]) -> list[NodeId]:
+    """Return each member as often as it has room for flows."""
+    return [m.node_id for m in members for _ in range(flow_room(view, m.node_id))]

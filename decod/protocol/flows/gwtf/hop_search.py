@@ -1,0 +1,256 @@
+"""The search for better hops (GWTF V-C): what a node does that has nobody to request flows from.
+
+It queries all nodes of its stage about their flows, and looks for two things: a flow to the same
+sink whose next hop it could exchange with one of its own (Request Change), and, if it has room, one
+that would be cheaper through itself (Request Redirect). It asks for the best changes that do not
+meet on a hop; if none is an improvement, for one at random, if annealing accepts it. Then it rests
+for a few ticks, drawn at random, so that nodes that refused each other meet again at other times;
+longer and longer while it finds nothing.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from decod.ids import NodeId
+from decod.planner.graph import Objective
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.gwtf import (
+    PEER_FLOWS_MAX,
+    ExchangeHops,
+    LinkUse,
+    PeerFlow,
+    PeerFlows,
+    PeerQuery,
+    RequestRedirect,
+)
+from decod.protocol.flows.gwtf.annealing import Annealing, difference
+from decod.protocol.flows.gwtf.building import FlowBuild
+from decod.protocol.flows.gwtf.changes import HopChanges
+from decod.protocol.flows.gwtf.hops import FlowHop, FlowHops
+from decod.protocol.flows.position import Position
+
+_REPLY_TICKS = 4
+"""Answers to a query are waited for this long."""
+
+_CHANGES_MAX = 4
+"""Most changes asked for after one query. With the objective MAX one: each alters what the others
+would save."""
+
+_PAUSE_TICKS_MIN = 2
+_PAUSE_TICKS_MAX = 16
+"""The longest rest, after a find and after many queries without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A change that this node could ask for."""
+
+    delta: float
+    peer: NodeId
+    theirs: PeerFlow
+    own: FlowHop | None
+    """None: a redirect."""
+
+    @property
+    def key(self) -> tuple[float, NodeId, int, int]:
+        return (self.delta, self.peer, self.theirs.number, self.own.number if self.own else 0)
+
+
+@dataclass(slots=True)
+class HopSearch:
+    """One node's search."""
+
+    position: Position
+    hops: FlowHops
+    build: FlowBuild
+    changes: HopChanges
+    annealing: Annealing
+    view_version: int
+    rng: Random
+    _replies: dict[NodeId, PeerFlows] = field(default_factory=dict)
+    _waiting: set[NodeId] = field(default_factory=set)
+    _age: int = 0
+    _pause: int = 0
+    _pause_max: int = _PAUSE_TICKS_MIN
+
+    def tick(self) -> list[Effect]:
+        if self._waiting:
+            self._age += 1
+            return self._choose() if self._age > _REPLY_TICKS else []
+        if self.changes.asking:
+            return []
+        if self._replies:
+            return self._choose()
+        if self._pause > 0:
+            self._pause -= 1
+            return []
+        return self._query()
+
+    def queried(self, sender: NodeId) -> list[Effect]:
+        """Tell a peer of this node's flows."""
+        position, hops = self.position, self.hops
+        if sender not in position.stage_peers:
+            return []
+        flows = tuple(
+            PeerFlow(
+                number=hop.number,
+                version=hop.version,
+                data_node=hop.data_node,
+                upstream=hop.upstream,
+                upstream_cost=position.cost_from(hop.upstream),
+                next=hop.next,
+                open=hops.free(hop),
+            )
+            for hop in hops.hops.values()
+            if hop.upstream is not None and hop.next is not None
+        )
+        costs = tuple((peer, position.cost_to(peer)) for peer in position.next)
+        return [Send(sender, PeerFlows(self.view_version, flows[:PEER_FLOWS_MAX], costs))]
+
+    def replied(self, sender: NodeId, reply: PeerFlows) -> list[Effect]:
+        if sender in self._waiting:
+            self._waiting.discard(sender)
+            self._replies[sender] = reply
+        return []
+
+    def _query(self) -> list[Effect]:
+        useful = self.build.room > 0 or any(hop.complete for hop in self.hops.hops.values())
+        if not useful or self.build.seeking:
+            return []
+        self._age = 0
+        self._waiting = set(self.position.stage_peers)
+        return [Send(peer, PeerQuery(self.view_version)) for peer in sorted(self._waiting)]
+
+    def _choose(self) -> list[Effect]:
+        """Ask for the best changes, or for a bad one that annealing accepts."""
+        candidates = self._exchanges() + self._redirects()
+        self._waiting.clear()
+        self._replies.clear()
+        better = [c for c in candidates if c.delta < 0 and self.annealing.accepts(c.delta)]
+        if not better and candidates:
+            worse = self.rng.choice(candidates)
+            better = [worse] if self.annealing.accepts(worse.delta) else []
+        limit = 1 if self.position.objective is Objective.MAX else _CHANGES_MAX
+        effects: list[Effect] = []
+        used: set[tuple[NodeId, int]] = set()
+        room = self.build.room
+        for candidate in sorted(better, key=lambda candidate: candidate.key):
+            ends = {(candidate.peer, candidate.theirs.number)}
+            if candidate.own is not None:
+                ends.add((self.position.node_id, candidate.own.number))
+            if ends & used or limit == 0 or (candidate.own is None and room == 0):
+                continue
+            used |= ends
+            limit -= 1
+            room -= candidate.own is None
+            effects += self._ask(candidate)
+        self._pause_max = (
+            _PAUSE_TICKS_MIN if effects else min(2 * self._pause_max, _PAUSE_TICKS_MAX)
+        )
+        self._pause = self.rng.randint(1, self._pause_max)
+        return effects
+
+    # --- what could be changed ----------------------------------------------------------------
+
+    def _to(self, peer: NodeId) -> LinkUse:
+        return LinkUse(self.position.cost_to(peer), self.hops.num_to(peer))
+
+    def _exchanges(self) -> list[_Candidate]:
+        """Return all exchanges of next hops with flows to the same sink."""
+        own = [hop for hop in self.hops.hops.values() if hop.complete and self.hops.free(hop)]
+        candidates: list[_Candidate] = []
+        for peer, reply in sorted(self._replies.items()):
+            theirs = _Uses(reply)
+            for hop in own:
+                assert hop.next is not None
+                for flow in theirs.flows:
+                    if (
+                        not flow.open
+                        or flow.data_node != hop.data_node
+                        or flow.next.peer == hop.next.peer
+                        or flow.next.peer not in self.position.next
+                        or hop.next.peer not in theirs.costs
+                    ):
+                        continue
+                    delta = difference(
+                        self.position.objective,
+                        less=[self._to(hop.next.peer), theirs.to(flow.next.peer)],
+                        more=[self._to(flow.next.peer), theirs.to(hop.next.peer)],
+                    )
+                    candidates.append(_Candidate(delta, peer, flow, hop))
+        return candidates
+
+    def _redirects(self) -> list[_Candidate]:
+        """Return all flows of this stage that could go through this node instead."""
+        if self.build.room <= 0:
+            return []
+        candidates: list[_Candidate] = []
+        for peer, reply in sorted(self._replies.items()):
+            theirs = _Uses(reply)
+            for flow in theirs.flows:
+                if not flow.open or not self._reaches(flow):
+                    continue
+                delta = difference(
+                    self.position.objective,
+                    less=[theirs.come_from(flow), theirs.to(flow.next.peer)],
+                    more=[*self._through(flow)],
+                )
+                candidates.append(_Candidate(delta, peer, flow, None))
+        return candidates
+
+    def _reaches(self, flow: PeerFlow) -> bool:
+        return flow.upstream in self.position.previous and flow.next.peer in self.position.next
+
+    def _through(self, flow: PeerFlow) -> tuple[LinkUse, LinkUse]:
+        cost = self.position.cost_from(flow.upstream)
+        return LinkUse(cost, self.hops.num_from(flow.upstream)), self._to(flow.next.peer)
+
+    def _ask(self, candidate: _Candidate) -> list[Effect]:
+        flow, own = candidate.theirs, candidate.own
+        if own is None:
+            cost = self.position.cost_to(flow.next.peer) + flow.next.cost
+            redirect = RequestRedirect(
+                view_version=self.view_version,
+                change_id=self.changes.next_id,
+                data_node=flow.data_node,
+                number=self.hops.new_number(),
+                cost=cost,
+                other=candidate.peer,
+                other_number=flow.number,
+                other_version=flow.version,
+                upstream=flow.upstream,
+                next=flow.next,
+                more=self._through(flow),
+            )
+            return self.changes.ask(redirect)
+        assert own.next is not None
+        exchange = ExchangeHops(
+            view_version=self.view_version,
+            change_id=self.changes.next_id,
+            data_node=own.data_node,
+            number=own.number,
+            next=own.next,
+            other=candidate.peer,
+            other_number=flow.number,
+            other_version=flow.version,
+            other_next=flow.next,
+            less=self._to(own.next.peer),
+            more=self._to(flow.next.peer),
+        )
+        return self.changes.ask(exchange)
+
+
+class _Uses:
+    """A peer's links, by what it said."""
+
+    def __init__(self, reply: PeerFlows) -> None:
+        self.costs = dict(reply.costs)
+        self.flows = [flow for flow in reply.flows if flow.next.peer in self.costs]
+
+    def to(self, peer: NodeId) -> LinkUse:
+        num_flows = sum(flow.next.peer == peer for flow in self.flows)
+        return LinkUse(self.costs[peer], num_flows)
+
+    def come_from(self, flow: PeerFlow) -> LinkUse:
+        num_flows = sum(other.upstream == flow.upstream for other in self.flows)
+        return LinkUse(flow.upstream_cost, num_flows)

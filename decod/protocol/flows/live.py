@@ -1,0 +1,234 @@
+"""The search for better flows in a node that trains: when it acts, and when its result is used.
+
+In each version of the view the search begins with what the one before has left. The leader's node
+has it settled from time to time, and opens each round with the last settlement that stands with all
+data nodes and leaves none without a flow: in that round every node uses it.
+"""
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+from decod.ids import FlowId, NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.messages.negotiation import RoutingMessage, SettledFlow
+from decod.protocol.core.params import Routing
+from decod.protocol.core.view import flow_quota, flow_room
+from decod.protocol.flows.building import DataFlows, Granted, RelayFlows
+from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.position import Position
+from decod.protocol.flows.substitutes import replaced
+
+_SEARCH_TICKS = 16
+"""Rounds of search before the first settlement of a view, beyond those of building."""
+
+_PAUSE_TICKS = 8
+"""Rounds of search between a settlement that stands and the next: enough to find a way round a link
+that has become slow."""
+
+_SETTLE_TICKS_PER_STAGE = 8
+"""A settlement that does not stand after so many rounds for each stage is given up."""
+
+_SETTLE_WORK_MAX = 40_000
+"""About a fifth of a second, in which the leader's node does nothing else: enough to find the best
+that can be for a dozen flows, and for a hundred what is nearly as good."""
+
+_NOISE = 0.05
+"""Costs that move by a smaller share are noise: no change of flows should chase it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFlow:
+    """What this node knows of a flow in use."""
+
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The whole way, from the data node and home again; or only the part that this node knows."""
+    costs_s: tuple[float, ...]
+    """d(i, j) of each hop of `path`, as it was when the flow was found."""
+
+
+class LiveRouting:
+    """One node's search, for as long as it is in the run."""
+
+    def __init__(self, context: Context, rng: Random) -> None:
+        self._context = context
+        self._rng = rng
+        self._negotiation: Negotiation | None = None
+        self.deadline_s: float | None = None
+        """When the next round of search begins."""
+        self._wait = 0
+        """Ticks until the leader's node has the draft settled."""
+        self._agreed_epoch = 0
+        self._seen_epoch = 0
+        """At the leader: the last settlement that stood, whether or not it is to be used."""
+        self._costs: dict[NodeId, float] = {}
+        self._compute_s = 0.0
+        self.epoch = 0
+        """The settlement that is in use; 0: none."""
+        self._known: tuple[KnownFlow, ...] = ()
+        self._last: dict[FlowId, SettledFlow] = {}
+        """At a data node: its flows of the newest settlement that stood before this view."""
+
+    @property
+    def agreed_epoch(self) -> int:
+        """At the leader: the settlement to use from the next opening on."""
+        if self._negotiation is None or not self._negotiation.settling.knows(self._agreed_epoch):
+            return self.epoch
+        return self._agreed_epoch
+
+    def renew(self, now_s: float) -> None:
+        """Begin anew in the context's view, with what is left of the search in the last one."""
+        context, view = self._context, self._context.view
+        self.epoch, self._agreed_epoch, self._seen_epoch, self._known = 0, 0, 0, ()
+        idle = not context.member.capacity or view.idle_stages
+        if context.config.routing is not Routing.FLOW or idle:
+            self._negotiation, self.deadline_s = None, None
+            return
+        before = self._negotiation
+        if before is not None and before.settling.stood:
+            self._last = dict(before.settling.stood)
+        self._negotiation = Negotiation(
+            self._position(),
+            view_version=view.version,
+            settler=view.leader,
+            rng=self._rng,
+            previous=before,
+        )
+        num_stages = view.num_stages - 1
+        self._wait = _SEARCH_TICKS + (2 if before is not None else 3) * num_stages
+        self.deadline_s = now_s + context.config.negotiation_interval_s
+
+    def _position(self) -> Position:
+        context, view, node_id = self._context, self._context.view, self._context.node_id
+        data = context.member.stage_index == 0
+        others = [m.node_id for m in view.data_nodes if m.node_id != node_id]
+        return Position(
+            node_id=node_id,
+            data=data,
+            capacity=flow_room(view, node_id),
+            num_stages=view.num_stages - 1,
+            previous=context.previous,
+            next=context.next,
+            data_peers=others if data else (),
+            cost_to=self._steady_cost,
+            cost_from=self._steady_cost,
+            share=None if data else sum(flow_quota(view, node_id).values()),
+            queue_cost=self._queue_cost,
+            fair=True,
+            work_max=_SETTLE_WORK_MAX,
+            rooms=self._rooms if node_id == view.leader else None,
+            heard=context.distant.heard,
+        )
+
+    def _rooms(self) -> list[dict[NodeId, int]]:
+        """Return who works on each relay stage, and how many flows each may carry."""
+        view = self._context.view
+        return [
+            {m.node_id: flow_room(view, m.node_id) for m in stage} for stage in view.workers[1:]
+        ]
+
+    def _steady_cost(self, peer: NodeId) -> float:
+        """Return d(i, j), as it was when it last moved by more than noise."""
+        cost_s = self._context.links.cost_s(peer)
+        known = self._costs.get(peer)
+        if known is None or abs(cost_s - known) > _NOISE * known:
+            self._costs[peer] = known = cost_s
+        return known
+
+    def _queue_cost(self) -> float:
+        """Return c_i, which is how long one more microbatch waits for each that is before it."""
+        compute_s = self._context.links.compute_s
+        if abs(compute_s - self._compute_s) > _NOISE * self._compute_s:
+            self._compute_s = compute_s
+        return self._compute_s
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Take part in the search, if it is time."""
+        negotiation = self._negotiation
+        if negotiation is None or self.deadline_s is None or self.deadline_s > now_s:
+            return []
+        self.deadline_s = now_s + self._context.config.negotiation_interval_s
+        effects = negotiation.tick()
+        if self._context.node_id == self._context.view.leader:
+            effects += self._settle(negotiation)
+        return effects
+
+    def _settle(self, negotiation: Negotiation) -> list[Effect]:
+        """Have the draft settled, if it is time: some search after the last settlement stood."""
+        settling = negotiation.settling
+        if settling.agreed and settling.epoch > self._seen_epoch:
+            self._seen_epoch = settling.epoch
+            self._wait = _PAUSE_TICKS
+            # There is room for a flow of each (`flow_room`): one that has none is cut off from the
+            # draft for the moment, and has better ones now, or will have when the round opens.
+            if settling.serves_all:
+                self._agreed_epoch = settling.epoch
+        self._wait -= 1
+        if self._wait > 0:
+            return []
+        self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
+        return negotiation.settle(settling.epoch + 1)
+
+    def received(self, sender: NodeId, message: RoutingMessage) -> list[Effect]:
+        """Take in a peer's message of the context's view."""
+        if self._negotiation is None or not isinstance(message, self._negotiation.MESSAGES):
+            return []
+        return self._negotiation.received(sender, message)
+
+    def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:
+        """Use the flows of a settlement from now on. Returns whether that changes anything."""
+        if self._negotiation is None or epoch <= self.epoch:
+            return False
+        part, node_id = self._negotiation.settling.of(epoch), self._context.node_id
+        if isinstance(flows, DataFlows):
+            flows.adopt({k: flow for k, flow in part.flows.items() if k.data_node == node_id})
+        else:
+            flows.adopt(part.hops)
+        self.epoch = epoch
+        self._known = tuple(
+            KnownFlow(flow_id, (flow_id.data_node, *flow.path, flow_id.data_node), flow.costs)
+            for flow_id, flow in sorted(part.flows.items())
+        )
+        # Nodes hear of an opening at different times; till then they must not lose what it names.
+        self._wait = max(self._wait, _PAUSE_TICKS)
+        return True
+
+    def carried(self) -> dict[FlowId, Granted]:
+        """Return a data node's flows of an earlier view, as long as none are settled in this one.
+
+        Wherever a relay is gone, or loads its stage's state first, another takes its place.
+        """
+        context, view = self._context, self._context.view
+        if self.epoch or not self._last or self._negotiation is None:
+            return {}
+        ids, flows = [*self._last], [*self._last.values()]
+        if any(len(flow.path) != view.num_stages - 1 for flow in flows):
+            return {}
+        paths = replaced(context, [f.path for f in flows], newest=context.round.iteration - 1)
+        return {
+            k: Granted(k, path[0], math.fsum(flow.costs), path, view.version)
+            for k, path, flow in zip(ids, paths, flows, strict=True)
+        }
+
+    def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
+        """Return the flows in use: whole ones at data nodes (at the leader all), else the hops."""
+        if self._known:
+            return self._known
+        node_id, cost_s = self._context.node_id, self._context.links.cost_s
+        if isinstance(flows, DataFlows):
+            firsts = {flow_id: granted.peer for flow_id, granted in flows.complete.items()}
+            return tuple(
+                KnownFlow(flow_id, (node_id, first), (cost_s(first),))
+                for flow_id, first in sorted(firsts.items())
+            )
+        return tuple(
+            KnownFlow(
+                flow_id,
+                (upstream, node_id, flows.entries[flow_id].downstream),
+                (cost_s(upstream), cost_s(flows.entries[flow_id].downstream)),
+            )
+            for flow_id, upstream in sorted(flows.outflows.paired.items())
+            if flow_id in flows.entries
+        )

@@ -1,0 +1,401 @@
+"""The draft: a routing that the nodes improve among themselves until no change makes it cheaper.
+
+A draft says how many units each link carries, and not whose: a unit that begins at one data node
+may end at another, which is put right when the draft is settled (`settling`). So the draft is a
+minimum-cost flow in one commodity, and cancelling negative cycles finds its exact optimum with
+what neighbours tell each other: see `residual`. Training does not use the draft; it may change
+at any time without disturbing a microbatch.
+
+A node does once in each round, in `tick`: tell neighbours what it believes of shared links where
+the two do not agree; prolong the cheapest walks that neighbours told of; tell neighbours of its
+own where they changed; and, where a walk closes to a cycle that saves something, ask all nodes on
+it to change (`changes`).
+
+Deviations from GWTF (V-C): no annealing, because longer cycles leave no local optimum to escape
+from; and data nodes' identities are left open until the end. The paper's own rules are `gwtf`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from decod.ids import NodeId
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.negotiation import (
+    ChangeAnswer,
+    ChangeDecision,
+    DraftOffer,
+    DraftUnits,
+    RequestChange,
+    RequestUnits,
+    ResidualWalk,
+    UnitsAnswer,
+)
+from decod.protocol.core.residual import (
+    ENTRANCE,
+    EXIT,
+    MAX_STEPS,
+    Improvement,
+    Place,
+    Walk,
+    closed,
+    empty_walk,
+)
+from decod.protocol.flows.negotiation.build import BuildMessage, DraftBuilding
+from decod.protocol.flows.negotiation.changes import Changes
+from decod.protocol.flows.negotiation.links import DraftLink, DraftLinks
+from decod.protocol.flows.position import Position
+
+_REFRESH_TICKS = 8
+"""All walks are told again this often, whether or not they changed: messages may be lost."""
+
+_EXPIRY_TICKS = 3 * _REFRESH_TICKS
+"""A walk that has not been told again for so long is forgotten: that it is gone may be lost too."""
+
+_BAN_TICKS = 8
+_BAN_DOUBLINGS = 6
+"""A walk that led to a refused change is left alone up to so long: two that meet do so once. From
+the third time on, up to twice as long with each: then it is not others that are in its way, but
+the nodes on it measure costs that differ from what it says."""
+
+_CYCLE_STEPS = 32
+"""Longest walk in search of a cycle: longer ones are out of date before they close."""
+
+_STUCK_TICKS = 2
+"""How long units that a vanished node has left without a way on wait for another."""
+
+_MISSING_TICKS_PER_STAGE = 2
+"""How long units that nobody sends wait for somebody, after the draft has been built: walks from
+where units wait need a round for each stage to reach them."""
+
+_MISSING_TICKS_REPAIR = 2
+"""The same where most of an earlier draft still stands: only few are missing, and their parts of
+paths are soon made anew."""
+
+_MISSING_TICKS_SEEN = 4
+"""The same since this node last knew of a unit that could come."""
+
+_UNITS_MAX = 1 << 16
+
+DraftMessage = (
+    BuildMessage | DraftUnits | ResidualWalk | RequestChange | ChangeAnswer | ChangeDecision
+)
+
+
+_Source = tuple[NodeId, bool, bool]
+"""Who told of a walk, to which of its places, and whether a unit waits at the walk's begin."""
+
+_News = tuple[Walk | None, Walk | None]
+"""A walk that saves something, and one at whose begin a unit waits."""
+
+_NO_NEWS: _News = (None, None)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a neighbour has told."""
+
+    sequence: int
+    walk: Walk | None
+    until: int
+    refused: Walk | None = None
+    """What led to a refused change. It is kept while the neighbour tells of others, or of none:
+    what changes that meet have reserved makes walks come and go."""
+    banned_until: int = 0
+    num_refused: int = 0
+
+
+class Draft:
+    """One node's part of the draft, for one version of the view."""
+
+    def __init__(self, position: Position, view_version: int, rng: Random) -> None:
+        self.position = position
+        self.links = DraftLinks(
+            {peer: DraftLink() for peer in position.next},
+            {peer: DraftLink() for peer in position.previous},
+        )
+        self.changes = Changes(position, self.links, view_version, rng)
+        self.build = DraftBuilding(position, self.links, self.changes, view_version)
+        self._missing_ticks_left = _MISSING_TICKS_PER_STAGE * position.num_stages
+        self._uneven = False
+        """It waits for changes under way to let go of units; it takes on no other."""
+        self.held = False
+        """A claim has passed: this node's links stand still."""
+        self._view_version = view_version
+        self._rng = rng
+        self._heard: dict[_Source, _Heard] = {}
+        self._told: dict[tuple[NodeId, bool], _News] = {}
+        self._sequence = 0
+        self.num_ticks = 0
+
+    def carry_over(self, before: "Draft") -> None:
+        """Go on from the draft of the view before, as far as its nodes are still there."""
+        for outward in (False, True):
+            mine = self.links.side(outward=outward)
+            for peer, link in before.links.side(outward=outward).items():
+                if peer in mine and link.units > 0:
+                    mine[peer] = DraftLink(link.units, peer_units=None)
+        if before.num_ticks:
+            self.build.repair()
+            self._missing_ticks_left = _MISSING_TICKS_REPAIR
+
+    @property
+    def passable(self) -> bool:
+        """Whether every unit that comes in goes on, as agreed on, and nothing is under way."""
+        links = self.links
+        onward = self.position.data or links.num_in <= links.num_out
+        return onward and links.agreed and not self.changes.any_reserved
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def received(self, sender: NodeId, message: DraftMessage) -> list[Effect]:
+        match message:
+            case DraftUnits():
+                if self.links.said(sender, message, busy=self.changes.any_reserved):
+                    outward = not message.outward
+                    return [self.links.statement(self._view_version, sender, outward=outward)]
+                return []
+            case ResidualWalk():
+                self._hear(sender, message)
+                return []
+            case RequestChange():
+                return self.changes.requested(sender, message, refuse=self.held or self._uneven)
+            case ChangeAnswer():
+                return self.changes.answered(sender, message)
+            case ChangeDecision():
+                return self.changes.decided(sender, message)
+            case DraftOffer() | RequestUnits() | UnitsAnswer():
+                return self.build.received(sender, message)
+
+    def _hear(self, sender: NodeId, message: ResidualWalk) -> None:
+        walk = message.walk
+        for waiting in (False, True) if walk is None else (walk.costs[0] < 0,):
+            source = (sender, message.exit, waiting)
+            known = self._heard.get(source)
+            if known is None or message.sequence > known.sequence:
+                until = self.num_ticks + _EXPIRY_TICKS
+                heard = self._heard[source] = _Heard(message.sequence, walk, until)
+                if known is not None:
+                    heard.refused, heard.num_refused = known.refused, known.num_refused
+                    heard.banned_until = known.banned_until
+
+    # --- once in each round -------------------------------------------------------------------
+
+    def tick(self) -> list[Effect]:
+        """Do what a node does once in each round."""
+        self.num_ticks += 1
+        position = self.position
+        effects = self.changes.tick()
+        if self.held:
+            self.build.ticks_left = 0
+        effects += self.build.tick()
+        if not self.build.active:
+            self._missing_ticks_left -= 1
+        if self.num_ticks > _STUCK_TICKS and not position.data:
+            self._balance()
+        effects += self.links.statements(self._view_version)
+        if self.held or self._uneven:
+            return effects
+        if (refused := self.changes.take_refused()) is not None:
+            self._ban(refused)
+        search = self._relax()
+        near = self.position.near_places
+        supplied = (side for side, walk in search.waiting.items() if len(walk.places) <= near)
+        self.changes.supplied = frozenset(supplied)
+        if ENTRANCE in self.changes.supplied:
+            self._missing_ticks_left = max(self._missing_ticks_left, _MISSING_TICKS_SEEN)
+        effects += self._tell(search)
+        if search.detour is not None:
+            effects += self.changes.ask(search.detour)
+        return effects
+
+    def _ban(self, refused: Improvement) -> None:
+        """Leave alone for a while the walk that a refused detour came by."""
+        node_id = self.position.node_id
+        peer, side = next(place for place in reversed(refused.places) if place[0] != node_id)
+        heard = self._heard.get((peer, side, not refused.closed))
+        if heard is not None:
+            if self.num_ticks > heard.banned_until + _EXPIRY_TICKS:
+                heard.num_refused = 0
+            doublings = min(max(0, heard.num_refused - 1), _BAN_DOUBLINGS)
+            heard.num_refused += 1
+            heard.refused = heard.walk or heard.refused
+            heard.banned_until = self.num_ticks + self._rng.randint(1, _BAN_TICKS << doublings)
+
+    def _balance(self) -> None:
+        """Let go of what does not go through, as soon as no promise rests on it."""
+        position, links = self.position, self.links
+        ahead = min(links.num_out + self.changes.expected, position.capacity)
+        end = self._missing_ticks_left <= 0 and not self.held
+        target = min(ahead, links.num_in) if end else ahead
+        uneven = links.num_in > target or links.num_out > target
+        if uneven and not self.changes.any_reserved:
+            links.lower(links.inward, target, position.cost_from)
+            links.lower(links.outward, target, position.cost_to)
+            uneven = False
+        self._uneven = uneven
+
+    def _relax(self) -> "_Search":
+        """Find the best detour that ends here, and the best walks to go on from here."""
+        position, links = self.position, self.links
+        waiting = self.changes.room_as_source if position.data else self.changes.num_stuck
+        search = _Search(position.node_id, waiting, position.reward)
+        if not self.build.active or position.data:
+            wanted = self.changes.room_as_sink if position.data else self.changes.num_missing
+            search.num_wanted = wanted
+        for peer, link in links.inward.items():
+            cost = position.unit_cost(peer, link.units + 1, outward=False)
+            for walk in self._walks(peer, EXIT):
+                search.prolong(walk, ENTRANCE, cost, _UNITS_MAX)
+        for peer, link in links.outward.items():
+            if link.available > 0:
+                saved = position.unit_cost(peer, link.units, outward=True)
+                search.prolong(_begin(peer, ENTRANCE), EXIT, -saved, link.available)
+                for walk in self._walks(peer, ENTRANCE):
+                    search.prolong(walk, EXIT, -saved, link.available)
+        if position.data:
+            self._relax_data(search)
+        else:
+            num_out, wait = links.num_out, position.queue_cost()
+            held = max(links.num_in, num_out)
+            search.pass_through(ENTRANCE, wait * held, self.changes.room)
+            search.pass_through(EXIT, -wait * max(0, held - 1), num_out)
+        return search
+
+    def _relax_data(self, search: "_Search") -> None:
+        """Walks may change the data node where a unit begins or ends, if there is room for it."""
+        room = self.changes.room_as_source
+        for peer in self.position.data_peers:
+            if room > 0:
+                for walk in self._walks(peer, EXIT):
+                    search.prolong(walk, EXIT, 0.0, room)
+            for walk in self._walks(peer, ENTRANCE):
+                search.prolong(walk, ENTRANCE, 0.0, _UNITS_MAX)
+
+    def _walks(self, peer: NodeId, side: bool) -> list[Walk]:  # noqa: FBT001 - half of a place.
+        now, walks = self.num_ticks, list[Walk]()
+        for waiting in (False, True):
+            heard = self._heard.get((peer, side, waiting))
+            if heard is None or heard.walk is None or heard.until <= now:
+                continue
+            if heard.banned_until <= now or not _same_way(heard.refused, heard.walk):
+                walks.append(heard.walk)
+        return walks
+
+    def _tell(self, search: "_Search") -> list[Effect]:
+        """Tell neighbours of the walks that they could prolong, where those have changed."""
+        refresh = self.num_ticks % _REFRESH_TICKS == 0
+        position, links = self.position, self.links
+        listeners = [(peer, EXIT) for peer in position.next]
+        listeners += [(peer, ENTRANCE) for peer, link in links.inward.items() if link.units > 0]
+        sink_room = position.data and self.changes.room_as_sink > 0
+        for peer in position.data_peers:
+            listeners.append((peer, EXIT))
+            if sink_room:
+                listeners.append((peer, ENTRANCE))
+        told = {(peer, side): search.news(side, peer) for peer, side in listeners}
+        told |= {key: _NO_NEWS for key in self._told if key not in told}
+        effects: list[Effect] = []
+        for (peer, side), news in told.items():
+            before = self._told.get((peer, side), _NO_NEWS)
+            if news == before and (not refresh or news == _NO_NEWS):
+                continue
+            for walk in _differences(before, news, refresh=refresh):
+                self._sequence += 1
+                message = ResidualWalk(self._view_version, self._sequence, side, walk)
+                effects.append(Send(peer, message))
+        self._told = told
+        return effects
+
+
+def _begin(peer: NodeId, side: bool) -> Walk:  # noqa: FBT001
+    return empty_walk((peer, side), units=_UNITS_MAX)
+
+
+def _differences(before: _News, news: _News, *, refresh: bool) -> Iterator[Walk | None]:
+    """Say what turns what was told before into the news. None takes back all of it."""
+    if any(old is not None and new is None for old, new in zip(before, news, strict=True)):
+        yield None
+        before = _NO_NEWS
+    for old, new in zip(before, news, strict=True):
+        if new is not None and (refresh or new != old):
+            yield new
+
+
+class _Search:
+    """The best walks to a node's two places, and the best detour found on the way.
+
+    A walk that has a unit waiting at its begin is wanted for where it leads, not for what it saves:
+    of those the shortest is kept. It has no use for cycles, and no cycle makes it longer.
+    """
+
+    def __init__(self, node_id: NodeId, num_waiting: int, reward: float) -> None:
+        self._places: dict[bool, Place] = {ENTRANCE: (node_id, ENTRANCE), EXIT: (node_id, EXIT)}
+        self.walks = {
+            side: empty_walk(place, units=_UNITS_MAX) for side, place in self._places.items()
+        }
+        self.waiting: dict[bool, Walk] = {}
+        if num_waiting > 0:
+            self.waiting[EXIT] = empty_walk((node_id, EXIT), units=num_waiting, cost=-reward)
+        self.detour: Improvement | None = None
+        self.num_wanted = 0
+        """Units that are welcome at this node's entrance."""
+
+    def prolong(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
+        """Try the walk with one step more, to this node's `side`."""
+        if walk.costs[0] < 0:
+            self._lead(walk, side, cost, units)
+            return
+        place = self._places[side]
+        total = walk.costs[-1] + cost
+        if total >= self.walks[side].costs[-1] - 1e-9 or len(walk.places) >= _CYCLE_STEPS:
+            return
+        if place in walk.places:
+            self._found(closed(walk, place, cost, units))
+            return
+        self.walks[side] = walk.to(place, cost, units)
+
+    def pass_through(self, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
+        """Try the walks to one place with a step more, to the other."""
+        if units > 0:
+            self.prolong(self.walks[side], not side, cost, units)
+            if side in self.waiting:
+                self.prolong(self.waiting[side], not side, cost, units)
+
+    def news(self, side: bool, peer: NodeId) -> _News:  # noqa: FBT001
+        """Return what a neighbour may want to know of the walks to one place."""
+        walk, waiting = self.walks[side], self.waiting.get(side)
+        return (
+            walk if walk.cost < 0 and not _comes_from(walk, peer) else None,
+            waiting if waiting is not None and not _comes_from(waiting, peer) else None,
+        )
+
+    def _lead(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
+        place, known = self._places[side], self.waiting.get(side)
+        if place in walk.places or len(walk.places) >= MAX_STEPS:
+            return
+        longer = walk.to(place, cost, units)
+        if side == ENTRANCE and self.num_wanted > 0:
+            units = min(longer.units, self.num_wanted)
+            self._found(Improvement(longer.places, longer.cost, units, closed=False))
+        if known is None or _length(longer) < _length(known):
+            self.waiting[side] = longer
+
+    def _found(self, detour: Improvement) -> None:
+        best = self.detour.cost if self.detour is not None else -1e-9
+        if detour.cost < best:
+            self.detour = detour
+
+
+def _length(walk: Walk) -> tuple[int, float]:
+    return len(walk.places), walk.cost
+
+
+def _same_way(a: Walk | None, b: Walk | None) -> bool:
+    """Whether walks are the same but for how many units could take them."""
+    return a is not None and b is not None and a.places == b.places and a.costs == b.costs
+
+
+def _comes_from(walk: Walk, peer: NodeId) -> bool:
+    """Whether the peer would only close the walk at once."""
+    return len(walk.places) > 1 and walk.places[-2][0] == peer

@@ -1,0 +1,440 @@
+"""Settling: the units of a draft become flows, each of one data node, with a path it knows.
+
+Every data node sends a claim along each unit that begins at it. A claim holds still what it
+passes, and gathers what the links there cost; it ends at some data node, which tells the first.
+One data node (the leader) gets all claims, decides whose flows they become
+(`routing.deciding`), and each data node installs its own along their paths. A flow stands
+when its install message has come home; the leader is told when all of a data node's do.
+
+Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
+install is noted once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from decod.ids import FlowId, NodeId
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.messages.negotiation import (
+    HOPS_MAX,
+    Claim,
+    Claimed,
+    Claims,
+    Hop,
+    Install,
+    Installed,
+    Routes,
+    Settle,
+    SettledFlow,
+)
+from decod.protocol.flows.negotiation.deciding import decide
+from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.position import Position
+
+_REPEAT_TICKS = 16
+"""What was not answered for so long is said again. Longer than a message's way along a path."""
+
+_HOLD_TICKS_PER_STAGE = 2
+"""How long the draft stands still, beyond 16 rounds: all claims have passed by then. What has been
+settled does not depend on it any more."""
+
+_PARTS_KEPT = 2
+"""Settlements before the present one of which a node still knows its part: while a round is opened
+with one, the next may already be made."""
+
+_INWARD_MAX = 16
+"""Links from the stage before of which a claim says the cost. They show ways through relays that no
+claim has passed; more of them would make claims too large where stages are."""
+
+SettlingMessage = Settle | Claim | Claimed | Claims | Routes | Install | Installed
+
+
+@dataclass(frozen=True, slots=True)
+class SettledHop:
+    """One settled flow at one relay."""
+
+    upstream: NodeId
+    downstream: NodeId
+
+
+Hops = dict[FlowId, SettledHop]
+Flows = dict[FlowId, SettledFlow]
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementPart:
+    """What one node knows of one settlement."""
+
+    hops: Hops = field(default_factory=dict)
+    """At a relay: the flows that it carries."""
+    flows: Flows = field(default_factory=dict)
+    """At a data node: its own; at the settling node those of all."""
+
+
+@dataclass(slots=True)
+class Settling:
+    """One node's part in settling one draft."""
+
+    position: Position
+    draft: Draft
+    view_version: int
+    settler: NodeId
+    """The data node that decides whose flows the claims become."""
+    hops: Hops = field(default_factory=dict)
+    """At a relay: the flows that have been installed."""
+    flows: Flows = field(default_factory=dict)
+    """At a data node: its flows that have been installed."""
+    epoch: int = 0
+    _before: dict[int, SettlementPart] = field(default_factory=dict)
+    """The last settlements, by epoch."""
+    _stood: Flows = field(default_factory=dict)
+    """The newest of these of which all flows stood."""
+    _age: int = 0
+    _waiting: dict[FlowId, Claim] = field(default_factory=dict)
+    """Claims that can't go on yet, because the draft still changes here."""
+    _ways: dict[FlowId, NodeId] = field(default_factory=dict)
+    """Where each claim went from here."""
+    _claimed: dict[FlowId, tuple[Hop, ...]] = field(default_factory=dict)
+    _begun: bool = False
+    _gathered: dict[NodeId, Claims] = field(default_factory=dict)
+    _settled: dict[NodeId, Routes] = field(default_factory=dict)
+    _standing: set[NodeId] = field(default_factory=set)
+    """At the settling node: other data nodes of which all flows stand."""
+    _routes: Flows | None = None
+
+    def begin(self, epoch: int) -> list[Effect]:
+        """At a data node: claim the draft's units that begin here."""
+        if epoch != self.epoch:
+            self._enter(epoch)
+        self.draft.held = True
+        self._begun = True
+        return self._tell_others() + self._go_on()
+
+    def _tell_others(self) -> list[Effect]:
+        """At the settling node: have all data nodes claim."""
+        if self.settler != self.position.node_id:
+            return []
+        silent = [peer for peer in self.position.data_peers if peer not in self._gathered]
+        return [Send(peer, Settle(self.view_version, self.epoch)) for peer in silent]
+
+    @property
+    def decided(self) -> Mapping[FlowId, SettledFlow]:
+        """At a data node: flows that are its own by the settlement. They stand when they are in
+        `flows`."""
+        return self._routes or {}
+
+    @property
+    def complete(self) -> bool:
+        """At a data node: whether all its flows of the settlement stand."""
+        return self._routes is not None and self.flows.keys() == self._routes.keys()
+
+    @property
+    def stood(self) -> Flows:
+        """At a data node: its flows of the newest settlement of which all stand."""
+        return self.flows if self.complete else self._stood
+
+    @property
+    def agreed(self) -> bool:
+        """At the settling node: whether all flows of all data nodes stand."""
+        return self.complete and self._standing.issuperset(self.position.data_peers)
+
+    @property
+    def serves_all(self) -> bool:
+        """At the settling node, once decided: whether every data node with room has a flow."""
+        return all(
+            self._settled[data_node].routes or not claims.capacity
+            for data_node, claims in self._gathered.items()
+        )
+
+    def knows(self, epoch: int) -> bool:
+        """Whether every node that has come as far as this one still knows a settlement."""
+        return self.epoch - epoch <= _PARTS_KEPT
+
+    def of(self, epoch: int) -> SettlementPart:
+        """Return what this node knows of the present settlement or one of the last before it.
+
+        Nothing, if it has not heard of it: then no flow of it comes by.
+        """
+        return self._present() if epoch == self.epoch else self._before.get(epoch, SettlementPart())
+
+    def _present(self) -> SettlementPart:
+        others = {
+            FlowId(data_node, slot): flow
+            for data_node, routes in self._settled.items()
+            for slot, flow in enumerate(routes.routes)
+        }
+        return SettlementPart(dict(self.hops), {**others, **self.flows})
+
+    def tick(self) -> list[Effect]:
+        effects = self._go_on()
+        self._age += 1
+        if self.draft.held and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
+            self.draft.held = False
+        return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
+
+    def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
+        if message.epoch < self.epoch:
+            return []
+        if message.epoch > self.epoch:
+            self._enter(message.epoch)
+        match message:
+            case Settle():
+                ours = sender == self.settler and self.position.data and not self._begun
+                return self.begin(message.epoch) if ours else []
+            case Claim():
+                return self._claim(sender, message)
+            case Claimed():
+                return self._claim_ended(sender, message)
+            case Claims():
+                return self._gather(sender, message)
+            case Routes():
+                return self._install(sender, message)
+            case Install():
+                return self._note(sender, message)
+            case Installed():
+                self._standing.add(sender)
+                return []
+
+    def _claim_ended(self, sender: NodeId, message: Claimed) -> list[Effect]:
+        if not self._expected(sender, message):
+            return []
+        self._claimed[message.flow_id] = message.hops
+        self.position.heard(message.hops)
+        return self._report()
+
+    def _expected(self, sender: NodeId, message: Claimed) -> bool:
+        """Whether an open claim of this node's can have ended as the sender says.
+
+        A claim ends at a data node, or, with nothing, at a relay where its unit had been let go.
+        """
+        flow_id, hops = message.flow_id, message.hops
+        way = self._ways.get(flow_id)
+        if way is None or flow_id in self._claimed or not self._begun:
+            return False
+        if flow_id.data_node != self.position.node_id:
+            return False
+        if not hops:
+            return True
+        data_nodes = {self.position.node_id, *self.position.data_peers}
+        return sender in data_nodes and hops[0].node_id == way and self._complete_path(hops)
+
+    def _complete_path(self, hops: tuple[Hop, ...]) -> bool:
+        """Whether the hops are one for each stage, each linked to the one before."""
+        if len(hops) != self.position.num_stages:
+            return False
+        linked = all(any(p == b.node_id for p, _ in a.costs) for a, b in pairwise(hops))
+        return linked and len({hop.node_id for hop in hops}) == len(hops)
+
+    # --- claims -------------------------------------------------------------------------------
+
+    def _enter(self, epoch: int) -> None:
+        if self.complete:
+            self._stood = dict(self.flows)
+        self._before[self.epoch] = self._present()
+        self.epoch = epoch
+        self._before = {k: v for k, v in self._before.items() if self.knows(k)}
+        self._age = 0
+        self._begun = False
+        self._routes = None
+        for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
+            kept.clear()
+        self._settled.clear()
+        self._standing.clear()
+        self._waiting.clear()
+
+    def _go_on(self) -> list[Effect]:
+        """Send claims on, as soon as the draft stands still here."""
+        if not self.draft.held or not self.draft.passable:
+            return []
+        effects: list[Effect] = []
+        if self._begun and not self._ways:
+            effects += self._claim_own()
+        waiting, self._waiting = self._waiting, {}
+        for claim in waiting.values():
+            effects += self._pass_on(claim)
+        return effects
+
+    def _claim_own(self) -> list[Effect]:
+        node_id, slot = self.position.node_id, 0
+        effects: list[Effect] = []
+        for peer, link in self.draft.links.outward.items():
+            for _ in range(link.units):
+                flow_id = FlowId(node_id, slot)
+                self._ways[flow_id] = peer
+                effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
+                slot += 1
+        return effects or self._report()
+
+    def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
+        if sender not in self.position.previous or not self._can_go_on(claim):
+            return []
+        self.draft.held = True
+        if self.position.data:
+            return self._end(claim, claim.hops)
+        self._waiting[claim.flow_id] = claim
+        return self._go_on()
+
+    def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> list[Effect]:
+        """Tell the data node that sent a claim what has become of it."""
+        claimed = Claimed(self.view_version, self.epoch, claim.flow_id, hops)
+        return [Send(claim.flow_id.data_node, claimed)]
+
+    def _can_go_on(self, claim: Claim) -> bool:
+        """Whether the claim, with this node's hop, is still one that a path can have."""
+        if self.position.data:
+            return bool(claim.hops)
+        passed = [hop.node_id for hop in claim.hops]
+        return len(passed) < HOPS_MAX and self.position.node_id not in passed
+
+    def _pass_on(self, claim: Claim) -> list[Effect]:
+        peer = self._ways.get(claim.flow_id)
+        if peer is None:
+            taken = list(self._ways.values())
+            links = self.draft.links.outward
+            free = [p for p, link in links.items() if taken.count(p) < link.units]
+            if not free:  # Its unit has been let go before it came.
+                return self._end(claim, ())
+            peer = self._ways[claim.flow_id] = free[0]
+        position = self.position
+        hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
+        hops = (*claim.hops, hop)
+        return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
+
+    def _report(self) -> list[Effect]:
+        """Tell the settler of all claims that began here, once they have all ended."""
+        if not self._begun or self._claimed.keys() != self._ways.keys():
+            return []
+        position = self.position
+        claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
+        message = Claims(
+            view_version=self.view_version,
+            epoch=self.epoch,
+            capacity=position.capacity,
+            costs=self._costs(),
+            claims=claims,
+            inward=self._inward(),
+            compute_s=position.queue_cost(),
+        )
+        return self._to(self.settler, message)
+
+    def _costs(self) -> tuple[tuple[NodeId, float], ...]:
+        """Return what this node's links to the next stage cost."""
+        return tuple((peer, self.position.cost_to(peer)) for peer in self.position.next)
+
+    def _inward(self) -> tuple[tuple[NodeId, float], ...]:
+        """Return what this node's links from the stage before cost, or the cheapest of them."""
+        costs = [(self.position.cost_from(peer), peer) for peer in self.position.previous]
+        return tuple((peer, cost) for cost, peer in sorted(costs)[:_INWARD_MAX])
+
+    def _to(self, receiver: NodeId, message: Claims | Routes | Installed) -> list[Effect]:
+        if receiver == self.position.node_id:
+            return self.received(receiver, message)
+        return [Send(receiver, message)]
+
+    # --- at the settler -----------------------------------------------------------------------
+
+    def _gather(self, sender: NodeId, message: Claims) -> list[Effect]:
+        position = self.position
+        everybody = {position.node_id, *position.data_peers}
+        if self.settler != position.node_id or sender not in everybody:
+            return []
+        if sender in self._settled:
+            return self._to(sender, self._settled[sender])
+        if not self._acceptable(message):
+            return []
+        self._gathered[sender] = message
+        for hops in message.claims:
+            position.heard(hops)
+        if self._gathered.keys() != everybody:
+            return []
+        for data_node, routes in decide(self._gathered, position).items():
+            self._settled[data_node] = Routes(self.view_version, self.epoch, tuple(routes))
+        effects: list[Effect] = []
+        for data_node in sorted(everybody):
+            effects += self._to(data_node, self._settled[data_node])
+        return effects
+
+    def _acceptable(self, message: Claims) -> bool:
+        """Whether a data node may claim this: no more than it can carry, and whole paths only."""
+        if not 0 <= len(message.claims) <= message.capacity:
+            return False
+        heads = {peer for peer, _ in message.costs}
+        return all(
+            self._complete_path(hops) and hops[0].node_id in heads for hops in message.claims
+        )
+
+    # --- installing ---------------------------------------------------------------------------
+
+    def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
+        if sender != self.settler or not self._begun:
+            return []
+        if self._routes is not None:
+            return self._tell_standing()
+        self.draft.held = False
+        node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
+        self._routes = {
+            FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
+        }
+        return self._send_installs() + self._tell_standing()
+
+    def _tell_standing(self) -> list[Effect]:
+        """Tell the settling node, once all flows stand."""
+        if not self.complete:
+            return []
+        return self._to(self.settler, Installed(self.view_version, self.epoch))
+
+    def _passable(self, path: tuple[NodeId, ...]) -> bool:
+        """Whether a path is one of this data node's, as far as it knows."""
+        position = self.position
+        if len(path) != position.num_stages or len(set(path)) != len(path):
+            return False
+        return path[0] in position.next and path[-1] in position.previous
+
+    def _send_installs(self) -> list[Effect]:
+        routes = (self._routes or {}).items()
+        return [
+            Send(flow.path[0], Install(self.view_version, self.epoch, flow_id, flow.path))
+            for flow_id, flow in routes
+            if flow_id not in self.flows
+        ]
+
+    def _note(self, sender: NodeId, message: Install) -> list[Effect]:
+        """Note this node's hop of a flow, and pass the message on; at home, the flow stands."""
+        node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
+        if node_id == home:
+            settled = (self._routes or {}).get(message.flow_id)
+            if settled is None or settled.path != path or sender != path[-1]:
+                return []
+            self.flows[message.flow_id] = settled
+            return self._tell_standing()
+        if node_id not in path or len(path) != self.position.num_stages:
+            return []
+        index = path.index(node_id)
+        upstream = path[index - 1] if index else home
+        downstream = path[index + 1] if index + 1 < len(path) else home
+        if sender != upstream or upstream not in self.position.previous:
+            return []
+        if downstream not in self.position.next:
+            return []
+        self.draft.held = False  # All claims have ended, wherever they went.
+        known = message.flow_id in self.hops
+        if not known and len(self.hops) >= self.position.capacity:
+            return []
+        self.hops[message.flow_id] = SettledHop(upstream, downstream)
+        return [Send(downstream, message)]
+
+    def _repeat(self) -> list[Effect]:
+        """Say again what was not answered."""
+        if not self._begun:
+            return []
+        if self._routes is not None:
+            unsure = self._settled.keys() - self._standing - {self.position.node_id}
+            routes: list[Effect] = [Send(peer, self._settled[peer]) for peer in sorted(unsure)]
+            return routes + self._send_installs()
+        open_claims = [
+            Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
+            for flow_id, peer in self._ways.items()
+            if flow_id not in self._claimed
+        ]
+        return [*self._tell_others(), *open_claims, *self._report()]

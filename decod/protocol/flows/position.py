@@ -1,0 +1,95 @@
+"""A node's place in the flow graph, as far as the routing needs to know it."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from decod.ids import NodeId
+from decod.planner.graph import Link, Objective
+from decod.protocol.core.messages.negotiation import Hop
+
+_EXPONENT = 8
+"""A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
+
+_ROUNDABOUT = 2
+"""Places that a near walk may have beyond a straight one."""
+
+LINK_COST_MAX = 1e9
+"""A link that costs more, or is broken, counts as one that costs this. Bounds what is told of it,
+and keeps powers of it finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One node's neighbours and what it may carry."""
+
+    node_id: NodeId
+    data: bool
+    """A data node: flows begin and end here."""
+    capacity: int
+    num_stages: int
+    """Relay stages that a flow passes."""
+    previous: Sequence[NodeId]
+    """Who may send it microbatches."""
+    next: Sequence[NodeId]
+    """Whom it may send microbatches to."""
+    data_peers: Sequence[NodeId]
+    """At a data node: the others."""
+    cost_to: Callable[[NodeId], float]
+    """d(i, j) of the link to a neighbour of the next stage."""
+    cost_from: Callable[[NodeId], float]
+    """d(i, j) of the link from a neighbour of the previous stage."""
+    share: int | None = None
+    """How many units a relay takes while the draft is built; None: as many as it can hold."""
+    queue_cost: Callable[[], float] = lambda: 0.0
+    """What each unit that a relay has already adds to the cost of one more. A device works on one
+    microbatch at a time, so the others wait; GWTF's objective (2) knows only what a link costs, and
+    with room for all would send all through the one best relay."""
+    fair: bool = False
+    """Data nodes get flows in proportion to their capacities, whoever is nearest: each has its own
+    share of a batch to train. Else whoever gets them cheapest."""
+    work_max: float = math.inf
+    """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
+    rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
+    """At the data node that settles: for each relay stage who works on it, and how many flows each
+    may carry. With it flows are settled so that a round is short (`planner.shortening`), and costs
+    are seconds; without it so that their costs are least."""
+    heard: Callable[[Iterable[Hop]], None] = lambda _: None
+    """At a data node: takes in what its claims have gathered; at the settling one, all claims."""
+    objective: Objective = Objective.SUM
+    stage_peers: Sequence[NodeId] = ()
+    """At a relay: the others of its stage."""
+    reward: float = 1e6
+    """What one more flow is worth; above the cost of any path, in the same unit."""
+
+    @property
+    def near_places(self) -> int:
+        """Longest walk to where a unit is missing that counts as near: straight, or nearly so.
+
+        Longer ones may well have been made up by nodes that still believe each other when there is
+        nothing to be had any more, as in any path-vector protocol.
+        """
+        return 2 * (self.num_stages + 1) + _ROUNDABOUT
+
+    def weights(self, costs: Mapping[Link, float]) -> tuple[Mapping[Link, float], int]:
+        """Return what links add to the objective with one unit, and the power of more units.
+
+        With the objective MAX relative to the dearest: only differences of a sum matter.
+        """
+        dearest = max(costs.values(), default=0.0)
+        if self.objective is Objective.SUM or not dearest:
+            return costs, 1
+        return {link: (cost / dearest) ** _EXPONENT for link, cost in costs.items()}, _EXPONENT
+
+    def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
+        """Return what the `nth` unit on a link adds to the objective, counted from 1.
+
+        With the objective MAX a link's cost grows with what it carries, as (f * d) ** 8. Deviation
+        from GWTF, which says that each node lowers the maximum that it sees: sums of powers add up
+        along a path, so the same search serves both objectives.
+        """
+        measured = self.cost_to(neighbour) if outward else self.cost_from(neighbour)
+        cost = min(measured, LINK_COST_MAX)
+        if self.objective is Objective.SUM:
+            return cost
+        return (cost * nth) ** _EXPONENT - (cost * (nth - 1)) ** _EXPONENT

@@ -1,0 +1,394 @@
+"""Who may enter the run, and which stage each newcomer prepares.
+
+    WAITING -> (assigned) ASSIGNED -> (Prepared) PREPARED -> (level with its stage) in the view
+       `---------------------- (silent, and no answer) ----------> forgotten
+
+Data nodes and volunteers that insist on a stage are placed at once; the others when the leader
+knows how utilised each stage is. A candidate is taken into the view by the leader alone.
+
+Nobody watches a candidate but the leader: one that it has not heard for `heartbeat_timeout_s` it
+asks, as it asks a member that somebody suspects. Until there is an answer the candidate neither
+counts nor enters; without one it is forgotten, and others may have its place. If it was only slow
+it offers itself anew when it finds that nobody answers it (`decod.protocol.leadership.joining`).
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from decod.ids import NodeId, Round
+from decod.planner.assignment import Applicant
+from decod.planner.assignment import StageLoad, assign_stages
+from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
+from decod.protocol.core.messages.replay import DONORS_MAX
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Member, Role, View
+
+_LIVES_MAX = 16
+"""Starts of a node's daemon that are told apart."""
+
+
+_NOTHING = Round(0, 0)
+
+_SEAT_AGAIN_S = 2.0
+"""After which a data node may ask again whether the run has a place: one of those that it has by
+the leader's record may be gone already."""
+
+_LAG_MAX = 8
+_COMMITS_PER_LAG = 4
+"""A candidate may enter when it lacks one iteration's average, which is on its way to it then; one
+more after each so many commits. So whoever keeps up enters soon, however slow its link."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A node that has asked to join and is not in the view."""
+
+    join: Join
+    stage_index: int | None = None
+    data_node_index: int = -1
+    prepared: bool = False
+    held: Round = _NOTHING
+    """How far it has followed its stage."""
+    num_passed: int = 0
+    """Commits with which it did not enter though it follows."""
+    reason: str = ""
+    """Why this stage, for people."""
+    heard_s: float = math.inf
+    """When it last said something; it has not been asked whether it lives before that."""
+    doubted: bool = False
+    """It has been asked, and has not said anything since."""
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is prepared, and there as far as is known."""
+        return self.prepared and not self.doubted
+
+
+class Admission:
+    """The candidates, from their first offer until they are members.
+
+    Args:
+        config: The run's protocol parameters.
+        shape: The run.
+        begun: Tells whether it has committed iterations.
+    """
+
+    def __init__(
+        self, config: ProtocolConfig, shape: RunShape, begun: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.candidates: dict[NodeId, Candidate] = {}
+        self._config = config
+        self._shape = shape
+        self._begun = begun
+        self._incarnations: dict[NodeId, list[int]] = {}
+        """Of the last starts of each node's daemon, in order."""
+        self._hashes: dict[NodeId, str] = {}
+        """Of the initial weights that candidates, members by now or not, have built."""
+
+    @property
+    def any_prepared(self) -> bool:
+        return bool(self.standing_by)
+
+    @property
+    def standing_by(self) -> set[NodeId]:
+        """The prepared candidates, without those that may be gone."""
+        return {node for node, candidate in self.candidates.items() if candidate.stands_by}
+
+    # --- who is there -------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When somebody will have been silent for too long."""
+        heard_s = [c.heard_s for c in self.candidates.values() if not c.doubted]
+        return min(heard_s) + self._config.heartbeat_timeout_s if heard_s else None
+
+    def heard(self, now_s: float, node: NodeId) -> None:
+        """A node, a candidate maybe, has said something."""
+        if (candidate := self.candidates.get(node)) is not None:
+            candidate.heard_s, candidate.doubted = now_s, False
+
+    def doubt(self, now_s: float) -> list[NodeId]:
+        """Return candidates that are to be asked whether they live: they count when they answer."""
+        timeout_s, asked = self._config.heartbeat_timeout_s, list[NodeId]()
+        for node, candidate in self.candidates.items():
+            if not candidate.doubted and candidate.heard_s + timeout_s <= now_s:
+                candidate.doubted = True
+                asked.append(node)
+        return asked
+
+    # --- who may enter ------------------------------------------------------------------------
+
+    def level(self, candidate: Candidate, committed: Round) -> bool:
+        """Whether a prepared candidate holds, or is about to hold, what was committed."""
+        if committed.iteration == self._shape.start_iteration:
+            return True  # That was built.
+        if not self._follows(candidate):
+            return False
+        lag = committed.iteration - candidate.held.iteration
+        allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
+        # One that is ahead has proposed a step that was not committed: it undoes that.
+        return committed.era == candidate.held.era and -1 <= lag <= allowed
+
+    def _follows(self, candidate: Candidate) -> bool:
+        """Whether a candidate has the state of an iteration of this run, and what came after."""
+        return candidate.held.iteration > self._shape.start_iteration
+
+    def committed(self, committed: Round, staff: Sequence[Member] | None) -> bool:
+        """A round is final: who follows has waited for one more. Returns whether somebody enters.
+
+        Args:
+            committed: The round.
+            staff: As of `members`.
+        """
+        for candidate in self.candidates.values():
+            follows = self._follows(candidate)
+            candidate.num_passed = candidate.num_passed + 1 if follows else 0
+        return bool(self.members(committed, staff))
+
+    def members(self, committed: Round, staff: Sequence[Member] | None = None) -> list[Member]:
+        """Return what the candidates that may enter now are as members.
+
+        Args:
+            committed: The last round that is.
+            staff: Whom they have followed: where nobody is left, they can't have. None: they need
+                not have followed, because all get another state, or they fetch it as members.
+        """
+        staffed = None if staff is None else {member.stage_index for member in staff}
+        return [
+            Member(
+                node_id=node,
+                address=candidate.join.address,
+                role=candidate.join.role,
+                stage_index=candidate.stage_index,
+                capacity=candidate.join.capacity,
+                data_node_index=candidate.data_node_index,
+                since_iteration=committed.iteration,
+                name=candidate.join.name,
+            )
+            for node, candidate in self.candidates.items()
+            if candidate.stands_by and candidate.stage_index is not None
+            if staffed is None
+            or (candidate.stage_index in staffed and self.level(candidate, committed))
+        ]
+
+    def repeated(self, sender: NodeId, join: Join) -> bool:
+        """Whether this offer is from the same start of the daemon as the last one."""
+        return self._incarnations.get(sender, [])[-1:] == [join.incarnation]
+
+    def outdated(self, sender: NodeId, join: Join) -> bool:
+        """Whether this offer comes late, from an earlier start of the daemon."""
+        return join.incarnation in self._incarnations.get(sender, [])[:-1]
+
+    def lost(self, node: NodeId, reason: str) -> list[Effect]:
+        """A candidate is gone. Should it live, its next offer is a new one: it is no member."""
+        candidate = self.candidates.pop(node, None)
+        if candidate is None:
+            return []
+        self._incarnations[node].pop()
+        stage = {} if candidate.stage_index is None else {"stage": candidate.stage_index}
+        return [noted("candidate.lost", peer=node, reason=reason, **stage)]
+
+    def entered(self, view: View) -> list[NodeId]:
+        """Forget candidates that are members now.
+
+        Returns those of whom only an earlier life is in the view: the leader could not remove them
+        when they started again, and they have not prepared since.
+        """
+        back = [n for n, c in self.candidates.items() if n in view and not c.prepared]
+        for node in view.by_id:
+            if node not in back:
+                self.candidates.pop(node, None)
+        return back
+
+    def join(self, view: View, sender: NodeId, join: Join) -> list[Effect]:
+        """Take in an offer, new or repeated, and answer with what has been decided of it."""
+        if refusal := self.refusal(join):
+            return [Send(sender, Refuse(refusal))]
+        effects: list[Effect] = []
+        candidate = self.candidates.get(sender)
+        if candidate is None or not self.repeated(sender, join):
+            self._forget_strangers(view)
+            candidate = self.candidates[sender] = Candidate(join)
+            known = self._incarnations.setdefault(sender, [])
+            known[:] = [*known[1 - _LIVES_MAX :], join.incarnation]
+            self._hashes.pop(sender, None)
+            effects.append(noted("candidate.joined", peer=sender, capacity=join.capacity))
+        candidate.join = join
+        if candidate.stage_index is None:
+            effects += self._assign_fixed(view, sender, candidate)
+        if candidate.stage_index is not None:
+            effects.append(self._assignment(view, sender, candidate))
+        return effects
+
+    def refusal(self, join: Join) -> str:
+        """Return why the run can't take a node, or nothing."""
+        if join.manifest_sha256 != self._shape.manifest_sha256:
+            return (
+                f"its manifest is {join.manifest_sha256[:16]}, this run's is "
+                f"{self._shape.manifest_sha256[:16]}: the two describe different training jobs"
+            )
+        last = self._shape.num_relay_stages
+        if join.role is Role.RELAY and join.stage_index not in (None, *range(1, last + 1)):
+            return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
+        return ""
+
+    def _assign_fixed(self, view: View, sender: NodeId, candidate: Candidate) -> list[Effect]:
+        """Place candidates whose stage is no question: data nodes and those that insist."""
+        if candidate.join.role is Role.RELAY:
+            candidate.stage_index = candidate.join.stage_index
+            candidate.reason = "its operator chose it"
+            return []
+        # A member that was restarted has its own place, if the view can't do without it.
+        taken = {m.data_node_index for m in view.data_nodes if m.node_id != sender}
+        taken |= {c.data_node_index for c in self.candidates.values()}
+        free = sorted(set(range(self._shape.num_data_nodes)) - taken)
+        if not free:
+            del self.candidates[sender]
+            reason = f"the run takes {self._shape.num_data_nodes} data nodes and has them all"
+            return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
+        candidate.stage_index, candidate.data_node_index = 0, free[0]
+        candidate.reason = "it holds data"
+        return []
+
+    def _assignment(self, view: View, sender: NodeId, candidate: Candidate) -> Effect:
+        assert candidate.stage_index is not None
+        stage, index = candidate.stage_index, candidate.data_node_index
+        begun = self._begun()
+        assign = Assign(
+            stage,
+            index,
+            candidate.reason,
+            begun=begun,
+            donors=donors_of(view, stage, sender) if begun else (),
+            view_term=view.term,
+            view_version=view.version,
+        )
+        return Send(sender, assign)
+
+    def assign_waiting(
+        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
+    ) -> list[Effect]:
+        """Give the largest candidates to the most utilised stages (GWTF V-B).
+
+        First of all a stage without members gets those whose disk holds a state of it.
+
+        Args:
+            view: Members.
+            loads: What they last said of themselves.
+            leaving: Members that no longer count.
+        """
+        effects: list[Effect] = []
+        waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
+        for node, candidate in waiting.items():
+            stages = {kept.stage_index for kept in candidate.join.kept if kept.stage_index}
+            if held := sorted(stages.intersection(view.empty_stages)):
+                effects += self._assign(
+                    view, node, held[0], "its disk holds the state of that stage"
+                )
+        waiting = {n: c for n, c in waiting.items() if c.stage_index is None}
+        if not waiting:
+            return effects
+        applicants = [Applicant(n, c.join.capacity) for n, c in waiting.items()]
+        stage_loads = self._stage_loads(view, loads, leaving)
+        for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
+            effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
+        return effects
+
+    def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
+        candidate = self.candidates[node]
+        candidate.stage_index, candidate.reason = stage_index, reason
+        note = noted("candidate.assigned", peer=node, stage=stage_index)
+        return [note, self._assignment(view, node, candidate)]
+
+    def _stage_loads(
+        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId]
+    ) -> list[StageLoad]:
+        """Return each relay stage's flows and capacity, candidates on their way included."""
+        result = []
+        for stage in range(1, self._shape.num_relay_stages + 1):
+            members = [m for m in view.workers[stage] if m.node_id not in leaving]
+            capacity = sum(m.capacity for m in members)
+            capacity += sum(
+                c.join.capacity for c in self.candidates.values() if c.stage_index == stage
+            )
+            flows = sum(loads[m.node_id].num_flows for m in members if m.node_id in loads)
+            num = len(members)
+            num += sum(c.stage_index == stage for c in self.candidates.values())
+            missing = max(0, self._config.min_nodes_per_stage - num)
+            result.append(StageLoad(stage, flows, capacity, missing))
+        return result
+
+    def prepared(self, view: View, sender: NodeId, message: Prepared) -> list[Effect]:
+        """A candidate says that its stage stands ready; the answer tells it that we live."""
+        candidate = self.candidates.get(sender)
+        if candidate is None or candidate.stage_index != message.stage_index:
+            return []
+        # Once iterations are committed newcomers load their state: what they have built is no more.
+        if not self._begun():
+            if self._expected_hash(view, sender, message) != message.parameter_hash:
+                del self.candidates[sender]
+                reason = "it builds other initial weights than the rest of its stage"
+                return [Send(sender, Refuse(reason))]
+            self._hashes[sender] = message.parameter_hash
+        candidate.prepared, candidate.held = True, message.held
+        return [self._assignment(view, sender, candidate)]
+
+    def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:
+        """Return what members or candidates of a stage have built, while any of them is there.
+
+        Who has left decides nothing: a stranger may come, say what it likes, and go.
+        """
+        for node, parameter_hash in self._hashes.items():
+            candidate = self.candidates.get(node)
+            if node in view:
+                stage_index = view.by_id[node].stage_index
+            elif candidate is not None and candidate.stage_index is not None:
+                stage_index = candidate.stage_index
+            else:
+                continue
+            if node != sender and stage_index == message.stage_index:
+                return parameter_hash
+        return message.parameter_hash
+
+    def moved(self, node: NodeId) -> None:
+        """A member serves another stage now: what it built at first says nothing of that."""
+        self._hashes.pop(node, None)
+
+    def _forget_strangers(self, view: View) -> None:
+        """Keep nothing of nodes that are neither members nor candidates any more."""
+        for known in (self._incarnations, self._hashes):
+            for node in [n for n in known if n not in view and n not in self.candidates]:
+                del known[node]
+
+    def enough(self, view: View, committed: Round, *, started: bool) -> bool:
+        """Whether members that work and candidates that may enter together fill every stage."""
+        entering = [c for c in self.candidates.values() if c.stands_by]
+        if started:
+            entering = [c for c in entering if self.level(c, committed)]
+        for stage in range(self._shape.num_relay_stages + 1):
+            num = len(view.workers[stage])
+            num += sum(c.stage_index == stage for c in entering)
+            need = self._config.min_nodes_per_stage if stage else self._config.min_data_nodes
+            if num < (1 if started else need):
+                return False
+        return True
+
+
+def donors_of(view: View, stage_index: int, candidate: NodeId) -> tuple[Member, ...]:
+    """Return members that can give a candidate its stage's state, in its own order of them."""
+    members = [m for m in view.roster(stage_index) if m.node_id != candidate]
+    if stage_index:
+        members.sort(key=lambda m: hashlib.sha256(f"{candidate}/{m.node_id}".encode()).digest())
+    # Of stage 0 the leader is the first: whoever serves there has to know where it is.
+    return tuple(members[:DONORS_MAX])
+
+
+def _reason(load: StageLoad) -> str:
+    """Return for people why a stage was given to a candidate."""
+    if load.num_missing:
+        return f"it lacks {load.num_missing} nodes"
+    return f"{load.num_flows} of {load.capacity} slots are in use there, more than elsewhere"

@@ -1,0 +1,182 @@
+"""What a node's operator wants of its place in the run: to pause, to take part again, to leave.
+
+    WORKING --PauseRequested, agreed, a view shows it--> PAUSED --the same, not paused--> WORKING
+    PAUSED --if its device is to be freed--> DRAINING
+    either of them --DrainRequested--> DRAINING --a view without it, or time is up--> (stops)
+
+The leader decides; this node repeats what it wants until a view shows it, so that neither a lost
+message nor a leader that has forgotten it leaves the wish behind. The leader's answer to a wish is
+noted once, for whoever asked. A paused node is a member with capacity 0: nobody routes anything
+through it, and it reduces, votes and commits as an idle relay does. One whose device is to be freed
+can't: it leaves the view once it is paused, and comes back as a newcomer. A node that leaves does
+what its round asks of it, for it is counted on there; it is left out of the next. If nobody else
+serves its stage it waits for a successor. When its time is up it goes at once, and says so to the
+leader, which goes on with the round without it.
+"""
+
+import math
+
+from decod.ids import NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+
+_REPEAT_S = 5.0
+"""Pause between two repeats of what this node wants, while no view shows it."""
+
+
+class Availability:
+    """One node's wishes about itself.
+
+    Args:
+        context: The node's.
+        capacity: What it holds when it is not paused.
+    """
+
+    def __init__(self, context: Context, capacity: int) -> None:
+        self._context = context
+        self._full = self._wanted = capacity
+        self._request_id = 0
+        self._answered = True
+        """The leader has answered the last wish."""
+        self._shown_paused = False
+        self.draining = False
+        self._frees = False
+        """The device is wanted for something else: a paused node leaves, to come back one day."""
+        self._leave_by_s: float | None = None
+        self._repeat_s: float | None = None
+
+    @property
+    def deadline_s(self) -> float | None:
+        return earliest(self._repeat_s, self._leave_by_s)
+
+    @property
+    def capacity(self) -> int:
+        """Microbatches that this node can be given now: 0 while it is paused."""
+        view, node_id = self._context.view, self._context.node_id
+        return view.by_id[node_id].capacity if node_id in view else self._full
+
+    @property
+    def _serves_alone(self) -> bool:
+        """Whether no other member of this node's stage takes microbatches."""
+        workers = self._context.view.workers[self._context.member.stage_index]
+        return all(m.node_id == self._context.node_id for m in workers)
+
+    # --- pausing ------------------------------------------------------------------------------
+
+    def pause(self, now_s: float, *, paused: bool, frees_device: bool = False) -> list[Effect]:
+        """Take in what the operator wants; ends with one note, that it is agreed or refused."""
+        if refusal := self._refusal(paused=paused):
+            return [_refused(refusal)]
+        self._wanted = 0 if paused else self._full
+        self._frees = paused and frees_device
+        self._request_id += 1
+        self._answered = False
+        self._repeat_s = now_s + _REPEAT_S
+        return self._say()
+
+    def _refusal(self, *, paused: bool) -> str:
+        """Return why the leader need not be asked, or nothing."""
+        if self._context.node_id not in self._context.view:
+            return "it has not entered the run yet"
+        if self.draining:
+            return "it is freeing its device" if self._frees else "it is leaving the run"
+        if self._context.member.stage_index == 0:
+            return "it is a data node: every iteration waits for its share of the batch"
+        if paused and self.capacity and self._serves_alone:
+            stage = self._context.member.stage_index
+            return f"stage {stage} would stop: nobody else takes its microbatches"
+        return ""
+
+    def answered(self, sender: NodeId, message: CapacityAnswer) -> list[Effect]:
+        """The leader agrees or refuses; it may refuse what it has agreed to."""
+        if sender != self._context.view.leader or message.request_id != self._request_id:
+            return []
+        first, self._answered = not self._answered, True
+        if message.refusal:
+            differs, self._wanted = self._wanted != self.capacity, self.capacity
+            self._frees = False
+            return [_refused(message.refusal)] if first or differs else []
+        return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
+
+    def opened(self, now_s: float) -> list[Effect]:
+        """A round has begun, maybe with another view."""
+        paused = self.capacity == 0
+        if self._unshown and self._repeat_s is None:
+            self._repeat_s = now_s + _REPEAT_S
+        effects: list[Effect] = []
+        if paused != self._shown_paused:
+            resumed = Note("node.resumed", (("capacity", self.capacity),))
+            effects.append(Note("node.paused") if paused else resumed)
+        self._shown_paused = paused
+        return effects + (self._leave(now_s) if self._frees and paused else [])
+
+    @property
+    def _unshown(self) -> bool:
+        return not self._answered or self._wanted != self.capacity
+
+    # --- leaving ------------------------------------------------------------------------------
+
+    def drain(self, now_s: float, timeout_s: float) -> list[Effect]:
+        """Leave within so many seconds; a second request can only shorten that."""
+        self._frees = False
+        if self._context.node_id not in self._context.view:
+            leave = Send(self._context.view.leader, Leave(self._reason))
+            return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
+        if timeout_s < math.inf:
+            self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
+        return self._leave(now_s)
+
+    @property
+    def _reason(self) -> str:
+        return "paused, and its device is freed" if self._frees else "drained by its operator"
+
+    def _leave(self, now_s: float) -> list[Effect]:
+        if self.draining:
+            return []
+        self.draining = True
+        self._repeat_s = now_s + _REPEAT_S
+        effects = self._say()
+        if self._serves_alone:
+            effects.append(Note("stage.held", (("stage", self._context.member.stage_index),)))
+        return effects
+
+    def dismissed(self) -> Effect:
+        """This node is in the view no more. Whether anybody trains without it, it can't know."""
+        if self.draining:
+            return self.ended(Stop(StopReason.REMOVED, "finished what it held, and left"))
+        return Stop(StopReason.REMOVED, "the leader counts this node as lost")
+
+    def ended(self, stop: Stop) -> Stop:
+        """Return how this node's end is told: who wants to leave has not been lost."""
+        if self.draining and stop.reason in (StopReason.REMOVED, StopReason.LEADER_LOST):
+            reason = StopReason.PAUSED if self._frees else StopReason.DRAINED
+            return Stop(reason, stop.detail)
+        return stop
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Leave if time is up; else say again what no view shows."""
+        if self._leave_by_s is not None and self._leave_by_s <= now_s:
+            detail = "time was up before a round ended without it: it left at once"
+            leave = Leave("did not finish in time", at_once=True)
+            return [Send(self._context.view.leader, leave), Stop(StopReason.DRAINED, detail)]
+        if self._repeat_s is None or self._repeat_s > now_s:
+            return []
+        said = self._say()
+        self._repeat_s = now_s + _REPEAT_S if said else None
+        return said
+
+    def _say(self) -> list[Effect]:
+        leader = self._context.view.leader
+        if self.draining:
+            return [Send(leader, Leave(self._reason))]
+        if self._unshown:
+            return [Send(leader, Capacity(self._request_id, self._wanted))]
+        return []
+
+
+def _refused(reason: str) -> Note:
+    return Note("capacity.refused", (("reason", reason),))

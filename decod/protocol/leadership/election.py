@@ -1,0 +1,505 @@
+"""Who leads: at most one node a term, and another when the leader is gone (invariant I4).
+
+    FOLLOWING -> (leader silent) CANVASSING -> (a quorum finds so too) STANDING -> won
+        ^------------(it is heard, or time is up)--------'------------'
+
+Data nodes may stand; all members of the view, relays too, have a vote. So with two data nodes of
+which one is dead there still is a majority, and a leader that is cut off from the others is in the
+minority. Whose votes it takes is said in `protocol.leadership.quorum`.
+
+**Canvassing** binds nobody. A data node that has not heard from the leader for a while asks all
+members; each of them pings the leader itself before it answers. So a node that has lost only its
+own link to the leader changes nothing, and a leader that is slow is not replaced as long as half
+of the members get an answer. Who is ahead of the asker sends it the decision that it missed.
+
+**Standing** takes a new term. A vote is given once in a term, kept on disk before it is sent, and
+binds: until a round of that term or a higher one is opened, the voter casts no vote for a round,
+without which nobody can commit one. With it comes how far the voter has got. From that the winner
+knows what may have been decided:
+
+- If any voter has not cast its vote for the newest round, nobody can have committed it: the winner
+  repeats it as the next attempt.
+- If all have, the dead leader may have committed it, and told nobody who is left: the winner
+  commits it, once a quorum has confirmed that (`protocol.leadership.ballot` says why). (Members
+  that do not answer are waited for a little. If such a one has not voted, it is no longer in step,
+  and leaves.)
+- What any voter knows to be committed or aborted is so, because a candidate that is behind a voter
+  is not voted for; it is brought up to date, and asks again.
+
+Who has confirmed a commit doesn't let a leader of a lower term abort the round or change its view
+any more: it would forget what it has confirmed. Who has only voted does, and is then ahead of its
+candidate, which hears of it.
+
+A node that restarts has forgotten what it knew. It still knows its last term, and votes for nobody
+whose view is of an earlier one.
+
+Questions that nobody answers are asked again, since messages get lost. Every wait is random in
+length after a first failure, so two candidates do not meet for ever.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.era import Hashes
+from decod.protocol.core.identity import Promise
+from decod.protocol.core.messages import Abort, CatchUp, Commit, Heartbeat, Mend
+from decod.protocol.core.messages.election import (
+    Candidacy,
+    Canvass,
+    CanvassAnswer,
+    Confirm,
+    LeaderIs,
+    Vote,
+)
+from decod.protocol.core.view import Role, View
+from decod.protocol.leadership.ballot import Ballot, place_in
+from decod.protocol.leadership.leader_check import LeaderCheck, answer_to
+from decod.protocol.leadership.leader_watch import LeaderWatch
+from decod.protocol.leadership.quorum import electors_of, ids_of, is_quorum
+from decod.protocol.leadership.voter import Voter
+
+ASKS_PER_TIMEOUT = 8
+"""How often a candidate repeats a question, in `election_timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """A won election."""
+
+    term: int
+    old: NodeId
+    """Who led before; this node itself if its term was called in question and it won again."""
+    last: Commit | Abort
+    """What has opened the newest round that any voter knew."""
+    view: View
+    """The newest in that round."""
+    hashes: Hashes
+    """Of the round's proposed parameters if it is to be committed; none if it is to be repeated."""
+    resigned: bool = False
+    """The old leader has handed over."""
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """What became of the old leader: an event of its, and why there is another."""
+        if self.resigned:
+            return "member.leaving", "the leader has handed over"
+        return "member.lost", "lost the leader"
+
+
+class ElectionState(Enum):
+    FOLLOWING = "following"
+    """Somebody leads, or another may stand."""
+    CANVASSING = "canvassing"
+    STANDING = "standing"
+    WON = "won"
+    """This node leads."""
+
+
+_TRYING = (ElectionState.CANVASSING, ElectionState.STANDING)
+
+
+class Election:
+    """One member's part in elections.
+
+    Inputs: `adopt` (an opening), `heard`, `doubt`, `canvassed` and the other messages, `persisted`,
+    `overdue`. Effects: `Send`, `PersistVote`, `Note`. `take` gives the outcome, once.
+
+    Args:
+        context: The node's.
+        rng: For the length of waits.
+        promise: What the node has kept of an earlier life in this run.
+        hashes: Returns those of the vote that this node's subtree has cast for the context's round;
+            none if it has not, or against it.
+    """
+
+    def __init__(
+        self, context: Context, rng: Random, promise: Promise, hashes: Callable[[], Hashes]
+    ) -> None:
+        self.state = ElectionState.FOLLOWING
+        self.last: Commit | Abort | None = None
+        """The decision that opened the context's round."""
+        self._mend: Mend | None = None
+        """The newest loss that this round has survived."""
+        self.abstains = False
+        self._context, self._rng = context, rng
+        self._timeout_s = context.config.election_timeout_s
+        self.voter, self.check = Voter(context, promise, hashes), LeaderCheck(context)
+        self._seen_term = promise.term
+        """The highest that anybody has spoken of."""
+        self._vacant = False
+        """This node led, and has given up its term."""
+        self.lookout = LeaderWatch(context)
+        self._from_s = 0.0
+        """Not to canvass before."""
+        self._by_s = 0.0
+        """When canvassing or standing ends."""
+        self._ask_s = 0.0
+        """When to ask again whoever has not answered."""
+        self._silent: set[NodeId] = set()
+        """Who does not hear the leader."""
+        self.unanswered: tuple[NodeId, ...] = ()
+        """Who had not said yes when this node last asked."""
+        self._ballot: Ballot | None = None
+        """While this node stands and its own vote is on disk."""
+        self._complete_by_s: float | None = None
+        """Until when a candidate with a quorum waits for the other votes."""
+        self._succession: Succession | None = None
+
+    # --- what others may ask ------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """The highest term that this node is bound to."""
+        return self.voter.term
+
+    @property
+    def bound(self) -> bool:
+        """Whether this node has voted for a leader that has not opened a round yet."""
+        return self.voter.bound
+
+    @property
+    def electing(self) -> bool:
+        """Whether nobody is known to lead."""
+        return self.state in _TRYING or self.bound or self._vacant
+
+    @property
+    def deadline_s(self) -> float | None:
+        member = self._context.view.by_id.get(self._context.node_id)
+        if member is None:
+            return None
+        act_s = self._act_s if member.role is Role.DATA else None  # Relays never stand.
+        return earliest(self.check.by_s, self._remind_s, act_s)
+
+    @property
+    def _act_s(self) -> float | None:
+        match self.state:
+            case ElectionState.WON:
+                return None
+            case ElectionState.FOLLOWING if not self.may_stand:
+                return None
+            case ElectionState.FOLLOWING:
+                patience_s = 0.0 if self._vacant else self.lookout.patience_s
+                return max(self.lookout.heard_s + patience_s, self._from_s)
+        return earliest(self._by_s, self._complete_by_s, self._ask_s)
+
+    @property
+    def _remind_s(self) -> float | None:
+        return self.voter.reminded_s + self._timeout_s if self.bound else None
+
+    @property
+    def _leads(self) -> bool:
+        return self._context.view.leader == self._context.node_id and not self._vacant
+
+    @property
+    def may_stand(self) -> bool:
+        member = self._context.view.by_id.get(self._context.node_id)
+        return (
+            member is not None and member.role is Role.DATA and not (self._leads or self.abstains)
+        )
+
+    @property
+    def _words(self) -> tuple[Commit | Abort | Mend, ...]:
+        """What has brought this node to its place, for those who are behind."""
+        return tuple(word for word in (self.last, self._mend) if word is not None)
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def adopt(self, now_s: float, decision: Commit | Abort) -> list[Effect]:
+        """The context has a new round."""
+        self.last, self._mend, view = decision, None, decision.opening.view
+        self._seen_term = max(self._seen_term, view.term)
+        leads = view.leader == self._context.node_id
+        self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
+        self._vacant, self.lookout.heard_s, self._from_s = False, now_s, now_s
+        self._complete_by_s = self._succession = self._ballot = None
+        self.unanswered = ()
+        self.check.reset()
+        return self.voter.follow(view)
+
+    def mended(self, now_s: float, mend: Mend) -> None:
+        """The context has a new view in the same round: the leader lives."""
+        self._mend = mend
+        self.voter.moved()
+        self.lookout.heard_s = now_s
+        self.check.reset()
+        if self.state in _TRYING:
+            self._follow(now_s)
+
+    def heard(self, now_s: float, sender: NodeId, *, announced: bool = False) -> None:
+        """The leader lives: it has sent something, or (`announced`) had it passed on."""
+        direct = sender == self._context.view.leader
+        if not (direct or announced) or self.bound or self._vacant:
+            return
+        if direct or self.state is ElectionState.FOLLOWING:
+            self.lookout.heard(now_s)
+            self.check.heard()
+        if direct and self.state is ElectionState.CANVASSING:
+            self._follow(now_s)
+
+    def doubt(self, now_s: float) -> None:
+        """The leader can't be reached from here: ask the others now rather than later."""
+        if self.state is ElectionState.FOLLOWING:
+            self.lookout.heard_s = min(self.lookout.heard_s, now_s - self._timeout_s)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.check.by_s is not None and self.check.by_s <= now_s:
+            effects += self.check.silent(now_s)
+        if self._remind_s is not None and self._remind_s <= now_s:
+            # The election that this node has voted in came to nothing: its leader must know.
+            self.voter.reminded_s = now_s
+            effects.append(self.told(self._context.view.leader))
+        act_s = self._act_s
+        if act_s is None or now_s < act_s:
+            return effects
+        if self.state is ElectionState.FOLLOWING:
+            return effects + self._canvass(now_s)
+        if self._complete_by_s is not None and self._complete_by_s <= now_s:
+            return effects + self._conclude(now_s)
+        if self._by_s > now_s:
+            return effects + self._ask(now_s)
+        self._follow(now_s)
+        return effects
+
+    def _ask(self, now_s: float) -> list[Effect]:
+        """Ask what this node wants to know now of all who have not said it."""
+        self._ask_s = now_s + self._timeout_s / ASKS_PER_TIMEOUT
+        question: Canvass | Candidacy | Confirm = Canvass(*self.voter.place)
+        answered: Collection[NodeId] = self._silent
+        if self.state is ElectionState.STANDING:
+            if self._ballot is None:
+                return []
+            kind = Confirm if self._ballot.proposed else Candidacy
+            question = kind(self.voter.promise.term, *self.voter.place)
+            answered = self._ballot.answered
+        others = (n for n in ids_of(self._context.view) if n != self._context.node_id)
+        self.unanswered = tuple(node for node in others if node not in answered)
+        return [Send(node, question) for node in self.unanswered]
+
+    def _follow(self, now_s: float) -> None:
+        """Stop trying; after a random while another try may be made."""
+        if self._ballot is not None:
+            # Nobody but this node could have learnt that a quorum has confirmed its own commit.
+            self.voter.confirmed_term = self._ballot.confirmed_before
+        self.state, self._complete_by_s, self._ballot = ElectionState.FOLLOWING, None, None
+        self._from_s = now_s + self._timeout_s * self._rng.uniform(0.125, 0.625)
+
+    def told(self, node: NodeId) -> Effect:
+        """Return what tells a node of the highest term that this one knows."""
+        view = self._context.view
+        if self.bound or self._vacant:
+            return Send(node, LeaderIs(self.term, None))
+        leader = view.by_id.get(view.leader)
+        return Send(node, LeaderIs(view.term, view.leader, leader.address if leader else None))
+
+    def superseded(self, now_s: float, term: int) -> bool:
+        """A member knows a higher term. Returns whether this node led, and must stop."""
+        self._seen_term = max(self._seen_term, term)
+        if not self._leads or term <= self._context.view.term:
+            return False
+        self._vacant = True
+        self._follow(now_s)
+        return True
+
+    def abstain(self, now_s: float) -> None:
+        """This node has asked to leave: from now on it has no vote, and does not stand."""
+        self.abstains = True
+        if self.state in _TRYING:
+            self._follow(now_s)
+
+    def resign(self, now_s: float) -> None:
+        """This node gives its office up: others may stand first."""
+        self._vacant = True
+        self._follow(now_s)
+        self._from_s += 2 * self._timeout_s
+
+    # --- canvassing ---------------------------------------------------------------------------
+
+    @property
+    def _electors(self) -> tuple[NodeId, ...]:
+        return electors_of(self.last.opening) if self.last else ids_of(self._context.view)
+
+    def _chosen_by(self, nodes: set[NodeId]) -> bool:
+        return is_quorum(nodes, self._electors) and is_quorum(nodes, ids_of(self._context.view))
+
+    def _canvass(self, now_s: float) -> list[Effect]:
+        self.state = ElectionState.CANVASSING
+        # Half of it is the leader's to answer the others; the rest is for the way.
+        self._by_s = now_s + 0.75 * self._timeout_s
+        self._silent = {self._context.node_id}
+        fields = (("peer", self._context.view.leader), ("term", self._context.view.term))
+        doubted = Note("leader.doubted", fields)
+        return [doubted, *self._ask(now_s), *self._count_silent(now_s)]
+
+    def canvassed(self, now_s: float, sender: NodeId, message: Canvass) -> list[Effect]:
+        """Somebody wants to know whether the leader answers this node."""
+        view = self._context.view
+        if sender not in view:
+            return [self.told(sender)]
+        if self.abstains:
+            return []
+        if place_in(message) < self.voter.place:
+            return [Send(sender, word) for word in self._words]
+        if self._leads:
+            return [Send(sender, Heartbeat(self._context.round))]
+        if self.bound or self._vacant or sender == view.leader:
+            # Of a leader that was voted out nothing more is expected; its successor gets its time.
+            silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
+            chosen = sender == self.voter.promise.candidate
+            return [answer_to(sender, message, silent=silent or chosen)]
+        self._give_way(now_s, sender)
+        return self.check.ask(now_s, sender, message)
+
+    def _give_way(self, now_s: float, sender: NodeId) -> None:
+        """Let a data node that comes first try first, or the two would share the votes."""
+        order = [m.node_id for m in self._context.view.data_nodes]
+        me = self._context.node_id
+        if me not in order or sender not in order or order.index(me) < order.index(sender):
+            return
+        if self.state is ElectionState.CANVASSING:
+            self._follow(now_s)
+        self._from_s = max(self._from_s, now_s + self._timeout_s)
+
+    def canvass_answered(
+        self, now_s: float, sender: NodeId, message: CanvassAnswer
+    ) -> list[Effect]:
+        """A member has looked for the leader."""
+        current = place_in(message) == self.voter.place
+        if self.state is not ElectionState.CANVASSING or not current or not message.silent:
+            return []
+        self._silent.add(sender)
+        return self._count_silent(now_s)
+
+    def _count_silent(self, now_s: float) -> list[Effect]:
+        return self.stand(now_s) if self._chosen_by(self._silent) else []
+
+    # --- standing -----------------------------------------------------------------------------
+
+    def stand(self, now_s: float) -> list[Effect]:
+        self.state = ElectionState.STANDING
+        self._by_s, self._complete_by_s, self._ballot = now_s + self._timeout_s, None, None
+        self._ask_s = self._by_s
+        self._seen_term = max(self.term, self._seen_term) + 1
+        return self.voter.bind(now_s, Promise(self._seen_term, self._context.node_id))
+
+    def persisted(self, now_s: float, promise: Promise) -> list[Effect]:
+        """A vote is on disk: send it, if it still is the last."""
+        if not self.voter.persisted(promise) or promise.candidate is None:
+            return []
+        me = self._context.node_id
+        if promise.candidate != me:
+            return [Send(promise.candidate, self.voter.vote)]
+        if self.state is not ElectionState.STANDING:
+            return []
+        members = {*ids_of(self._context.view), *self._electors}
+        self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
+        fields = (("term", promise.term), ("round", str(self._context.round)))
+        effects: list[Effect] = [Note("leader.standing", fields), *self._ask(now_s)]
+        return effects + self.voted(now_s, me, self.voter.vote)
+
+    def stood(self, now_s: float, sender: NodeId, message: Candidacy) -> list[Effect]:
+        """A member stands for leader."""
+        if sender not in self._context.view or self._leads or self.abstains:
+            # A leader that hears this lives; it is told when another has won.
+            return []
+        refusal = Send(sender, self.voter.refusal)
+        if place_in(message) < self.voter.place:
+            return [*(Send(sender, word) for word in self._words), refusal]
+        promise = Promise(message.term, sender)
+        if promise == self.voter.promise and self.bound:
+            return [Send(sender, self.voter.vote)] if self.voter.kept == promise else []
+        if message.term <= self.term or not self.voter.remembers(message):
+            return [refusal]
+        return self._bind_to(now_s, promise)
+
+    def _bind_to(self, now_s: float, promise: Promise) -> list[Effect]:
+        """Vote for another."""
+        if self.state is not ElectionState.FOLLOWING:
+            self._follow(now_s)
+        # The new leader gets its time to open a round.
+        self.lookout.heard_s = now_s
+        self._seen_term = max(self._seen_term, promise.term)
+        return self.voter.bind(now_s, promise)
+
+    def voted(self, now_s: float, sender: NodeId, message: Vote) -> list[Effect]:
+        """A member's answer to this node's candidacy, or to what it proposes."""
+        self._seen_term = max(self._seen_term, message.term)
+        ballot, ours = self._ballot, message.term == self.voter.promise.term
+        if ballot is None or not ours or not message.granted:
+            return []
+        if ballot.proposed:
+            if message.confirmed_term == message.term and place_in(message) == self.voter.place:
+                ballot.confirmed.add(sender)
+            return self._win(now_s, ballot) if ballot.agreed else []
+        ballot.votes[sender] = message
+        if not ballot.elected:
+            return []
+        view = self._context.view
+        missing = {*ids_of(view)} - ballot.votes.keys() - {view.leader}
+        if not missing or not ballot.open:
+            return self._conclude(now_s)
+        if self._complete_by_s is None:
+            self._complete_by_s = self._by_s = now_s + self._timeout_s / 2
+        return []
+
+    def _conclude(self, now_s: float) -> list[Effect]:
+        """The votes are counted: lead the term, or have confirmed first what is to be committed."""
+        ballot = self._ballot
+        assert ballot is not None
+        self._complete_by_s, ballot.proposed = None, ballot.hashes
+        if not ballot.proposed:
+            return self._win(now_s, ballot)
+        self.voter.confirmed_term = self.voter.promise.term
+        self._by_s = now_s + self._timeout_s
+        return [*self._ask(now_s), *self.voted(now_s, self._context.node_id, self.voter.vote)]
+
+    def _win(self, now_s: float, ballot: Ballot) -> list[Effect]:
+        """This node leads the term."""
+        view = self._context.view
+        self.state, self._vacant, self._ballot = ElectionState.WON, False, None
+        self.lookout.heard_s = now_s
+        assert self.last is not None, "nobody is elected before the first round"
+        self._succession = Succession(
+            self.voter.promise.term, view.leader, self.last, view, ballot.proposed
+        )
+        fields = (("term", self.voter.promise.term), ("num_votes", len(ballot.votes)))
+        return [Note("leader.elected", fields)]
+
+    def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> list[Effect]:
+        """A candidate has a quorum of votes, and is to commit the round if another confirms it."""
+        if sender not in self._context.view or self._leads or self.abstains:
+            return []
+        if place_in(message) < self.voter.place:
+            return [Send(sender, word) for word in self._words]
+        promise, voter = Promise(message.term, sender), self.voter
+        if message.term < self.term or not voter.remembers(message):
+            return []
+        if voter.confirm(message, promise):
+            return [Send(sender, voter.vote)]
+        return self._bind_to(now_s, promise) if message.term > self.term else []
+
+    def take(self) -> Succession | None:
+        """Return what this node has won, once."""
+        succession, self._succession = self._succession, None
+        return succession
+
+    def catch_up(self, sender: NodeId, round_: Round, *, view_term: int) -> list[Effect]:
+        """A member asks for the decision that it may have missed; anybody may know it."""
+        if (view_term, round_) > self.voter.place[:2]:
+            return []
+        return [Send(sender, word) for word in self._words]
+
+    def leader_is(self, now_s: float, message: LeaderIs) -> tuple[bool, list[Effect]]:
+        """A node knows of a higher term. Returns whether this node led, and must stop."""
+        if message.term <= self._context.view.term:
+            return False, []
+        stopped = self.superseded(now_s, message.term)
+        if message.leader is None or message.leader == self._context.node_id:
+            return stopped, []
+        return stopped, [Send(message.leader, CatchUp(self._context.round))]

@@ -1,0 +1,275 @@
+"""A candidate's way in: offer, get a stage, build it, say that it stands ready.
+
+    OFFERING -> (Assign) -> BUILDING -> [FETCHING] -> PREPARED -> (in the view)
+
+The candidate repeats what it said last until the leader lets it in; the leader answers repeats
+alike. If it does not answer, it may have forgotten a candidate that was silent for a while: that
+one then offers itself as at first. What lets it in may be lost on its way, and the leader after it:
+if others go on treating the candidate as a member, it asks them for it. A run that starts from a
+given state adds a step: the stage's part comes from the leader, until an iteration is committed;
+then nobody needs it any more, nor who has it.
+Where the run has committed anything, a candidate that stands prepared follows a member of its stage
+until it is level (`decod.protocol.state.replay`), and the leader lets it in then.
+"""
+
+from dataclasses import replace
+
+from decod.ids import NodeId, Round
+from decod.protocol.core import messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
+from decod.protocol.core.events import (
+    LeaderFound,
+    Received,
+    SendFailed,
+    StateFetched,
+    StateFetchFailed,
+)
+from decod.protocol.core.identity import Identity
+from decod.protocol.core.jobs import Build, Built, Job, JobResult, Load
+from decod.protocol.core.messages import Assign, CatchUp, Join, Prepared, Refuse
+from decod.protocol.core.messages.election import Candidacy, Canvass
+from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.view import Opening
+from decod.protocol.state.mirrors import inventory
+from decod.protocol.state.replay import Replay
+from decod.protocol.state.replay_sources import ReplaySource, refused
+from decod.protocol.state.stage_state import StageState
+
+_AMONG_MEMBERS = (
+    messages.Heartbeat
+    | Canvass
+    | Candidacy
+    | messages.Mend
+    | messages.CanTake
+    | messages.VIEW_MESSAGES
+    | messages.OF_ROUND_AND_VIEW
+    | messages.OF_CHANGED_PATH
+)
+"""Messages that nobody sends to a node that it does not take for a member."""
+
+_KNOCK_INTERVAL_S = 2.0
+"""Pause between two repeats of an offer."""
+
+
+class Joining:
+    """What a node does until it is in the view."""
+
+    def __init__(self, context: Context, identity: Identity, offer: Join) -> None:
+        self._context = context
+        self._identity = identity
+        self._offer = offer
+        self._initial_due = context.fetches_initial
+        """What was built is not the state yet that the run starts from."""
+        self._initial_held = not context.fetches_initial
+        self._fetching = False
+        self._assigned: Assign | None = None
+        self._assigned_in = (0, 0)
+        """Term and version of the view in which this node was no member yet."""
+        self._built: Built | None = None
+        self._heard_s: float | None = None
+        """When the leader was last heard; the first knock counts too."""
+        self._known_s = 0.0
+        """When the leader last showed that it knows this candidate: what a donor says does not."""
+        self._refused_until_s: float | None = None
+        """When this candidate gives up, if the leader still refuses it then."""
+        self._told: Round | None = None
+        """What the leader was last told to be held here."""
+        self._ask_s: float | None = None
+        """When those that treat this node as a member may be asked since when it is one."""
+        self.following = Replay(context, identity.address, incarnation=offer.incarnation)
+        self.deadline_s: float | None = None
+
+    def heard(self, now_s: float, received: Received) -> list[Effect]:
+        """Somebody says something: as to a member, maybe, before this node knows it is one."""
+        context, sender = self._context, received.sender
+        if sender == context.view.leader:
+            self._heard_s = now_s
+            if isinstance(received.message, (Assign, messages.Ping)):
+                self._known_s = now_s
+        outside = context.node_id not in context.view
+        if not (outside and self._ready and isinstance(received.message, _AMONG_MEMBERS)):
+            return []
+        asks = self._ask_s is not None and self._ask_s <= now_s
+        if asks or self._ask_s is None:
+            # Not at once: as a rule it is on its way.
+            self._ask_s = now_s + context.config.heartbeat_interval_s
+        return [Send(sender, CatchUp(context.round))] if asks else []
+
+    def knock(self, now_s: float) -> list[Effect]:
+        """Offer this node, or say that it is prepared."""
+        if self._identity.node_id in self._context.view:
+            self.deadline_s = None
+            return []
+        leader: NodeId = self._context.view.leader
+        building = self._assigned is not None and self._built is None
+        if self._heard_s is None or building or self._fetching or leader == self._context.node_id:
+            # Who asks nothing gets no answers, however long it takes; who leads needs none.
+            self._heard_s = self._known_s = now_s
+        silent_s = now_s - self._heard_s
+        if silent_s > self._context.config.leader_timeout_s:
+            detail = f"the leader has not answered for {silent_s:.0f} s"
+            return [Stop(StopReason.LEADER_LOST, detail)]
+        self.deadline_s = now_s + _KNOCK_INTERVAL_S
+        if self._assigned is None:
+            return [Send(leader, self._offered())]
+        # What is on this host's disk may have been found after the first offer.
+        forgotten = now_s - self._known_s > self._context.config.heartbeat_timeout_s
+        again = self._context.kept or forgotten
+        more: list[Effect] = [Send(leader, self._offered())] if again else []
+        if self._built is None:
+            return more
+        if self._initial_due:
+            # Asked again meanwhile: the run may begin without this node.
+            return [Send(leader, self._offered()), *self._fetch_initial()]
+        following, assigned = self.following, self._assigned
+        followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
+        return more + followed + self._say_ready()
+
+    def _say_ready(self) -> list[Effect]:
+        if self._assigned is None or self._built is None:
+            return []
+        self._told = self.following.level
+        held = self._told or Round(self._context.start_iteration, 0)
+        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
+        return [Send(self._context.view.leader, prepared)]
+
+    def _report(self) -> list[Effect]:
+        """Tell the leader how far this node is, when it has caught up with what it knows of."""
+        new = self.following.abreast and self.following.level != self._told
+        return self._say_ready() if new else []
+
+    def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
+        """A state has come that this candidate asked for, or that it needs no more."""
+        if self.following.takes(event):
+            return self.following.fetched(event)
+        return stage.fetched(event) if self._fetching else [FreeTensor(event.tensor.id)]
+
+    def exchanged(self, now_s: float, received: Received, followers: ReplaySource) -> list[Effect]:
+        """A candidate follows this member, or the member that this node follows says something."""
+        message, sender, tensor = received.message, received.sender, received.tensor
+        view, effects = self._context.view, list[Effect]()
+        match message:
+            case Follow() if self._context.node_id in view:
+                return followers.follow(now_s, sender, message)
+            case Follow():
+                # Meant for the member that it was before it started again.
+                return [refused(self._context, sender, message, "it is no member")]
+            case Followed():
+                effects = self.following.answered(now_s, sender, message)
+            case Average() if tensor is not None:
+                effects = self.following.average(now_s, sender, message, tensor)
+        return effects + self._report()
+
+    def missed(self, now_s: float, event: SendFailed, followers: ReplaySource) -> list[Effect]:
+        """Something of that could not be delivered."""
+        if isinstance(event.message, Follow):
+            return self.following.unreachable(now_s, event.to, event.reason)
+        return followers.undelivered(event)
+
+    def _offered(self) -> Join:
+        return replace(self._offer, kept=inventory(self._context))
+
+    def redirected(self, now_s: float, event: LeaderFound) -> list[Effect]:
+        """Another node leads the run by now: begin again there."""
+        view = self._context.view
+        if event.leader == view.leader:
+            return []
+        self._context.view = replace(view, leader=event.leader)
+        self._assigned = self._heard_s = self._refused_until_s = None
+        self._fetching = False
+        return self.following.end() + self.knock(now_s)
+
+    def admitted(self, opening: Opening) -> bool:
+        """Whether this node is let in, and not who had its id before a restart."""
+        view = opening.view
+        member = view.by_id.get(self._identity.node_id)
+        if not self._ready or member is None or (view.term, view.version) <= self._assigned_in:
+            return False
+        return member.since_iteration == opening.committed.iteration
+
+    @property
+    def _ready(self) -> bool:
+        """Whether what the run needs stands here."""
+        return self._built is not None and not self._initial_due
+
+    @property
+    def pristine(self) -> bool:
+        """Whether the device holds what the run began with."""
+        return self.following.pristine and self._initial_held
+
+    def entered(self) -> None:
+        self.deadline_s = None
+
+    def refused(self, now_s: float, message: Refuse) -> list[Effect]:
+        """The leader does not take this node. If it may do so later, it is asked until then."""
+        detail = message.reason
+        if message.over:
+            return [*self.following.end(), Stop(StopReason.FINISHED, detail)]
+        if not message.again_s:
+            return [Stop(StopReason.REFUSED, detail)]
+        if self._refused_until_s is None:
+            patience_s = self._context.config.leader_timeout_s
+            self._refused_until_s = now_s + message.again_s + patience_s
+            fields = (("reason", detail), ("again_s", round(message.again_s)))
+            return [Note("candidate.refused", fields)]
+        patient = now_s <= self._refused_until_s
+        return [] if patient else [Stop(StopReason.REFUSED, detail)]
+
+    def assigned(self, message: Assign) -> list[Effect]:
+        """The leader has chosen a stage: build it."""
+        if self._identity.node_id in self._context.view:
+            return []
+        self._refused_until_s = None
+        self._assigned_in = (message.view_term, message.view_version)
+        if message == self._assigned:
+            self._assigned = message  # It may name other donors.
+            if not (message.begun and self._initial_due):
+                return []
+            self._initial_due = self._fetching = False
+            return self._say_ready()
+        self._assigned, self._built = message, None
+        self._initial_due = self._context.fetches_initial and not message.begun
+        self._context.why = message.reason
+        fields = (("stage", message.stage_index), ("reason", message.reason))
+        note = Note("stage.assigned", fields)
+        abandoned = self.following.built()
+        return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index))]
+
+    def job_finished(self, now_s: float, job: Job, result: JobResult) -> list[Effect]:
+        """Take in the result of a job from before this node's entry."""
+        if self.following.awaits(job):
+            return self.following.done(now_s, result) + self._report()
+        if not isinstance(result, Built) or self._assigned is None:
+            return []
+        if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:
+            return []
+        return self.built(now_s, result, initial=isinstance(job, Load))
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
+        """A job from before this node's entry has failed. None: it can't do without that."""
+        following = self.following
+        return following.failed(now_s, reason) if following.awaits(job) else None
+
+    def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
+        """The stage stands: with weights from the seed or, `initial`, with its given state."""
+        self._built = result
+        self._initial_held = initial or not self._context.fetches_initial
+        if initial:
+            self._initial_due = self._fetching = False
+        return self.knock(now_s)
+
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+        """Nobody could give what this candidate asked for; another knock asks again."""
+        if self.following.takes(event):
+            return self.following.fetch_failed(now_s, event)
+        self._fetching = False
+        return []
+
+    def _fetch_initial(self) -> list[Effect]:
+        if self._fetching or self._assigned is None:
+            return []
+        self._fetching = True
+        context = self._context
+        stage_index = self._assigned.stage_index
+        return [FetchState((context.view.leader,), stage_index, context.start_iteration)]

@@ -1,0 +1,569 @@
+"""The leader's decisions: who takes part, when a batch is done, what is final.
+
+    GATHERING -> TRAINING -> AGGREGATING -> TRAINING -> ... -> PAUSED
+
+The leader is one of the data nodes. It opens a round with a view of its members; data nodes report
+their share of the batch; it says BEGIN AGGREGATION; when the vote of all members comes back up the
+tree, it decides *once*: commit, or abort. Either decision opens the next round, in a message that
+every member gets down the tree. Membership changes nowhere else:
+
+- a candidate is assigned a stage (`Join` -> `Assign`), prepares it (`Prepared`), and enters with
+  the next commit; while a stage is empty it enters at once;
+- a suspect is pinged; if it does not answer it is removed. A relay is done without in the same
+  round (`Mend`); the loss of a data node repeats the round;
+- a node that leaves is left out at the next commit, unless it is its stage's last;
+- a node that wants another capacity, none for a pause, has it from the next opening on that
+  no loss has made, unless its stage would stop.
+
+If a stage loses its last member after an iteration has been committed, the leader asks all members
+what is on their disks, and begins another era of the run: see `protocol.leadership.stage_recovery`.
+"""
+
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.digest import add_digests
+from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import (
+    Abort,
+    BeginAggregation,
+    Capacity,
+    CapacityAnswer,
+    CatchUp,
+    Commit,
+    Join,
+    Leave,
+    Mend,
+    Message,
+    NodeLoad,
+    Prepared,
+    Ready,
+    Refuse,
+    Report,
+)
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Member, Opening, Role, View, orphans
+from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.capacity import Capacities
+from decod.protocol.leadership.conflicts import RoundStanding
+from decod.protocol.leadership.election import Succession
+from decod.protocol.leadership.polling import Polling
+from decod.protocol.leadership.quorum import Quorum, electors_of
+from decod.protocol.leadership.round_timer import RoundTimer
+from decod.protocol.leadership.stage_recovery import StageRecovery
+from decod.protocol.leadership.suspicions import Suspicions
+
+_FAILURES_MAX = 5
+"""Rounds of one iteration that may fail with all stages present before the run is stopped."""
+
+_STUCK_FAILURES = 2
+"""Rounds of one iteration that may fail before candidates enter that have not followed."""
+
+
+class LeaderState(Enum):
+    GATHERING = "gathering"
+    """Some stage has too few members, or only paused ones."""
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    """All iterations are done, or the run can't go on: the result is being kept."""
+    FINISHED = "finished"
+
+
+UNDER_WAY = (LeaderState.TRAINING, LeaderState.AGGREGATING)
+
+
+class Leader:
+    """The state that only the leader has. Driven by its own node's `NodeMachine`."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        config: ProtocolConfig,
+        shape: RunShape,
+        agreed_epoch: Callable[[], int],
+        around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
+    ) -> None:
+        self.node_id = node_id
+        self._agreed_epoch = agreed_epoch
+        """The settlement to use in a round that opens now."""
+        self.config, self.shape = config, shape
+        self.state = LeaderState.GATHERING
+        num_stages = shape.num_relay_stages + 1
+        self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
+        self.round = Round(shape.start_iteration + 1, 0)
+        self.committed = Round(shape.start_iteration, 0)
+        self.admission = Admission(config, shape, lambda: self.started)
+        self.leaving: dict[NodeId, str] = {}
+        self.capacities, self.rebuild = Capacities(), StageRecovery(config, shape)
+        self.loss: float | None = None
+        self.held, self._vote_term = False, 0
+        self._reports: dict[NodeId, Report] = {}
+        self._begun: BeginAggregation | None = None
+        self._vote: Ready | None = None
+        self.electorate = Quorum(node_id)
+        self.doubts = Suspicions(config, self.admission, self.electorate, around)
+        self._last: Commit | Abort | None = None
+        self._mend: Mend | None = None
+        """The newest loss that this round has survived."""
+        self._num_failures, self.failure = 0, ""
+        self._completed = False
+        """It has been told that all iterations are done."""
+        self._pace, self.polling = RoundTimer(config.round_timeout_s), Polling(config, self.admission)
+
+    # --- time ---------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        parts = (self.doubts, self.admission)
+        return earliest(*(part.deadline_s for part in parts), self._pace.by_s, self.polling.due_s)
+
+    @property
+    def started(self) -> bool:
+        """Whether the members hold what nobody could build again."""
+        return self.committed.iteration > self.shape.start_iteration or self.round.era > 0
+
+    def take_over(
+        self, now_s: float, won: Succession, begun: BeginAggregation | None
+    ) -> list[Effect]:
+        """Finish the round if the last leader may have, as `begun` announced it; else repeat it."""
+        opening, view = won.last.opening, replace(won.view, term=won.term)
+        self.view, self.round, self.committed = view, opening.round, opening.committed
+        self._last = won.last
+        self.rebuild.resume(now_s, opening)
+        self.electorate.settle(view, electors_of(opening))
+        self.polling.start(now_s)
+        self.polling.renumber(won.term)
+        self.doubts.renumber(won.term)
+        old = [] if won.old == self.node_id else [won.old]
+        event, gone = won.told
+        reason = gone if old else "the leader's term was called in question"
+        notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
+        if opening.paused:
+            self.state = LeaderState.PAUSED
+        elif won.hashes and begun is not None and begun.num_committed:
+            self.state, self._begun = LeaderState.AGGREGATING, begun
+            self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
+            self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
+            notes.append(noted("round.kept", round=str(self.round), reason=reason))
+            return notes + self._decide(now_s)
+        view = self._next_view(without=old, admit=False)
+        return notes + self._open(now_s, view, reason=reason, goodbye=old)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects, gone = self.doubts.overdue(now_s, self.view)
+        effects += self._remove(now_s, gone) if gone else []
+        if self._pace.by_s is not None and self._pace.by_s <= now_s:
+            self._pace.progressed(now_s)
+            if not self.doubts.stalled(now_s, self.view, self.polling.loads.values()):
+                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
+        if self.polling.due_s is not None and self.polling.due_s <= now_s:
+            effects += _query(self, now_s)
+        return effects
+
+    # --- joining ------------------------------------------------------------------------------
+
+    def join(self, now_s: float, sender: NodeId, join: Join) -> list[Effect]:
+        """A candidate offers itself, or repeats its offer."""
+        if self.admission.outdated(sender, join):
+            return []
+        needed = self.state is LeaderState.GATHERING or sender in self.view
+        if not needed and (refused := self.doubts.aside.refused(now_s, sender)):
+            return refused
+        effects: list[Effect] = []
+        member = sender in self.view and sender not in self.admission.candidates
+        if member and not self.admission.refusal(join):
+            if self.admission.repeated(sender, join):
+                return self._last_word(sender)
+            effects += self._remove(now_s, {sender: "restarted"})
+        self.electorate.readmit(sender)
+        effects += self.admission.join(self.view, sender, join)
+        self.admission.heard(now_s, sender)
+        return effects
+
+    def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
+        """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
+        effects = self.admission.prepared(self.view, sender, message)
+        gathering = self.state is LeaderState.GATHERING
+        if self.electorate.lacking and self.admission.any_prepared:
+            effects += self.retry(now_s)
+        elif self.rebuild.needed:
+            effects += self.begin_era(now_s)
+        elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
+            effects += self._open(now_s, self._next_view(), reason="every stage has its members")
+        return effects
+
+    # --- doubts and leaving -------------------------------------------------------------------
+
+    @property
+    def standing(self) -> RoundStanding:
+        """How far the run is."""
+        done, under_way = self.state is LeaderState.AGGREGATING, self.state in UNDER_WAY
+        return RoundStanding(self.view, self.round, batch_done=done, under_way=under_way)
+
+    def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
+        """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
+        again = self.doubts.unreachable(now_s, self.view, node, reason, ping=ping)
+        return self._remove(now_s, {node: reason}) if again is None else again
+
+    def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
+        if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
+            return []
+        self.electorate.dismiss(sender)
+        if message.at_once:
+            return self._remove(now_s, {sender: message.reason})
+        if sender in self.leaving:
+            return []
+        self.leaving[sender] = message.reason
+        needed = self.started and sender in _stay(self.view, self.leaving)
+        if self.state is LeaderState.GATHERING and not needed:
+            return self._remove(now_s, {sender: message.reason})
+        return _leaving_notes(self.view, sender, self.leaving)
+
+    def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
+        """A member wants another capacity: it has it from the next opening on."""
+        member = self.view.by_id.get(sender)
+        if member is None:
+            return []
+        if self.state is LeaderState.PAUSED:
+            return [Send(sender, CapacityAnswer(message.request_id, "all iterations are done"))]
+        effects = self.capacities.ask(self.view.members, member, message, self.leaving)
+        if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
+            reason = f"{member.label} changes its capacity"
+            effects += self._open(now_s, self._next_view(), reason=reason)
+        return effects
+
+    def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
+        """Repeat the last decision to a node that may have missed it."""
+        if sender in self.view and message.round == self.round and self._begun is not None:
+            mend = [Send(sender, self._mend)] if self._mend is not None else []
+            return [*mend, Send(sender, self._begun)]
+        return self._last_word(sender)
+
+    def _last_word(self, node: NodeId) -> list[Effect]:
+        """Repeat what opened the round, and who was lost since."""
+        return [Send(node, word) for word in (self._last, self._mend) if word is not None]
+
+    def _remove(
+        self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
+    ) -> list[Effect]:
+        """Go on without some nodes: in this round or another, unless the run has lost a stage."""
+        effects: list[Effect] = []
+        for node, reason in nodes.items():
+            self.doubts.probes.forget(node)
+            if not admit:
+                effects += self.admission.lost(node, reason)
+            self.leaving.pop(node, None)
+            self.capacities.forget(node)
+            self.polling.loads.pop(node, None)
+            if node in self.view and node not in self.electorate.lacking:
+                effects.append(noted("member.lost", peer=node, reason=reason))
+        missing = dict.fromkeys((*nodes, *self.electorate.lacking))
+        gone = [node for node in missing if node in self.view]
+        if not gone:
+            return effects
+        # What others want can wait until a round ends in order: now they are needed as they are.
+        view = self._next_view(without=gone, admit=admit, resize=False)
+        # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
+        back = self.admission.standing_by if admit else set[NodeId]()
+        if not self.electorate.allows(back.union(view.by_id)):
+            return effects + self.electorate.wait_for(gone, self.view)
+        names = ", ".join(self.view.by_id[node].label for node in gone)
+        reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
+        if view.empty_stages and self.started and self.state is LeaderState.PAUSED:
+            stage = view.empty_stages[0]
+            lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
+            return effects + self.finish(reason=lost, failed=True)
+        if not admit and self.state in UNDER_WAY and _survives(self.view, view, gone):
+            return effects + self._go_on(now_s, view, reason, gone)
+        return effects + self._open(now_s, view, reason=reason, goodbye=gone)
+
+    def retry(self, now_s: float) -> list[Effect]:
+        """Go on without the members that are waited for, if a quorum is there by now."""
+        return self._remove(now_s, {}, admit=True)
+
+    def _go_on(self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]) -> list[Effect]:
+        """Go on with the round without some relays."""
+        # What opened the round may have been lost with whom they were to have it from.
+        left = orphans(self.view, gone, fanout=self.config.tree_fanout)
+        words = [word for node in left for word in self._last_word(node)]
+        self._vote, self._begun, self.view, self.state = None, None, view, LeaderState.TRAINING
+        self.electorate.opened(view)
+        self._reports.clear()
+        self._pace.progressed(now_s)
+        self._mend = mend = Mend(self.round, view, reason[:200])
+        note = noted("round.mended", round=str(self.round), reason=reason)
+        told = [Send(node, mend) for node in (self.node_id, *gone)]
+        return [note, *words, *told, *self.capacities.settle(view)]
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def report(self, now_s: float, sender: NodeId, message: Report) -> list[Effect]:
+        """A data node's share is done; when all are, the batch is."""
+        member = self.view.by_id.get(sender)
+        ours = member is not None and member.role is Role.DATA and message.round == self.round
+        if not ours or self.state not in UNDER_WAY:
+            return []
+        if message.failure:
+            return self._repeat(now_s, message.failure, counts=False)
+        if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
+            return []
+        self._reports[sender] = message
+        self._pace.progressed(now_s)
+        if len(self._reports) < len(self.view.data_nodes):
+            return []
+        begin = _begin(self.round, self.view.version, self._reports.values())
+        if begin.num_committed == 0:
+            return self._repeat(now_s, "no microbatch found a way through", counts=True)
+        self.state, self._begun = LeaderState.AGGREGATING, begin
+        return [Send(self.node_id, begin)]
+
+    def voted(self, now_s: float, vote: Ready) -> list[Effect]:
+        """All members have voted (or one against): decide, unless commits are held."""
+        late = (vote.round, vote.view_version) != (self.round, self.view.version)
+        if late or self.state is not LeaderState.AGGREGATING:
+            return []
+        if vote.failure:
+            return self._repeat(now_s, vote.failure, counts=True)
+        self._vote, self._vote_term = vote, self.view.term
+        self._pace.progressed(now_s)
+        return self._decide(now_s)
+
+    def hold(self, now_s: float, *, held: bool) -> list[Effect]:
+        self.held = held
+        return self._decide(now_s)
+
+    def _decide(self, now_s: float) -> list[Effect]:
+        """Commit the round. The only place where a commit is made."""
+        begun = self._begun
+        if self.held or self._vote is None or begun is None:
+            return []
+        self.committed, self._num_failures = self.round, 0
+        self.doubts.committed()
+        self.electorate.settle(self.view)
+        rebuilt = self.rebuild.committed(now_s, self.round.iteration, self._vote.hashes)
+        self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
+        note = _committed(self.round, self.loss, self._pace.committed(now_s), begun)
+        done = 0 < self.shape.num_iterations <= self.round.iteration
+        gone = sorted(self.leaving.keys() - _stay(self.view, self.leaving))
+        staff = self.view.members if self.started else None
+        comes = self.admission.committed(self.committed, staff) and not done
+        changed = gone or comes or (not done and self.capacities.pending(self.view))
+        view = self._next_view(without=gone, admit=comes) if changed else self.view
+        epoch = 0 if changed else self._agreed_epoch()
+        next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
+        opening = self._opening(next_round, view, paused=done, epoch=epoch)
+        voted = (self.view.version, self._vote_term, self._vote.hashes)
+        message = Commit(self.round, opening, self.loss, num_tokens, *voted)
+        effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
+        if done:
+            self.state, self._pace.by_s = LeaderState.PAUSED, None
+            effects += _query(self, now_s)
+        return effects
+
+    def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
+        """Repeat the round with the same members and new flows."""
+        if counts and not (self.view.idle_stages or self.electorate.lacking):
+            self._num_failures += 1
+        if self._num_failures >= _FAILURES_MAX:
+            times = f"iteration {self.round.iteration} failed {self._num_failures} times"
+            return give_up(self, f"{times}, last: {reason}")
+        # Candidates follow commits. If none come they fetch the state as members: with them the run
+        # may have a quorum without whoever holds it up.
+        view = self._next_view(level=self._num_failures < _STUCK_FAILURES)
+        return self._open(now_s, view, reason=reason)
+
+    def finish(self, *, reason: str, failed: bool) -> list[Effect]:
+        """End the run for everybody."""
+        if self.state is LeaderState.FINISHED:
+            return []
+        self.state, self._pace.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
+        opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
+        # Without a quorum the others may go on, led by somebody else.
+        word = Refuse(reason, over=not self.electorate.lacking)
+        aside = [node for node in self.doubts.aside.nodes if node not in self.view]
+        outside = dict.fromkeys([*self.admission.candidates, *aside])
+        waiting = [Send(node, word) for node in outside if node != self.node_id]
+        self._last = Abort(self.round, opening, reason[:200])
+        return [*waiting, Send(self.node_id, self._last)]
+
+    def _open(
+        self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
+    ) -> list[Effect]:
+        """Open another attempt at the iteration."""
+        aborted, next_round = self.round, _again(self.round)
+        opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
+        hashes = self._last.hashes if self._last is not None else ()
+        message = Abort(aborted, opening, reason[:200], hashes)
+        note = _opened(aborted, next_round, reason)
+        return [note, *self._announce(now_s, message, goodbye=goodbye)]
+
+    def _opening(self, next_round: Round, view: View, **how: Any) -> Opening:
+        electors, rebuild = self.electorate.told_with(view), self.rebuild
+        how |= {"marks": rebuild.marks, "origin": rebuild.origin}
+        return Opening(next_round, self.committed, view, electors=electors, **how)
+
+    def begin_era(self, now_s: float) -> list[Effect]:
+        """Go on without what a stage has lost, if it is known how and somebody can take it over."""
+        plan, effects = self.rebuild.decide(self.view, self.committed.iteration, self)
+        if self.rebuild.hopeless:
+            reason = f"{self.rebuild.lost}, and its weights are nowhere"
+            return effects + self.finish(reason=reason, failed=True)
+        if plan is None:
+            return effects
+        era = self.round.era + 1
+        self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
+        view = self.view.successor(plan.members, leader=self.node_id)
+        opening = self._opening(Round(plan.iteration + 1, 1, era), view)
+        message = Abort(self.round, opening, plan.reason)
+        return effects + self._announce(now_s, message, goodbye=())
+
+    def _announce(
+        self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
+    ) -> list[Effect]:
+        """Make a decision known, and start the round that it opens."""
+        self._last, self._mend, self._vote, self._begun = message, None, None, None
+        self._reports.clear()
+        self.view, self.round = message.opening.view, message.opening.round
+        self.electorate.opened(self.view)
+        for node in goodbye:
+            self.leaving.pop(node, None)
+        paused = message.opening.paused
+        complete = not self.view.idle_stages
+        if not paused:
+            self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
+        self._pace.begin(now_s, runs=complete and not paused)
+        effects: list[Effect] = [Send(self.node_id, message)]
+        effects += [Send(node, message) for node in goodbye]
+        effects += self.electorate.wait_for(self.admission.entered(self.view), self.view)
+        effects += self.rebuild.opened(now_s, self.view, self.committed.iteration)
+        if self.rebuild.needed:
+            effects += _query(self, now_s)
+        return effects + self.capacities.settle(self.view)
+
+    def _next_view(
+        self,
+        *,
+        without: Sequence[NodeId] = (),
+        admit: bool = True,
+        level: bool = True,
+        resize: bool = True,
+    ) -> View:
+        """Return a view of the next version, without some; with all that stand prepared (`admit`),
+        unless they are not level with their stage (`level`); and the capacities that members want
+        (`resize`)."""
+        members = [m for m in self.view.members if m.node_id not in without]
+        if admit:
+            staff = members if self.started and level else None
+            members = _with(members, self.admission.members(self.committed, staff))
+        if resize:
+            members = self.capacities.apply(members, self.leaving)
+        return self.view.successor(members, leader=self.node_id)
+
+    # --- utilisation --------------------------------------------------------------------------
+
+    def utilisation(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+        """The answers of all members have come up the tree."""
+        effects = self.polling.told(loads, self.view, self.leaving)
+        if self.state is LeaderState.PAUSED and not self._completed:
+            # All have got as far: nobody misses the last commit if the end overtakes it.
+            self._completed = True
+            effects.append(CompleteRun(self.committed.iteration))
+        self.rebuild.told(loads)
+        return effects + self.begin_era(now_s)
+
+
+def _query(leader: Leader, now_s: float) -> list[Effect]:
+    """Ask all members how busy they are and, if a stage is lost, what they keep."""
+    view, polling = leader.view, leader.polling
+    with_kept = leader.rebuild.needed
+    effects = polling.ask(now_s, leader.round, view, leader.leaving, with_kept=with_kept)
+    if lacking := leader.electorate.lacking:
+        # Those who are gone can't answer; whoever comes back is needed.
+        effects += polling.told((), view, leader.leaving)
+        gone = {*lacking} - leader.admission.candidates.keys()
+        effects += leader.doubts.probes.ask_all(now_s, gone, "gone") + leader.retry(now_s)
+    return effects
+
+
+def give_up(leader: Leader, reason: str) -> list[Effect]:
+    """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
+    if leader.failure or leader.state is LeaderState.FINISHED:
+        return []
+    leader.failure, leader._completed = reason, True
+    leader.state, leader._pace.by_s = LeaderState.PAUSED, None
+    return [CompleteRun(leader.committed.iteration)]
+
+
+def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
+    """Return members and new ones, who may be later lives of some."""
+    back = {member.node_id for member in new}
+    return [*(member for member in members if member.node_id not in back), *new]
+
+
+def _again(round_: Round) -> Round:
+    return replace(round_, attempt=round_.attempt + 1)
+
+
+def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
+    """Whether others can do again in the round what those that are gone have done in it."""
+    relays = all(before.by_id[node].role is Role.RELAY for node in gone)
+    return relays and not view.idle_stages
+
+
+def _leaving_notes(view: View, node: NodeId, leaving: Mapping[NodeId, str]) -> list[Effect]:
+    """Return the notes that a member wants to leave, and that its whole stage does."""
+    effects: list[Effect] = [noted("member.leaving", peer=node, reason=leaving[node])]
+    stage = view.by_id[node].stage_index
+    if all(m.node_id in leaving for m in view.roster(stage)):
+        effects.append(noted("stage.ending", stage=stage, peer=node))
+    return effects
+
+
+def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
+    """Return leaving nodes that are needed until somebody else serves their stage."""
+    # Where all are paused, one keeps the weights.
+    serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
+    return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
+
+
+def _stalled(view: View, reports: Container[NodeId]) -> str:
+    """Return what a round without progress has waited for, as far as its leader knows."""
+    late = [m.label for m in view.data_nodes if m.node_id not in reports]
+    missing = f"the batches of {', '.join(late)}" if late else "the votes of all members"
+    return f"no progress in time, {missing} did not come"
+
+
+def _begin(round_: Round, view_version: int, reports: Collection[Report]) -> BeginAggregation:
+    return BeginAggregation(
+        round_,
+        num_committed=sum(r.num_committed for r in reports),
+        digest=add_digests(r.digest for r in reports),
+        view_version=view_version,
+        loss_sum=sum(r.loss_sum for r in reports),
+        num_tokens=sum(r.num_tokens for r in reports),
+        num_deferred=sum(r.num_deferred for r in reports),
+    )
+
+
+def _opened(aborted: Round, next_round: Round, reason: str) -> Note:
+    # Attempt 0 was never trained: it stands for the time before the first members.
+    if aborted.attempt == 0:
+        return noted("run.opened", round=str(next_round), reason=reason)
+    return noted("round.aborted", round=str(aborted), reason=reason)
+
+
+def _committed(round_: Round, loss: float, duration_s: float, begun: BeginAggregation) -> Note:
+    return noted(
+        "iteration.committed",
+        round=str(round_),
+        loss=loss,
+        num_tokens=begun.num_tokens,
+        duration_s=round(duration_s, 6),
+        num_deferred=begun.num_deferred,
+    )

@@ -1,0 +1,404 @@
+"""What the leader does when a stage has lost its last member: the run goes on, from where it can.
+
+    (a stage is empty) -> ASKING -> (all members have said what is on their disks) -> the next era
+                             |--> WAITING for a host that can be spared ---|
+                             `--> READING the leader's checkpoint ---------'
+
+The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
+hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
+run started from, if that is not long ago. All of that is read to its last byte first, the hosts'
+states before they answer (`protocol.state.mirrors`); where it was altered or removed, the next best
+serves. All members go back there, and compute the same iterations again from the same tokens. If
+there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
+goes back. If the leader itself can't get what was promised all the same, everybody is asked again,
+and another era begins; what has failed twice is not tried a third time.
+
+The stage is taken over by a candidate that has prepared it, or by a relay of a stage that has more
+than one worker: first one whose disk holds the state, then of the largest stage. If none can be
+spared, the run waits for somebody to come. Whatever is lost meanwhile leads back to ASKING; an
+elected leader begins there too, since a stage without members shows in the view.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from decod.ids import NodeId, Round
+from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
+from decod.protocol.core.era import (
+    HOLDERS_MAX,
+    Hashes,
+    Holders,
+    Kept,
+    Mark,
+    Origin,
+    Source,
+    add_mark,
+)
+from decod.protocol.core.events import CheckpointRead
+from decod.protocol.core.identity import NodeState, RunShape
+from decod.protocol.core.messages import NodeLoad
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Member, Opening, View
+from decod.protocol.leadership.admission import Admission, Candidate
+
+_START_INTERVALS_MAX = 2
+"""So many intervals between marks the run goes back at most to what it started from."""
+
+_REASON_MAX = 200
+"""Characters of what members are told."""
+
+_TRIES_MAX = 2
+"""So often the leader tries to get what has been found whole, and can't be had."""
+
+
+class Applicants(Protocol):
+    """Who wants to enter or to leave: the leader's record."""
+
+    admission: Admission
+    leaving: dict[NodeId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EraPlan:
+    """How the next era begins."""
+
+    iteration: int
+    origin: Origin
+    members: tuple[Member, ...]
+    """In their new places; candidates that were prepared are among them."""
+    missing: str = ""
+    """Why all go back no less far; empty if nothing newer was there to go back to."""
+
+    @property
+    def reason(self) -> str:
+        """What members are told."""
+        return "; ".join(text for text in (self.origin.reason, self.missing) if text)[:_REASON_MAX]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The last rebuilding of a stage, and what it cost."""
+
+    origin: Origin
+    iteration: int
+    """That the run went on from."""
+    duration_s: float
+    """From the loss to the first commit after it."""
+
+
+class StageRecovery:
+    """The leader's record of marks, and of the stages that it has to have rebuilt.
+
+    Args:
+        config: The run's.
+        shape: The run's.
+    """
+
+    def __init__(self, config: ProtocolConfig, shape: RunShape) -> None:
+        self.marks: tuple[Mark, ...] = ()
+        self.origin: Origin | None = None
+        """Of the current era, until its first commit."""
+        self.checkpoint: int | None = None
+        """The newest iteration of which this host has a checkpoint."""
+        self._reading: int | None = None
+        """The checkpoint that this host reads, to see whether it is whole."""
+        self._whole: int | None = None
+        """The one that was."""
+        self.has_start = True
+        """Whether members can be given what the run started from."""
+        self.pending: tuple[int, ...] = ()
+        """Stages that nobody is left of."""
+        self.waiting = False
+        """Nobody can be spared for one of them."""
+        self.hopeless = False
+        """Nothing can bring one of them back."""
+        self._refused = Counter[tuple[Source, int]]()
+        """What the leader itself could not get, though it was promised, since the last commit."""
+        self._stuck = set[NodeId]()
+        """Members that have told that they can't get what the era begins with."""
+        self.last: Rebuilt | None = None
+        self._every = config.snapshot_every_iterations
+        self._start_iteration = shape.start_iteration
+        self._lost_s = 0.0
+        self._base = 0
+        """Iteration that the era began with."""
+        self._loads: tuple[NodeLoad, ...] | None = None
+        """What the members have on their disks; None: not all have answered yet."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether another era is to begin."""
+        return bool(self.pending or self._stuck)
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def resume(self, now_s: float, opening: Opening) -> None:
+        """A new leader goes on from where an opening has brought the run."""
+        self.marks, self.origin = opening.marks, opening.origin
+        self._lost_s, self._base = now_s, opening.committed.iteration
+
+    def opened(self, now_s: float, view: View, iteration: int) -> list[Note]:
+        """The leader announces a view. If a stage is empty that was not, all must be asked.
+
+        Args:
+            now_s: The time.
+            view: The first one had members of all stages.
+            iteration: Last committed.
+        """
+        lost = view.empty_stages
+        self._loads, self.waiting = None, False
+        self._stuck &= view.by_id.keys()
+        new = [stage for stage in lost if stage not in self.pending]
+        if new and not self.pending and self.origin is None:
+            self._lost_s = now_s
+        self.pending = lost
+        return [noted("stage.lost", stage=stage, iteration=iteration) for stage in new]
+
+    def told(self, loads: tuple[NodeLoad, ...]) -> None:
+        """All members have said what is on their disks."""
+        self._loads = loads
+
+    def refuse(self, node: NodeId, leader: NodeId) -> bool:
+        """A member can't get the state that the era begins with; whether another era may help."""
+        if self.origin is None or node in self._stuck:
+            return False
+        # A member that fails twice leaves; the leader can't.
+        self._refused[self.origin.source, self._base] += node == leader
+        self._stuck.add(node)
+        self._loads = None
+        return True
+
+    def read(self, event: CheckpointRead) -> None:
+        """This host has read its checkpoint: that is what it rests on, or an older one."""
+        if event.iteration == self._reading:
+            self._reading = None
+            self.checkpoint = self._whole = event.newest
+
+    def committed(self, now_s: float, iteration: int, hashes: Hashes) -> list[Note]:
+        """An iteration is final."""
+        if self._every and iteration % self._every == 0:
+            self.marks = add_mark(self.marks, Mark(iteration, hashes))
+        self._refused.clear()
+        self._stuck.clear()
+        origin, self.origin = self.origin, None
+        if origin is None:
+            return []
+        self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
+        fields = {
+            "stage": ", ".join(map(str, origin.lost)),
+            "source": origin.source.value,
+            "num_repeated": origin.num_repeated,
+            "duration_s": round(now_s - self._lost_s, 3),
+        }
+        return [noted("stage.rebuilt", **fields)]
+
+    def _begun(self, plan: EraPlan) -> None:
+        """The next era begins."""
+        self.origin, self._base = plan.origin, plan.iteration
+        self.marks = tuple(mark for mark in self.marks if mark.iteration <= plan.iteration)
+        self._reading = self._whole = None
+        self._stuck.clear()
+        if self.checkpoint is not None and self.checkpoint > plan.iteration:
+            # It is of a future that has been given up.
+            self.checkpoint = None
+
+    # --- what is to be done -------------------------------------------------------------------
+
+    def decide(
+        self, view: View, iteration: int, applicants: Applicants
+    ) -> tuple[EraPlan | None, list[Effect]]:
+        """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
+
+        A checkpoint is read before all go back to it: who has gone back holds nothing else.
+
+        Args:
+            view: Members; some stages have none.
+            iteration: Last committed.
+            applicants: Candidates that are prepared enter with the era; who leaves moves nowhere.
+        """
+        if not self.needed or self._loads is None:
+            return None, []
+        admission = applicants.admission
+        prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
+        holders = self._holders(view, iteration, prepared)
+        found = self._best(view, iteration, holders)
+        if found is None:
+            self.hopeless = not self._held(view)[1]
+            return None, []
+        base, source, named = found
+        # If another stage was lost before this era has committed anything: what that cost too.
+        before, lost = self._before
+        mixed = source is Source.NEIGHBOURS
+        lost = (self._held(view)[0] if mixed else self.pending) or lost
+        origin = Origin(source, lost, before + iteration - base, named)
+        served = {candidate.stage_index for candidate in prepared.values()}
+        moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
+        if moves is None:
+            first, self.waiting = not self.waiting, True
+            return None, [noted("stage.waiting", reason=self.describe())] if first else []
+        if source is Source.CHECKPOINT and self._whole != base:
+            return None, self._read(base)
+        for node in moves:
+            admission.moved(node)
+        members = [_moved(member, moves, base) for member in view.members]
+        members += admission.members(Round(base, 0))
+        missing = self._missing(view, range(base + 1, iteration + 1), holders)
+        plan = EraPlan(base, origin, tuple(members), missing)
+        self._begun(plan)
+        return plan, []
+
+    @property
+    def _before(self) -> tuple[int, tuple[int, ...]]:
+        """What an era that has committed nothing had cost already, and the stages it was for."""
+        return (0, ()) if self.origin is None else (self.origin.num_repeated, self.origin.lost)
+
+    def _missing(self, view: View, newer: range, holders: Mapping[Kept, Sequence[NodeId]]) -> str:
+        """Say which marks in a range of iterations nobody can go back to."""
+        texts: list[str] = []
+        for mark in reversed(self.marks):
+            kept = (Kept(s, mark.iteration, mark.hash_of(s)) for s in range(view.num_stages))
+            stages = ", ".join(str(each.stage_index) for each in kept if not holders.get(each))
+            if mark.iteration in newer and stages:
+                texts.append(
+                    f"no whole state of stage {stages} after iteration {mark.iteration} is left"
+                )
+        return "; ".join(texts)
+
+    def _held(self, view: View) -> tuple[tuple[int, ...], bool]:
+        """Return stages of which nobody holds anything, and whether that may still change.
+
+        Whoever has gone back holds nothing else, until it has loaded what it has gone back to.
+        """
+        if self.origin is None:
+            return self.pending, False
+        loading = self._loading
+        lacking = [
+            stage
+            for stage, roster in enumerate(view.rosters)
+            if all(member.node_id in loading for member in roster)
+        ]
+        stuck = [all(m.node_id in self._stuck for m in view.roster(stage)) for stage in lacking]
+        return tuple(lacking), not (self._mixed or all(stuck))
+
+    def _read(self, iteration: int) -> list[Effect]:
+        if self._reading == iteration:
+            return []
+        self._reading, self.waiting = iteration, False
+        return [ReadCheckpoint(iteration)]
+
+    def _holders(
+        self, view: View, iteration: int, prepared: Mapping[NodeId, Candidate]
+    ) -> dict[Kept, list[NodeId]]:
+        """Return who has which state, in the order of the view."""
+        found = defaultdict[Kept, list[NodeId]](list)
+        for load in self._loads or ():
+            for kept in load.kept:
+                found[kept].append(load.node_id)
+        for node, candidate in prepared.items():
+            for kept in candidate.join.kept:
+                found[kept].append(node)
+        mark = next((mark for mark in self.marks if mark.iteration == iteration), None)
+        if mark is None:
+            return found
+        # Nothing was committed since: members still hold it themselves.
+        loading = self._loading
+        for member in view.members:
+            stage = member.stage_index
+            nodes = found[Kept(stage, iteration, mark.hash_of(stage))]
+            new = member.since_iteration >= iteration if self.origin is None else self._mixed
+            if not new and member.node_id not in loading and member.node_id not in nodes:
+                nodes.append(member.node_id)
+        return found
+
+    @property
+    def _loading(self) -> set[NodeId]:
+        """Members that hold nothing yet."""
+        return {load.node_id for load in self._loads or () if load.state == NodeState.SYNCING}
+
+    @property
+    def _mixed(self) -> bool:
+        """Whether nobody has gone back with the era."""
+        return self.origin is not None and self.origin.source is Source.NEIGHBOURS
+
+    def _best(
+        self, view: View, iteration: int, holders: Mapping[Kept, Sequence[NodeId]]
+    ) -> tuple[int, Source, tuple[Holders, ...]] | None:
+        """Return the newest iteration that all stages have a state of, and where those are."""
+        options: list[tuple[int, Source, tuple[Holders, ...]]] = []
+        stages = range(view.num_stages)
+        for mark in reversed(self.marks):
+            nodes = [holders.get(Kept(s, mark.iteration, mark.hash_of(s)), ()) for s in stages]
+            if all(nodes) and mark.iteration <= iteration:
+                named = [Holders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
+                options.append((mark.iteration, Source.KEPT, tuple(named)))
+        if self.checkpoint is not None and self.checkpoint <= iteration:
+            here = tuple(Holders(stage, (view.leader,)) for stage in stages)
+            options.append((self.checkpoint, Source.CHECKPOINT, here))
+        if self._near_start(iteration):
+            options.append((self._start_iteration, Source.START, ()))
+        options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
+        if options:
+            return max(options, key=lambda option: option[0])
+        lost, changes = self._held(view)
+        if changes or 0 in lost or len(lost) >= view.num_stages - 1:
+            return None
+        return iteration, Source.NEIGHBOURS, ()
+
+    def _near_start(self, iteration: int) -> bool:
+        num_since = iteration - self._start_iteration
+        return self.has_start and num_since <= _START_INTERVALS_MAX * self._every
+
+    @property
+    def lost(self) -> str:
+        """Why the run has to end if it is hopeless."""
+        return f"stage {(self.pending or self._before[1])[0]} has lost its last member"
+
+    def describe(self) -> str:
+        """Return what `status` says while a stage is missing; empty if none is."""
+        if not self.needed:
+            return ""
+        stages = ", ".join(map(str, self.pending or self._before[1]))
+        if self.waiting:
+            return (
+                f"stage {stages} is lost, and no other stage can spare a node: training waits for"
+                " a host to take it over"
+            )
+        if self._reading is not None:
+            return f"stage {stages} is lost: reading the checkpoint of iteration {self._reading}"
+        return f"stage {stages} is lost: looking for its state on the other hosts"
+
+
+def _moved(member: Member, moves: Mapping[NodeId, int], base: int) -> Member:
+    stage_index = moves.get(member.node_id, member.stage_index)
+    # It says who may still lack a state: with the era, all get that of `base`.
+    since = min(member.since_iteration, base)
+    return replace(member, stage_index=stage_index, since_iteration=since)
+
+
+def _moves(
+    view: View, lost: Sequence[int], origin: Origin, applicants: Applicants
+) -> dict[NodeId, int] | None:
+    """Return which relays take the lost stages over; None if too few can be spared."""
+    workers = [
+        member
+        for roster in view.workers[1:]
+        for member in roster
+        if member.node_id not in applicants.leaving
+    ]
+    num_workers = Counter(member.stage_index for member in workers)
+    moves: dict[NodeId, int] = {}
+    for stage in lost:
+        holders = origin.holders_of(stage)
+        spare = [
+            (member.node_id not in holders, -num_workers[member.stage_index], member.node_id)
+            for member in workers
+            if num_workers[member.stage_index] > 1 and member.node_id not in moves
+        ]
+        if not spare:
+            return None
+        *_, best = min(spare)
+        num_workers[view.by_id[best].stage_index] -= 1
+        moves[best] = stage
+    return moves

@@ -1,0 +1,359 @@
+"""Round a broken link: by way of a third member, whatever the message.
+
+Two members may live and still not reach each other: a route of the internet is down, a firewall is
+in between, a link carries a byte a second. Nobody needs to leave the run for that, as long as
+somebody else reaches both.
+
+    sender --X--> goal          the link is broken
+    sender -----> by -----> goal
+
+A link counts as broken for its sender when the peer does not answer: for a heartbeat's timeout, or,
+after the transport has given a message up, for a little longer than a heartbeat takes. For tensors
+alone it does when one has travelled too slowly, or two in a row could not be sent. From then on
+what is sent to that peer goes by way of another member, and what was still under way is sent
+again. The member in between passes messages on without looking at them. It says when it could not,
+and when a tensor has arrived; until then the sender keeps the tensor, and sends it another way if
+the member in between is lost. Messages are idempotent, so a copy that arrives twice does no harm.
+
+A broken link also counts as the most expensive there is, so flows leave it. It is probed now and
+then, at growing intervals, and used again when it carries a tensor in reasonable time.
+
+    whole --a send fails, or no answer--> broken --a probe arrives--> whole
+
+Deviation: in GWTF all nodes of adjacent stages reach each other.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from decod.ids import NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTensor
+from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
+from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
+from decod.protocol.core.messages.forwarding import Passed, Way
+from decod.protocol.core.stash import released
+
+_OTHERS_MAX = 3
+"""Members that may fail to pass something on to a peer, before it is given up."""
+
+_AROUND = 2
+"""Members by way of which a suspect is asked whether it lives."""
+
+_PROBE_PAUSE_S = 2.0
+_PROBE_PAUSE_MAX_S = 60.0
+"""Before a broken link is probed again; doubles each time."""
+
+_PROBE_SIZE_BYTES = 1 << 16
+
+_OPEN_MAX = 1024
+"""Messages that are kept because they may have to be sent again; of more, the oldest are not."""
+
+_TENSORS_LOST = 2
+"""Tensors in a row that could not be sent, though the peer answers: then the link is broken for
+tensors."""
+
+_Sending = Send | SendTensor
+
+_PASSING = Heartbeat | LinkReport | CatchUp | Pong | Passed
+"""Messages that nobody sends again: a newer one follows, or is asked for."""
+
+
+@dataclass(slots=True)
+class _Broken:
+    """A link that this node can't use."""
+
+    tensors_only: bool
+    """Control messages still arrive."""
+    probe_s: float
+    """When it is tried again."""
+    pause_s: float = _PROBE_PAUSE_S
+    failed: set[NodeId] = field(default_factory=set)
+    """Members that could not pass anything on to the peer."""
+    by: NodeId | None = None
+    """By way of whom messages go at present."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """What has been given to another member, and may not have arrived."""
+
+    sending: _Sending
+    by: NodeId
+
+
+class Forwarding:
+    """How one member's messages get to the others.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broken: dict[NodeId, _Broken] = {}
+        self._whole_s: dict[NodeId, float] = {}
+        """When a probe last found a broken link to work again."""
+        self._open: dict[int, _Open] = {}
+        """By ticket. A tensor's entry owns a reference to it."""
+        self._num_tickets = 0
+        self._direct: dict[tuple[NodeId, TensorId], SendTensor] = {}
+        """Tensors under way to members, directly."""
+        self._again: set[tuple[NodeId, TensorId]] = set()
+        """Those of them that have been sent another way meanwhile."""
+        self._passing: dict[tuple[NodeId, TensorId], Way] = {}
+        """Tensors that this node passes on."""
+        self._num_lost: Counter[NodeId] = Counter()
+        """Tensors in a row that could not be sent to a peer."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the next broken link is probed."""
+        return min((broken.probe_s for broken in self._broken.values()), default=None)
+
+    @property
+    def receivers(self) -> set[NodeId]:
+        """Members to whom a tensor is under way."""
+        return {to for to, _ in self._direct}
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def routed(self, sending: _Sending) -> _Sending:
+        """Return what is really sent: to the receiver, or to who passes it on."""
+        tensor = sending.tensor if isinstance(sending, SendTensor) else None
+        if sending.way is not None or (tensor is None and not self._broken):
+            return sending
+        to, view = sending.to, self._context.view
+        if to not in view or self._context.node_id not in view:
+            return sending
+        broken = self._broken.get(to)
+        if broken is not None and (tensor is not None or not broken.tensors_only):
+            if broken.by is None:
+                broken.by = next(self._others(to), None)
+            if broken.by is not None:
+                return self._given(sending, broken.by)
+        if isinstance(sending, SendTensor):
+            self._direct[to, sending.tensor] = sending
+        return sending
+
+    def around(self, node: NodeId, message: Message) -> list[Effect]:
+        """Send a control message by way of two others, whatever is known of the direct link."""
+        others = [by for by, _ in zip(self._others(node), range(_AROUND), strict=False)]
+        return [self._given(Send(node, message), by) for by in others]
+
+    def _given(self, sending: _Sending, by: NodeId) -> _Sending:
+        self._num_tickets += 1
+        ticket, me = self._num_tickets, self._context.node_id
+        if isinstance(sending, SendTensor):
+            self._context.tensors.retain(sending.tensor)
+        if not isinstance(sending.message, _PASSING):
+            self._open[ticket] = _Open(sending, by)
+        if len(self._open) > _OPEN_MAX:
+            self._forget(next(iter(self._open)))
+        return replace(sending, to=by, way=Way(me, sending.to, self._context.view.term, ticket))
+
+    def _others(self, goal: NodeId) -> Iterator[NodeId]:
+        """Yield who may pass something on to a member: of its stage first, then of this one's."""
+        view, me = self._context.view, self._context.node_id
+        broken = self._broken.get(goal)
+        failed = broken.failed if broken is not None else set[NodeId]()
+        if len(failed) >= _OTHERS_MAX or goal not in view or me not in view:
+            return
+        theirs, ours = view.by_id[goal].stage_index, view.by_id[me].stage_index
+        able = [
+            m
+            for m in view.members
+            if m.node_id not in (me, goal)
+            and m.node_id not in self._broken
+            and m.node_id not in failed
+        ]
+        able.sort(key=lambda m: (m.stage_index != theirs, m.stage_index != ours, m.stage_index))
+        # Of equals another for each pair, so that none passes everything on.
+        digest = hashlib.sha256(f"{me}/{goal}".encode()).digest()
+        while able:
+            best = [m for m in able if m.stage_index == able[0].stage_index]
+            chosen = best[digest[0] % len(best)]
+            able.remove(chosen)
+            yield chosen.node_id
+
+    # --- what becomes of it -------------------------------------------------------------------
+
+    def sent(self, event: TensorSent) -> list[Effect]:
+        """A tensor has arrived at its receiver, or at who is to pass it on."""
+        key = (event.to, event.tensor)
+        self._num_lost.pop(event.to, None)
+        self._direct.pop(key, None)
+        self._again.discard(key)
+        way = self._passing.pop(key, None)
+        return [] if way is None else [Send(way.origin, Passed(way.ticket, arrived=True))]
+
+    def undelivered(
+        self, now_s: float, event: SendFailed
+    ) -> tuple[list[Effect], SendFailed | None]:
+        """Something could not be sent.
+
+        Returns:
+            Effects, and the failure as it concerns this node: of a message to its goal. None if it
+            does not, because it is another's message, or has been sent another way already.
+        """
+        way, tensor = event.way, event.tensor
+        key = (event.to, tensor) if tensor is not None else None
+        marks = self._tensor_failed(now_s, event) if key is not None else []
+        if way is not None and way.origin != self._context.node_id:
+            if tensor is not None:
+                self._passing.pop((event.to, tensor), None)
+                marks += self._context.tensors.release(tensor)
+            return [*marks, Send(way.origin, Passed(way.ticket, arrived=False))], None
+        if way is not None:
+            # Nothing is said of the goal: who was to pass it on is out of reach.
+            self._fails(way.goal, event.to)
+            entry = self._open.pop(way.ticket, None)
+            again = [entry.sending] if entry is not None else []
+            lost = self._context.tensors.release(tensor) if tensor is not None else []
+            return [*marks, *lost, *again], None
+        if key is not None:
+            self._direct.pop(key, None)
+            if key in self._again:
+                self._again.discard(key)
+                return [*marks, *self._context.tensors.release(key[1])], None
+        return marks, event
+
+    def passed(self, sender: NodeId, message: Passed) -> tuple[list[Effect], SendFailed | None]:
+        """Somebody says what became of what it was to pass on.
+
+        Returns:
+            Effects, and the failure of the message if it has not arrived.
+        """
+        entry = self._open.get(message.ticket)
+        if entry is None or entry.by != sender:
+            return [], None
+        if message.arrived:
+            return self._forget(message.ticket), None
+        sending = self._open.pop(message.ticket).sending
+        self._fails(sending.to, sender)
+        # Whoever gets the failure takes over the entry's reference to a tensor.
+        tensor = sending.tensor if isinstance(sending, SendTensor) else None
+        return [], SendFailed(sending.to, sending.message, "nobody can pass it on", tensor)
+
+    def _fails(self, goal: NodeId, by: NodeId) -> None:
+        """Have another than `by` pass on what is for a member."""
+        if (broken := self._broken.get(goal)) is not None:
+            broken.failed.add(by)
+            broken.by = None
+
+    def _tensor_failed(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Take in that a tensor could not be sent."""
+        if event.fault is Fault.NONE:
+            return []
+        self._num_lost[event.to] += 1
+        if event.fault is Fault.LINK and self._num_lost[event.to] < _TENSORS_LOST:
+            return []
+        return self.broken(now_s, event.to, tensors_only=True)
+
+    def _forget(self, ticket: int) -> list[Effect]:
+        sending = self._open.pop(ticket).sending
+        if not isinstance(sending, SendTensor):
+            return []
+        return self._context.tensors.release(sending.tensor)
+
+    # --- passing on ---------------------------------------------------------------------------
+
+    def pass_on(self, received: Received) -> list[Effect]:
+        """Send on what another has given this node for somebody else."""
+        way, view, me = received.way, self._context.view, self._context.node_id
+        assert way is not None
+        if not {me, way.origin, way.goal} <= view.by_id.keys():
+            refused = Send(way.origin, Passed(way.ticket, arrived=False))
+            return [*released(received), refused]
+        if received.tensor is None:
+            return [Send(way.goal, received.message, way)]
+        tensor = self._context.tensors.add(received.tensor)
+        self._passing[way.goal, tensor] = way
+        return [SendTensor(way.goal, received.message, tensor, way)]
+
+    # --- links --------------------------------------------------------------------------------
+
+    def broken(self, now_s: float, node: NodeId, *, tensors_only: bool = False) -> list[Effect]:
+        """The link to a member carries nothing. What is under way on it is sent another way."""
+        known, view = self._broken.get(node), self._context.view
+        if node not in view or self._context.node_id not in view:
+            return []
+        if known is not None and (tensors_only or not known.tensors_only):
+            return []
+        if known is None:
+            self._broken[node] = _Broken(tensors_only, now_s + _PROBE_PAUSE_S)
+            self._context.links.broken.add(node)
+        else:
+            known.tensors_only = False
+        for other in self._broken.values():
+            other.by = None if other.by == node else other.by
+        if next(self._others(node), None) is None:
+            return []
+        effects: list[Effect] = [Note("link.broken", (("peer", node),))]
+        for key, sending in list(self._direct.items()):
+            if key[0] == node:
+                del self._direct[key]
+                self._again.add(key)
+                self._context.tensors.retain(sending.tensor)
+                effects.append(sending)
+        return effects
+
+    def hinted(self, now_s: float, node: NodeId) -> list[Effect]:
+        """The link to a member may be broken, unless it has lately been seen to work."""
+        if now_s - self._whole_s.get(node, -math.inf) < _PROBE_PAUSE_MAX_S:
+            return []
+        return self.broken(now_s, node)
+
+    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+        """A probe has ended: of a broken link, maybe."""
+        broken = self._broken.get(event.peer)
+        ended = event.bandwidth_bytes_per_s is not None or event.latency_s is None
+        if broken is None or not ended:
+            return []
+        if event.bandwidth_bytes_per_s is not None:
+            self._whole(event.peer)
+            self._whole_s[event.peer] = now_s
+            return [Note("link.restored", (("peer", event.peer),))]
+        broken.pause_s = min(2 * broken.pause_s, _PROBE_PAUSE_MAX_S)
+        broken.probe_s = now_s + broken.pause_s
+        broken.failed.clear()
+        return []
+
+    def _whole(self, node: NodeId) -> None:
+        del self._broken[node]
+        self._context.links.broken.discard(node)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Probe the broken links that are due."""
+        due = [node for node, broken in self._broken.items() if broken.probe_s <= now_s]
+        for node in due:
+            # Again only when this has ended; if that is never told, after the longest pause.
+            self._broken[node].probe_s = now_s + 2 * _PROBE_PAUSE_MAX_S
+        return [ProbeLink(node, _PROBE_SIZE_BYTES) for node in due]
+
+    # --- rounds and views ---------------------------------------------------------------------
+
+    def opened(self) -> list[Effect]:
+        """Another round begins: what was given away in the last one matters to nobody."""
+        return [effect for ticket in list(self._open) for effect in self._forget(ticket)]
+
+    def adopt(self) -> list[Effect]:
+        """The context has a new view: what its lost members were to pass on is sent again."""
+        view, effects = self._context.view, list[Effect]()
+        self._num_lost.clear()
+        for node in [node for node in self._broken if node not in view]:
+            self._whole(node)
+        self._whole_s = {node: at_s for node, at_s in self._whole_s.items() if node in view}
+        for broken in self._broken.values():
+            broken.by = None
+            broken.failed.clear()
+        for ticket, entry in list(self._open.items()):
+            if entry.sending.to not in view:
+                effects += self._forget(ticket)
+            elif entry.by not in view:
+                # Whoever sends it takes over the entry's reference to a tensor.
+                effects.append(self._open.pop(ticket).sending)
+        return effects

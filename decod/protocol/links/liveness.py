@@ -1,0 +1,225 @@
+"""Who is alive: heartbeats between neighbours on a ring, and doubts reported to the leader.
+
+A node tells its watchers regularly that it lives. Any other message counts as a sign of life too,
+so only those get a heartbeat that have heard nothing else meanwhile.
+A watcher that hears nothing, or a sender whose message could not be delivered, tells the leader.
+Only the leader concludes anything: it asks the suspect itself and removes it if there is no answer.
+
+A node also watches over those that it waits for: the next nodes of its flows until they can take
+microbatches and while they have some, members whose part of a sum, vote or decision has not come,
+whomever a tensor is under way to, and whomever a message could not be delivered to. It asks them
+itself, and only an answer counts: the ring's watchers may well hear a node that this one can't
+reach, or that it hears and that does not hear it; and a transport may find out late that nothing
+arrives. Who does not answer in time is doubted, and from then on addressed by way of another member
+(`decod.protocol.links.forwarding`): that may be all it takes.
+
+How long a node may be silent depends on how regular it was before
+(`decod.protocol.links.failure_detector`).
+
+A node watches, too, over its own connection to the run. The leader's announcements reach every node
+at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
+when there is no leader to answer.
+"""
+
+import math
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from decod.ids import NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.events import Received
+from decod.protocol.core.messages import OF_TENSORS, CatchUp, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.core.view import watched, watchers
+from decod.protocol.links.failure_detector import Accrual
+
+_NO_PROBE = 0
+"""Nonce of a Ping whose Pong is but a sign of life; the leader's probes count from 1."""
+
+_ASKED_INTERVALS = 2.5
+"""A silent node that is waited for is asked so long before it is doubted: at least twice."""
+
+
+_ANSWER_INTERVALS = 1.5
+"""A node to which a message could not be delivered is asked at once, and has so long to answer."""
+
+AWAITED_MAX = 8
+"""Members of those that a node waits for that it tells of."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """When somebody last showed itself, and how long it may be silent."""
+
+    since_s: float
+    patience: Accrual
+
+    def again(self, now_s: float, *, expected_s: float = 0.0) -> None:
+        """It shows itself. `expected_s`: how much of its silence was not asked to end."""
+        self.patience.ended(now_s - self.since_s - expected_s)
+        self.since_s = now_s
+
+
+class Liveness:
+    """One member's heartbeats, watches, and doubts.
+
+    Args:
+        context: The node's.
+        awaited: Returns whom the node waits for.
+        broken: Called with the time and a node that does not answer on the direct way.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        awaited: Callable[[], Set[NodeId]],
+        broken: Callable[[float, NodeId], list[Effect]] = lambda *_: [],
+    ) -> None:
+        self._context = context
+        self._awaited = awaited
+        self._broken = broken
+        self._answered: dict[NodeId, _Heard] = {}
+        """When each of those that are waited for last answered, or was first waited for."""
+        self._waits_s: dict[NodeId, float] = {}
+        """Since when each of them is waited for without a break."""
+        self.late: tuple[NodeId, ...] = ()
+        """Whom this node has waited for for longer than for a heartbeat, the longest first."""
+        self._unreached: dict[NodeId, float] = {}
+        """When a message to them could first not be delivered; they have not answered since."""
+        self._watchers: tuple[NodeId, ...] = ()
+        self._heard: dict[NodeId, _Heard] = {}
+        """Those that this node watches."""
+        self._told_s: dict[NodeId, float] = {}
+        """When each watcher was last sent anything."""
+        self._suspected_s: dict[NodeId, float] = {}
+        self._noted: set[NodeId] = set()
+        """Suspects that were noted and not heard since."""
+        self.deadline_s: float | None = None
+        """When this node beats next, and looks at the others."""
+        self._leader_heard_s = 0.0
+        self._asked_s = -math.inf
+
+    def adopt(self, now_s: float) -> None:
+        """Watch the neighbours of the context's new view."""
+        context, num = self._context, self._context.config.num_watchers
+        self._watchers = watchers(context.view, context.node_id, num_watchers=num)
+        listened = watched(context.view, context.node_id, num_watchers=num)
+        known = self._heard
+        self._heard = {node: known.get(node) or self._new(now_s) for node in listened}
+        for heard in self._heard.values():
+            heard.since_s = now_s
+        self._told_s = dict.fromkeys(self._watchers, -math.inf)
+        if self.deadline_s is None:
+            self.deadline_s = now_s + context.config.heartbeat_interval_s
+        self._leader_heard_s = now_s
+
+    def _new(self, now_s: float) -> _Heard:
+        config = self._context.config
+        floor_s, interval_s = config.heartbeat_timeout_s, config.heartbeat_interval_s
+        return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=interval_s))
+
+    def told(self, now_s: float, receiver: NodeId) -> None:
+        """Something is being sent to a node."""
+        if receiver in self._told_s:
+            self._told_s[receiver] = now_s
+
+    def heard(self, now_s: float, received: Received) -> None:
+        sender = received.sender
+        if (heard := self._heard.get(sender)) is not None:
+            heard.again(now_s)
+        if isinstance(received.message, Pong):
+            # There is a way to the sender, and one back.
+            self._unreached.pop(sender, None)
+            if (answered := self._answered.get(sender)) is not None:
+                answered.again(now_s, expected_s=self._asked_after_s)
+        elif sender in self._answered:
+            return
+        self._noted.discard(sender)
+
+    def announced(self, now_s: float) -> None:
+        """An announcement of the leader has arrived, through whomever."""
+        self._leader_heard_s = now_s
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Beat, and look at who has been silent."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return []
+        config, context = self._context.config, self._context
+        # Counted from now: after a long stall one heartbeat is owed, not a burst.
+        self.deadline_s = now_s + config.heartbeat_interval_s
+        beat = Heartbeat(context.round)
+        # Half an interval: whatever was sent, a watcher never waits for two whole ones.
+        since_s = now_s - config.heartbeat_interval_s / 2
+        effects: list[Effect] = [
+            Send(node, beat) for node in self._watchers if self._told_s[node] < since_s
+        ]
+        for node, heard in self._heard.items():
+            if now_s - heard.since_s > heard.patience.timeout_s:
+                effects += self.suspect(now_s, node, "no heartbeat", heard.patience.slack)
+        effects += self._await(now_s)
+        silent_s = now_s - self._leader_heard_s
+        if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
+            detail = f"no announcement of the leader for {silent_s:.0f} s"
+            return [*effects, Stop(StopReason.LEADER_LOST, detail)]
+        if silent_s > 3 * config.heartbeat_timeout_s:
+            effects += self.catch_up(now_s)
+        return effects
+
+    def _await(self, now_s: float) -> list[Effect]:
+        """Ask those that this node waits for whether they live; doubt those that stay silent."""
+        context, config = self._context, self._context.config
+        self._unreached = {n: at_s for n, at_s in self._unreached.items() if n in context.view}
+        awaited = sorted((self._awaited() | self._unreached.keys()) - {context.node_id})
+        known = self._answered
+        self._answered = {node: known.get(node) or self._new(now_s) for node in awaited}
+        self._waits_s = {node: self._waits_s.get(node, now_s) for node in awaited}
+        late = [n for n, s in self._waits_s.items() if now_s - s > config.heartbeat_timeout_s]
+        self.late = tuple(sorted(late, key=self._waits_s.__getitem__)[:AWAITED_MAX])
+        effects: list[Effect] = []
+        for node, answered in self._answered.items():
+            silent_s, slack = now_s - answered.since_s, answered.patience.slack
+            overdue = silent_s >= config.heartbeat_timeout_s * slack
+            failed_s = self._unreached.get(node, math.inf)
+            if overdue or now_s - failed_s > _ANSWER_INTERVALS * config.heartbeat_interval_s:
+                effects += self._broken(now_s, node)
+            if overdue or node in self._unreached:
+                effects += self.suspect(now_s, node, "no answer", slack)
+            if silent_s > self._asked_after_s or node in self._unreached:
+                effects.append(Send(node, Ping(_NO_PROBE)))
+        return effects
+
+    @property
+    def _asked_after_s(self) -> float:
+        """A silent node that is waited for is asked after so long: most are done by then."""
+        config = self._context.config
+        return config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
+
+    def undelivered(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+        """A message could not be delivered."""
+        self._unreached.setdefault(node, now_s)
+        return self.suspect(now_s, node, reason)
+
+    def suspect(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> list[Effect]:
+        """Tell the leader of a doubt, not more often than once a heartbeat."""
+        context = self._context
+        last_s = self._suspected_s.get(node, -math.inf)
+        if now_s - last_s < context.config.heartbeat_interval_s or node not in context.view:
+            return []
+        self._suspected_s[node] = now_s
+        effects: list[Effect] = []
+        if node not in self._noted:
+            self._noted.add(node)
+            effects.append(Note("peer.suspected", (("peer", node), ("reason", reason))))
+        # That the leader may be gone concerns those who elect another.
+        if node != context.view.leader or reason in OF_TENSORS:
+            effects.append(Send(context.view.leader, Suspect(node, reason, slack)))
+        return effects
+
+    def catch_up(self, now_s: float) -> list[Effect]:
+        """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""
+        context = self._context
+        waited_s = now_s - self._asked_s
+        if waited_s < context.config.heartbeat_interval_s or context.node_id == context.view.leader:
+            return []
+        self._asked_s = now_s
+        return [Send(context.view.leader, CatchUp(context.round))]

@@ -1,0 +1,75 @@
+"""Messages that could not be delivered: tried again as long as they mean something."""
+
+from decod.ids import NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.events import SendFailed
+from decod.protocol.core.messages import (
+    Abort,
+    CatchUp,
+    Commit,
+    Heartbeat,
+    Leave,
+    LinkReport,
+    Message,
+)
+from decod.protocol.core.messages.election import ElectionMessage
+from decod.protocol.core.messages.forwarding import Passed
+
+_RETRY_S = 1.0
+"""Pause before an undelivered message is tried again."""
+
+
+class Outbox:
+    """Holds undelivered messages (and their tensors) until they are sent again or dropped."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: list[tuple[float, int, Send | SendTensor]] = []
+        """With the instant and the term that each is tried again at."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._waiting[0][0] if self._waiting else None  # All wait equally long.
+
+    def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Keep a message for another try, if its receiver would still care."""
+        if self._current(event.to, event.message):
+            again: Send | SendTensor = Send(event.to, event.message)
+            if event.tensor is not None:
+                again = SendTensor(event.to, event.message, event.tensor)
+            self._waiting.append((now_s + _RETRY_S, self._context.view.term, again))
+            return []
+        return self._context.tensors.release(event.tensor) if event.tensor is not None else []
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        if not self._waiting or self._waiting[0][0] > now_s:
+            return []
+        due = [(term, effect) for due_s, term, effect in self._waiting if due_s <= now_s]
+        self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
+        effects: list[Effect] = []
+        for term, effect in due:
+            same_term = term == self._context.view.term
+            if same_term and self._current(effect.to, effect.message):
+                effects.append(effect)
+            elif isinstance(effect, SendTensor):
+                effects += self._context.tensors.release(effect.tensor)
+        return effects
+
+    def _current(self, receiver: NodeId, message: Message) -> bool:
+        """Whether a message would still mean something to its receiver."""
+        if isinstance(message, (Commit, Abort)):
+            return message.opening.round == self._context.round
+        if isinstance(message, Leave):
+            return True
+        if isinstance(message, ElectionMessage):
+            return False  # An election that has not ended is begun again.
+        if isinstance(message, (Heartbeat, LinkReport, CatchUp)):
+            return False  # A newer one follows by itself.
+        if receiver not in self._context.view:
+            return False
+        if isinstance(message, Passed):
+            return True
+        if (round_ := getattr(message, "round", None)) is not None:
+            return bool(round_ == self._context.round)
+        return getattr(message, "view_version", None) == self._context.view.version

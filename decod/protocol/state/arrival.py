@@ -1,0 +1,103 @@
+"""A newcomer's first moments as a member: with what was committed, or on the way to it.
+
+    (in the view) --it has followed its stage--> HERE
+                  --the last averages are on their way--> WAITING --they have come--> HERE
+                  --it has nothing, or WAITING is disturbed--> fetches what stands still
+
+Whatever interrupts the round of its entry (a loss, another opening) or comes too late makes it
+fetch the state: that is always right, since nothing can be committed without its vote.
+"""
+
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.jobs import Job, JobResult
+from decod.protocol.core.messages import Abort, Commit
+from decod.protocol.core.view import Opening
+from decod.protocol.state.replay import Entry, Replay
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.stage_state import StageState
+
+
+class Arrival:
+    """What one node still lacks when it has entered the view.
+
+    Args:
+        context: The node's.
+        stage: Told what is held; fetches what nothing else brings.
+        followers: Told which parameters are held.
+    """
+
+    def __init__(self, context: Context, stage: StageState, followers: ReplaySource) -> None:
+        self._context = context
+        self._stage = stage
+        self._followers = followers
+        self._following: Replay | None = None
+        """Brings the last averages; None: nothing is lacking, or it is fetched."""
+        self._round = context.round
+        """The round of the entry."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._following.deadline_s if self._following is not None else None
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        late = self.deadline_s is not None and self.deadline_s <= now_s
+        return self.fetch_instead() if late else []
+
+    def enter(self, now_s: float, decision: Commit | Abort, following: Replay) -> list[Effect]:
+        """The node takes part from now on, and needs the state of the last commit.
+
+        Args:
+            now_s: The time.
+            decision: With which it enters.
+            following: What it has of that state as a candidate.
+        """
+        opening = decision.opening
+        view_version = decision.view_version if isinstance(decision, Commit) else 0
+        iteration, stage = opening.committed.iteration, self._context.member.stage_index
+        wanted = dict(decision.hashes).get(stage, "")
+        if not wanted and (mark := opening.mark_of(iteration)) is not None:
+            wanted = mark.hash_of(stage)
+        entry, effects = following.enter(now_s, opening, view_version, wanted)
+        if entry is Entry.READY:
+            self._followers.base_hash = following.parameter_hash
+            return [*effects, *following.end(), *self._stage.holds(iteration)]
+        if entry is Entry.WAITING:
+            self._following, self._round = following, opening.round
+            self._stage.lacks(iteration, wanted)
+            return effects
+        return effects + self._stage.enter(iteration, wanted)
+
+    def progress(self) -> tuple[bool, list[Effect]]:
+        """What was lacking has come nearer, or will not come. Returns whether it is here now."""
+        following = self._following
+        if following is None or following.waiting:
+            return False, []
+        if not following.arrived:
+            return False, self.fetch_instead()
+        self._following = None
+        self._followers.base_hash = following.parameter_hash
+        return True, following.end()
+
+    def opened(self, opening: Opening) -> list[Effect]:
+        """A round is opened; another than that of the entry disturbs it."""
+        return self.fetch_instead() if opening.round != self._round else []
+
+    def fetch_instead(self) -> list[Effect]:
+        """Fetch what was committed from those who hold it: they can't go on without this node."""
+        if self._following is None:
+            return []
+        return [*self.end(), *self._stage.fetch_entered()]
+
+    def end(self) -> list[Effect]:
+        """Nothing is lacking any more, or something else."""
+        following, self._following = self._following, None
+        return following.end() if following is not None else []
+
+    def awaits(self, job: Job) -> bool:
+        return self._following is not None and self._following.awaits(job)
+
+    def done(self, now_s: float, result: JobResult) -> list[Effect]:
+        """The awaited job has ended well."""
+        assert self._following is not None
+        return self._following.done(now_s, result)

@@ -1,0 +1,222 @@
+"""Candidates that follow a member: it sends them each average that its stage makes.
+
+The counterpart of `decod.protocol.state.replay`. A follower is no member: no round waits for it.
+What it has not taken yet this member still holds, so it is left when it lags too far behind; it may
+begin again. A member that serves its stage alone makes no average by itself: while it is followed
+it does.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from decod.ids import NodeId, Round, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Note, Send, SendTensor
+from decod.protocol.core.events import SendFailed, TensorSent
+from decod.protocol.core.messages import BeginAggregation
+from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.view import Opening
+from decod.protocol.state.stage_state import EARLY_MAX, StageState
+
+FOLLOWERS_MAX = 2
+"""Of one member: each takes as much of its link as a member of its stage."""
+
+LAG_MAX = 4
+"""Iterations whose averages may be on their way to a follower."""
+
+_FAILURES_MAX = 8
+"""Sends to one follower that may fail; each is tried again at once."""
+
+_SILENT_S = 15.0
+"""After which a follower that says nothing is forgotten: it repeats its wish every two seconds."""
+
+_NOTICE_S = 2.0
+"""How long the wish for a state may take to all its donors: the state that is named is still to
+come then, or stands that long."""
+
+
+def refused(context: Context, to: NodeId, message: Follow, reason: str) -> Send:
+    """Return the word to a candidate that this node can't be followed."""
+    nothing = Round(0, 0, context.round.era)
+    return Send(to, Followed(message.request_id, message.stage_index, nothing, reason))
+
+
+@dataclass(slots=True)
+class _Follower:
+    request_id: int
+    base: Round
+    """Averages of later iterations are sent."""
+    heard_s: float
+    unsent: dict[TensorId, int] = field(default_factory=dict)
+    """Parts on their way, and their iteration."""
+    num_failures: int = 0
+
+
+class ReplaySource:
+    """Who follows this member, and what is on its way to them.
+
+    Args:
+        context: The node's.
+        stage: Tells which state this node holds.
+    """
+
+    def __init__(self, context: Context, stage: StageState) -> None:
+        self._context = context
+        self._stage = stage
+        self._known: dict[NodeId, _Follower] = {}
+        self._entered: dict[NodeId, _Follower] = {}
+        """Those that entered with the round in hand: the last averages are still on their way."""
+        self._committed_s = math.nan
+        self._periods_s: deque[float] = deque(maxlen=5)
+        self._past = 0
+        """The iteration whose average nobody can have any more who asks now; 0: none yet."""
+        self.base_hash = ""
+        """Of this node's committed parameters; empty if it is not known."""
+
+    def wants(self, round_: Round) -> bool:
+        """Whether somebody is to have the average of a round. Asked once, when it would be made."""
+        self._past = round_.iteration
+        return any(f.base.iteration < round_.iteration for f in self._known.values())
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def opened(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
+        """A round begins. Who is a member now follows no more.
+
+        Args:
+            now_s: The time.
+            opening: Of the round.
+            stepped: Whether this node took the step that was committed.
+        """
+        self._past = 0
+        if stepped:
+            self._periods_s.append(now_s - self._committed_s)
+            self._committed_s = now_s
+        entered = [node for node in self._known if node in opening.view]
+        left = {node: self._known.pop(node) for node in entered}
+        self._entered = {node: follower for node, follower in left.items() if follower.unsent}
+        effects = self._forget_silent(now_s)
+        if opening.origin is None or stepped:
+            return effects
+        return effects + self._leave_all("the run has gone back to an earlier iteration")
+
+    def _forget_silent(self, now_s: float) -> list[Effect]:
+        silent = [n for n, f in self._known.items() if now_s - f.heard_s > _SILENT_S]
+        return [effect for node in silent for effect in self._leave(node, "it says nothing")]
+
+    def end(self) -> list[Effect]:
+        """The run is over."""
+        return self._leave_all("the run is over")
+
+    def _leave_all(self, reason: str) -> list[Effect]:
+        return [effect for node in list(self._known) for effect in self._leave(node, reason)]
+
+    def _leave(self, node: NodeId, reason: str) -> list[Effect]:
+        stage = self._context.member.stage_index
+        follower = self._known.pop(node, None) or self._entered.pop(node)
+        fields = (("peer", node), ("stage", stage), ("reason", reason))
+        word = Followed(follower.request_id, stage, follower.base, reason)
+        return [Note("follower.left", fields), Send(node, word)]
+
+    # --- who follows --------------------------------------------------------------------------
+
+    def follow(self, now_s: float, sender: NodeId, message: Follow) -> list[Effect]:
+        """A candidate asks to be sent averages, or says that it still wants them.
+
+        It may be in the view still, as who it was before it started again.
+        """
+        known = self._follower(sender)
+        if known is not None and known.request_id == message.request_id:
+            known.heard_s = now_s
+        else:
+            self._known.pop(sender, None)
+            forgotten = self._forget_silent(now_s)
+            if refusal := self._refusal(message):
+                return [*forgotten, refused(self._context, sender, message, refusal)]
+            iteration = max(self._stage.iteration + self._lead(now_s), self._past)
+            base = Round(iteration, 0, self._context.round.era)
+            self._known[sender] = known = _Follower(message.request_id, base, now_s)
+        return [Send(sender, Followed(message.request_id, message.stage_index, known.base))]
+
+    def _refusal(self, message: Follow) -> str:
+        stage = self._context.member.stage_index
+        if message.stage_index != stage:
+            return f"it serves stage {stage}"
+        if not self._stage.loaded:
+            return "it is loading its stage's state"
+        if len(self._known) + len(self._entered) >= FOLLOWERS_MAX:
+            return "as many as may be follow it"
+        return ""
+
+    def _lead(self, now_s: float) -> int:
+        """Return how many iterations ahead a state is that all donors can still be asked for."""
+        periods_s = [period_s for period_s in self._periods_s if period_s > 0]
+        if not periods_s:
+            return 0
+        period_s, waited_s = median(periods_s), now_s - self._committed_s
+        if waited_s > 3 * period_s + _NOTICE_S:
+            return 0  # The run stands still.
+        left_s = max(0.0, period_s - waited_s)
+        return 0 if left_s > _NOTICE_S else min(EARLY_MAX, 1 + int((_NOTICE_S - left_s) / period_s))
+
+    # --- averages -----------------------------------------------------------------------------
+
+    def share(
+        self, begun: BeginAggregation, parts: Sequence[TensorId], gradient_norm: float
+    ) -> list[Effect]:
+        """The average of a round is whole: send it to those who follow.
+
+        Args:
+            begun: The round's.
+            parts: In order. Not released here.
+            gradient_norm: With which the members take the step.
+        """
+        self._past, effects = begun.round.iteration, list[Effect]()
+        for node, follower in list(self._known.items()):
+            if begun.round.iteration <= follower.base.iteration:
+                continue
+            if len(set(follower.unsent.values())) >= LAG_MAX:
+                effects += self._leave(node, "it takes averages more slowly than they are made")
+                continue
+            for part, tensor in enumerate(parts):
+                follower.unsent[self._context.tensors.retain(tensor)] = begun.round.iteration
+                average = Average(
+                    begun.round,
+                    begun.view_version,
+                    part,
+                    len(parts),
+                    begun.num_committed,
+                    self.base_hash,
+                    gradient_norm,
+                )
+                effects.append(SendTensor(node, average, tensor))
+        return effects
+
+    def sent(self, event: TensorSent) -> None:
+        """A tensor has arrived at somebody."""
+        follower = self._follower(event.to)
+        if follower is None:
+            return
+        follower.unsent.pop(event.tensor, None)
+        if not follower.unsent:
+            self._entered.pop(event.to, None)
+
+    def _follower(self, node: NodeId) -> _Follower | None:
+        return self._known.get(node) or self._entered.get(node)
+
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """A word or an average did not reach a follower: an average is sent again a few times.
+
+        To one that has entered meanwhile too: nothing is committed until it is level.
+        """
+        follower, tensor = self._follower(event.to), event.tensor
+        if follower is not None and tensor is not None and follower.num_failures < _FAILURES_MAX:
+            follower.num_failures += 1
+            return [SendTensor(event.to, event.message, tensor)]
+        released = [] if tensor is None else self._context.tensors.release(tensor)
+        if follower is None:
+            return released
+        return [*released, *self._leave(event.to, event.reason[:200])]

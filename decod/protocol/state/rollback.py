@@ -1,0 +1,238 @@
+"""Brings a member to the state that an era begins with (`protocol.core.era`).
+
+    IDLE -> [BUILDING] -> FETCHING -> LOADING -> IDLE, loaded
+                 `--> (neighbours) FETCHING both -> MIXING --'
+
+A node that holds that state already has nothing to do. One that takes over a lost stage builds it
+first. States are fetched from this host's disk if it has them, else from the hosts that the
+opening names. Whoever can't get its state tells the leader, in each round anew: that has all disks
+read once more, and plans another era. Who fails again at the same iteration leaves, for it must be
+its own fault; but the leader stays, and plans without what it can't get. A later era begins all of
+this anew; what an earlier one had asked for is dropped.
+"""
+
+from decod.ids import NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, FetchState, Note, Send
+from decod.protocol.core.era import Origin, Source
+from decod.protocol.core.events import StateFetched, StateFetchFailed
+from decod.protocol.core.jobs import Build, Built, Job, Load, Mix
+from decod.protocol.core.messages import Suspect
+from decod.protocol.core.view import Opening
+from decod.protocol.state.stage_state import StageState
+
+_LOADS_MAX = 3
+"""Times that a state is fetched anew because what came can't be loaded."""
+
+
+class Rollback:
+    """One node's way to the state of an era.
+
+    Args:
+        context: The node's.
+        stage: Told what is held.
+    """
+
+    def __init__(self, context: Context, stage: StageState) -> None:
+        self._context = context
+        self._stage = stage
+        self._opening: Opening | None = None
+        """Of the era, while its state is not here yet."""
+        self._job: Job | None = None
+        self._awaited: list[int] = []
+        """Stages whose states are needed: the node's own, or its neighbours'."""
+        self._arrived: dict[int, StateFetched] = {}
+        self._num_loads = 0
+        self._stuck = ""
+        """Why this node could not get its state."""
+        self._stuck_at: int | None = None
+        """The iteration whose state it could not get last time."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this node is on its way to a state."""
+        return self._opening is not None
+
+    @property
+    def _lacks(self) -> bool:
+        return self.active or bool(self._stuck)
+
+    @property
+    def _origin(self) -> Origin:
+        assert self._opening is not None
+        assert self._opening.origin is not None
+        return self._opening.origin
+
+    @property
+    def _iteration(self) -> int:
+        assert self._opening is not None
+        return self._opening.committed.iteration
+
+    def begin(self, opening: Opening, *, entering: bool, moved: bool) -> list[Effect]:
+        """An era begins for this node. `stage.loaded` says whether it has its state.
+
+        Args:
+            opening: With an origin; the context has its view.
+            entering: The node was no member before: its stage is built, in the run's first state.
+            moved: It was a member of another stage, or what it has built is not there any more.
+        """
+        lacks, stage, iteration = self._lacks, self._stage, opening.committed.iteration
+        effects = self._abandon()
+        self._stuck = ""
+        origin, index = opening.origin, self._context.member.stage_index
+        assert origin is not None
+        if origin.source is Source.NEIGHBOURS and index not in origin.lost:
+            # Nobody goes back.
+            if entering or not lacks:
+                return effects + (stage.enter(iteration) if entering else [])
+            # It had begun to in an era before: others of its stage are there.
+            return effects + stage.fetch_back(iteration)
+        if stage.loaded and stage.iteration == iteration and not (entering or moved):
+            return effects
+        effects += stage.unload(iteration)
+        if origin.source is Source.START and entering and not moved:
+            stage.loaded = True
+            return effects
+        self._opening, self._num_loads = opening, 0
+        if moved or origin.source is Source.START:
+            return effects + self._submit(Build(index))
+        return effects + self._fetch()
+
+    def _abandon(self) -> list[Effect]:
+        arrived, self._arrived = self._arrived, {}
+        self._opening = self._job = None
+        self._awaited.clear()
+        return self._context.tensors.release(*(event.tensor.id for event in arrived.values()))
+
+    def end(self) -> list[Effect]:
+        """The run is over: let go of what has arrived."""
+        return self._abandon()
+
+    def _submit(self, job: Job) -> list[Effect]:
+        self._job = job
+        inputs = [self._arrived.pop(stage).tensor.id for stage in self._awaited if self._arrived]
+        return self._context.compute.submit(job, inputs)
+
+    # --- fetching -----------------------------------------------------------------------------
+
+    def _fetch(self) -> list[Effect]:
+        """Ask for what is missing."""
+        context, iteration = self._context, self._iteration
+        own = context.member.stage_index
+        neighbours = self._origin.source is Source.NEIGHBOURS
+        self._awaited = (
+            neighbours_of(self._origin, context.view.rosters, own) if neighbours else [own]
+        )
+        effects: list[Effect] = []
+        for stage in self._awaited:
+            donors = self._donors(stage)
+            fields = (("num_donors", len(donors)), ("iteration", iteration))
+            effects.append(Note("state.requested", fields))
+            wanted = "" if neighbours else self._hash
+            effects.append(FetchState(donors, stage, iteration, wanted))
+        return effects
+
+    @property
+    def _hash(self) -> str:
+        """What the state's parameters must hash to, if that is known."""
+        assert self._opening is not None
+        mark = self._opening.mark_of(self._iteration)
+        kept = self._origin.source is Source.KEPT
+        return mark.hash_of(self._context.member.stage_index) if mark is not None and kept else ""
+
+    def _donors(self, stage: int) -> tuple[NodeId, ...]:
+        context, me = self._context, self._context.node_id
+        match self._origin.source:
+            case Source.START:
+                return (context.view.leader,)
+            case Source.NEIGHBOURS:
+                roster = context.view.roster(stage)
+                donors = [m.node_id for m in roster if m.since_iteration < self._iteration]
+                return tuple(donors or [m.node_id for m in roster])
+        holders = [node for node in self._origin.holders_of(stage) if node != me]
+        # Those that fetch the same begin with different donors.
+        roster_ids = [m.node_id for m in context.view.roster(stage)]
+        first = (roster_ids.index(me) + self._num_loads) % len(holders) if holders else 0
+        holders = holders[first:] + holders[:first]
+        if self._num_loads == 0 and self._has(stage):
+            holders.insert(0, me)
+        return tuple(holders)
+
+    def _has(self, stage: int) -> bool:
+        """Whether a stage's state is on this host's disk."""
+        if self._context.node_id in self._origin.holders_of(stage):
+            return True
+        kept = self._context.kept.get((stage, self._iteration))
+        return kept is not None and kept == self._hash
+
+    def takes(self, event: StateFetched | StateFetchFailed) -> bool:
+        """Whether an event is about what this node asked for on its way to an era's state."""
+        awaited = self.active and self._job is None and event.stage_index in self._awaited
+        return awaited and event.iteration == self._iteration
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        tensors = self._context.tensors
+        tensors.add(event.tensor)
+        if event.stage_index in self._arrived:
+            return tensors.release(event.tensor.id)
+        self._arrived[event.stage_index] = event
+        if len(self._arrived) < len(self._awaited):
+            return []
+        manifests = tuple(self._arrived[stage].manifest for stage in self._awaited)
+        if self._origin.source is Source.NEIGHBOURS:
+            return self._submit(Mix(self._iteration, tuple(self._awaited), manifests))
+        return self._submit(Load(self._iteration, manifests[0]))
+
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        """No donor gave it."""
+        reason = f"the state of iteration {event.iteration} could not be had: {event.reason}"
+        return self._give_up(reason)
+
+    def _give_up(self, reason: str) -> list[Effect]:
+        again = self._stuck_at == self._iteration
+        leads = self._context.view.leader == self._context.node_id
+        self._stuck_at = self._iteration
+        effects = self._abandon()
+        if again and not leads:
+            return effects + self._stage.give_up(reason)
+        self._stuck = reason[:200]
+        return effects + self.tell()
+
+    def tell(self) -> list[Effect]:
+        """Tell who leads, if this node could not get its state: another may lead by now."""
+        context = self._context
+        if not self._stuck:
+            return []
+        return [Send(context.view.leader, Suspect(context.node_id, self._stuck))]
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def awaits(self, job: Job) -> bool:
+        return self._job is not None and job is self._job
+
+    def done(self, result: Built) -> tuple[bool, list[Effect]]:
+        """The job has ended well. Returns whether the state is here now."""
+        job, self._job = self._job, None
+        if isinstance(job, Build):
+            if self._origin.source is not Source.START or self._context.fetches_initial:
+                return False, self._fetch()
+        elif isinstance(job, Load) and self._hash not in ("", result.parameter_hash):
+            return False, self.load_failed("it is not what was committed")
+        self._stuck_at = None
+        return True, self._abandon()
+
+    def load_failed(self, reason: str) -> list[Effect]:
+        """What came could not be loaded: others are asked first now."""
+        self._job = None
+        self._num_loads += 1
+        failed = Note("state.failed", (("peer", ""), ("reason", reason)))
+        if self._num_loads >= _LOADS_MAX:
+            return [failed, *self._give_up(reason)]
+        return [failed, *self._fetch()]
+
+
+def neighbours_of(origin: Origin, rosters: tuple[tuple[object, ...], ...], stage: int) -> list[int]:
+    """Return the nearest relay stages before and behind a lost one that still have members."""
+    alive = [i for i in range(1, len(rosters)) if rosters[i] and i not in origin.lost]
+    before = [i for i in alive if i < stage][-1:]
+    return before + [i for i in alive if i > stage][:1]

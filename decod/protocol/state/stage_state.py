@@ -1,0 +1,238 @@
+"""A stage's parameters as a node holds them: built, loaded from a member, handed to others.
+
+A candidate builds its stage from the run's seed, or from what the leader has of it, before it
+enters the view, and follows a member of its stage until it holds what is committed
+(`protocol.state.replay`): others go on meanwhile, since a donor gives a copy that stands still. One
+that enters without that fetches the state of the iteration that is committed from older members:
+it stands still too, because no round can be committed before the newcomer has voted. All older
+members are donors; newcomers begin with different ones.
+A member that differs from most of its stage after a step fetches the state that it started from in
+the same way, but only what its own differs in.
+"""
+
+from collections import deque
+
+from decod.ids import NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import (
+    Effect,
+    FetchState,
+    Note,
+    RefuseState,
+    Send,
+    ServeState,
+    Stop,
+    StopReason,
+)
+from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested, Tensor
+from decod.protocol.core.jobs import Job, Load, Snapshot, SnapshotTaken
+from decod.protocol.core.messages import Differs, Leave
+
+_NOBODY = "no member could give this node its stage's state"
+
+EARLY_MAX = 64
+"""A state may be asked for so many iterations before it is committed."""
+
+_WAITING_MAX = 64
+"""Requests for state that may wait for a commit or a copy."""
+
+
+class StageState:
+    """Whether this node holds its stage's committed state, and whom it gives copies to."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.iteration = context.start_iteration
+        """The committed iteration whose state this node holds, or is loading."""
+        self.loaded = False
+        self._hash = ""
+        self._donors: deque[NodeId] = deque()
+        self._num_loads_left = 0
+        """A blob that can't be loaded is fetched again, once from each donor first."""
+        self._job: Job | None = None
+        """Loads what was fetched."""
+        self._odd: tuple[NodeId, ...] = ()
+        """Members, this node among them, whose state is not that of most of the stage."""
+        self._amended: int | None = None
+        """The iteration whose state this node has fetched for that reason."""
+        self._early: list[StateRequested] = []
+        self._copying: deque[list[StateRequested]] = deque()
+        """Requests that one copy will serve, for each copy in the making."""
+
+    def enter(self, iteration: int, parameter_hash: str = "") -> list[Effect]:
+        """The node takes part from now on; the run has committed `iteration`.
+
+        Args:
+            iteration: Whose state it needs.
+            parameter_hash: Of that, if it is known: a disk may hold one of a future that was given
+                up when the run went back.
+        """
+        self.iteration, self._hash = iteration, parameter_hash
+        if iteration == self._context.start_iteration:
+            self.loaded = True
+            return []
+        return self.fetch_entered()
+
+    def fetch_entered(self) -> list[Effect]:
+        """Fetch the state of the iteration that this node has entered with."""
+        context, iteration = self._context, self.iteration
+        roster = context.view.roster(context.member.stage_index)
+        donors = [m.node_id for m in roster if m.since_iteration < iteration]
+        newcomers = [m.node_id for m in roster if m.since_iteration >= iteration]
+        start = newcomers.index(context.node_id) % len(donors) if donors else 0
+        self._donors = deque(donors[start:] + donors[:start])
+        self._num_loads_left = len(donors)
+        return self._fetch()
+
+    def holds(self, iteration: int) -> list[Effect]:
+        """The node takes part from now on, and holds the state of the last commit already."""
+        self.iteration, self.loaded = iteration, True
+        return [Note("state.loaded", (("iteration", iteration),))]
+
+    def lacks(self, iteration: int, parameter_hash: str) -> None:
+        """The node takes part from now on, and is about to step to the state of `iteration`."""
+        self.iteration, self._hash, self.loaded = iteration, parameter_hash, False
+
+    def fetch_back(self, iteration: int) -> list[Effect]:
+        """This node has given up what it held, and could not go back: ask the others of its stage
+        for what they hold."""
+        context = self._context
+        self.lacks(iteration, "")
+        roster = context.view.roster(context.member.stage_index)
+        self._donors = deque(m.node_id for m in roster if m.node_id != context.node_id)
+        self._num_loads_left = len(self._donors)
+        return self._fetch()
+
+    def _fetch(self) -> list[Effect]:
+        if not self._num_loads_left:
+            return self.give_up(_NOBODY)
+        donors, stage = tuple(self._donors), self._context.member.stage_index
+        fields = (("num_donors", len(donors)), ("iteration", self.iteration))
+        alike = self._amended == self.iteration
+        wanted = FetchState(donors, stage, self.iteration, self._hash, alike=alike)
+        return [Note("state.requested", fields), wanted]
+
+    def give_up(self, reason: str) -> list[Effect]:
+        """This node can't get its stage's state: others must do without it."""
+        stop, leader = Stop(StopReason.REMOVED, reason), self._context.view.leader
+        if leader == self._context.node_id:
+            return [stop]  # They find out, and elect another.
+        return [Send(leader, Leave(reason[:200], at_once=True)), stop]
+
+    def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
+        member = self._context.view.by_id.get(self._context.node_id)
+        same_stage = member is None or event.stage_index == member.stage_index
+        return same_stage and not self.loaded and event.iteration == self.iteration
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        self._context.tensors.add(event.tensor)
+        if not self._wants(event):
+            return self._context.tensors.release(event.tensor.id)
+        self._job = job = Load(event.iteration, event.manifest)
+        return self._context.compute.submit(job, [event.tensor.id])
+
+    def awaits(self, job: Job) -> bool:
+        """Whether a job loads what this node still wants."""
+        return job is self._job and not self.loaded
+
+    def unload(self, iteration: int) -> list[Effect]:
+        """The run goes back to `iteration`: its state is not here yet."""
+        self.loaded, self.iteration, self._job = False, iteration, None
+        self._odd, self._amended = (), None
+        early, self._early = self._early, []
+        return self._refuse(early, "the run has gone back to an earlier iteration")
+
+    def keeps_own(self, event: StateFetchFailed) -> bool:
+        """Whether this node still has the state that it was to amend: better that than none."""
+        return self._wants(event) and self._amended == self.iteration
+
+    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+        return self.give_up(_NOBODY) if self._wants(event) else []
+
+    def load_failed(self, reason: str) -> list[Effect]:
+        """The blob was not what a donor said, or not of this stage: others are asked first now."""
+        self._num_loads_left -= 1
+        self._donors.rotate(-1)
+        return [Note("state.failed", (("peer", ""), ("reason", reason))), *self._fetch()]
+
+    def differs(self, sender: NodeId, message: Differs) -> list[Effect]:
+        """This node came to another result than most of its stage: the next opening amends that."""
+        view, own = self._context.view, self._context.node_id
+        meant = own in view and own in message.nodes and message.iteration == self.iteration
+        if meant and view.roster(self._context.member.stage_index)[0].node_id == sender:
+            self._odd = message.nodes
+        return []
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether this node was told that its last step is not that of most of its stage."""
+        return bool(self._odd)
+
+    def opened(self) -> list[Effect]:
+        """A round is opened: if this node's state is not its stage's, fetch that first."""
+        odd, self._odd = self._odd, ()
+        context = self._context
+        if self._amends_in_vain():
+            return self.holds(self.iteration)  # Its own is the stage's now.
+        if not odd or not self.loaded:
+            return []
+        if self._amended == self.iteration:
+            return self.give_up("its device computes other results than those of its stage")
+        roster = context.view.roster(context.member.stage_index)
+        donors = [m.node_id for m in roster if m.node_id not in odd]
+        if not donors:
+            return []
+        self._amended, self._hash, self.loaded, self._job = self.iteration, "", False, None
+        self._donors, self._num_loads_left = deque(donors), len(donors)
+        context.why = "its state differed from that of its stage"
+        fields = (("stage", context.member.stage_index), ("iteration", self.iteration))
+        return [Note("state.differs", fields), *self._fetch()]
+
+    def _amends_in_vain(self) -> bool:
+        """Whether all are gone of whom this node was to learn its stage's state."""
+        waits = self._amended == self.iteration and not self.loaded and self._job is None
+        return waits and not any(donor in self._context.view for donor in self._donors)
+
+    def committed(self, iteration: int) -> list[Effect]:
+        """A step is final here: copies of it can be made."""
+        self.iteration, self._odd = iteration, ()
+        early, self._early = self._early, []
+        return [effect for request in early for effect in self.requested(request)]
+
+    def requested(self, event: StateRequested) -> list[Effect]:
+        """Copy the state for somebody, if it is the one that this node holds, or will hold next."""
+        num_waiting = len(self._early) + sum(len(batch) for batch in self._copying)
+        if num_waiting >= _WAITING_MAX:
+            return [RefuseState(event.request_id, "too many requests wait")]
+        member = self._context.view.by_id.get(self._context.node_id)
+        if member is None or event.stage_index != member.stage_index:
+            return [RefuseState(event.request_id, f"does not serve stage {event.stage_index}")]
+        if self.iteration < event.iteration <= self.iteration + EARLY_MAX:
+            self._early.append(event)
+            return []
+        if not self.loaded or event.iteration != self.iteration:
+            doing = "holds" if self.loaded else "is loading"
+            held = f"{doing} the state of iteration {self.iteration}, asked was {event.iteration}"
+            return [RefuseState(event.request_id, held)]
+        for batch in self._copying:
+            same = batch[0].with_optimizer == event.with_optimizer
+            if same and batch[0].iteration == event.iteration:
+                batch.append(event)
+                return []
+        self._copying.append([event])
+        return self._context.compute.submit(Snapshot(event.with_optimizer))
+
+    def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
+        batch = self._copying.popleft()
+        if result.iteration != batch[0].iteration:
+            release = self._context.tensors.release(output.id)
+            return [*self._refuse(batch, "the state has moved on"), *release]
+        self._context.tensors.hand_over(output.id)
+        request_ids = tuple(request.request_id for request in batch)
+        return [ServeState(request_ids, result.iteration, result.manifest, output.id)]
+
+    def copy_failed(self, reason: str) -> list[Effect]:
+        return self._refuse(self._copying.popleft(), reason)
+
+    def _refuse(self, batch: list[StateRequested], reason: str) -> list[Effect]:
+        return [RefuseState(request.request_id, reason) for request in batch]

@@ -1,0 +1,461 @@
+"""What a data node does with its share of the batch: injected as flows allow, home, reported.
+
+A DENY makes it try another flow, or put the microbatch off to the next iteration. When relays are
+lost and the round goes on without them, it chooses others for all its microbatches that went
+through them, also for those that had come home: what a lost relay had folded in is gone with it,
+and must be folded in by another before the share is done.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.era import MARKS_MAX
+from decod.protocol.core.events import SendFailed, Tensor
+from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Loss
+from decod.protocol.core.messages import (
+    BackwardGradient,
+    Complete,
+    Deny,
+    ForwardActivation,
+    Mended,
+    Report,
+    Reroute,
+)
+from decod.protocol.flows.building import DataFlows, Granted
+from decod.protocol.flows.substitutes import Path, Substitutes
+from decod.protocol.strategy.data_positions import shares_of
+from decod.protocol.strategy.detour_stops import Travelling, origin_of
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Waits
+
+_DEFERRALS_MAX = 3
+"""Iterations that a microbatch may be put off to before it is given up, and counted as lost."""
+
+_FLOW_PATIENCE = 4
+"""Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
+
+
+@dataclass(slots=True)
+class _Deferral:
+    """A microbatch that was put off."""
+
+    times: int = 0
+    not_before: int = 0
+    """First iteration that may take it again."""
+
+
+class DataMicrobatches:
+    """A data node's share of the batch: injected as flows allow, counted when it comes home."""
+
+    def __init__(
+        self, context: Context, flows: Callable[[], DataFlows], *, num_microbatches: int
+    ) -> None:
+        self._context = context
+        self._flows = flows
+        self._num_microbatches = num_microbatches
+        self.held: dict[MicrobatchId, HeldMicrobatch] = {}
+        """Under way."""
+        self._done: dict[MicrobatchId, HeldMicrobatch] = {}
+        """Home."""
+        self._owing: dict[MicrobatchId, set[NodeId]] = {}
+        """Of microbatches whose path was changed: who has taken a lost relay's place, and not yet
+        said that it is done."""
+        self._waiting: deque[MicrobatchId] = deque()
+        self._deferred: dict[MicrobatchId, _Deferral] = {}
+        self._marked: dict[int, dict[MicrobatchId, _Deferral]] = {}
+        """What was put off at the newest iterations whose states are kept."""
+        self._put_off: set[MicrobatchId] = set()
+        """Put off in this round; becomes a deferral when the round is committed."""
+        self._can_take: set[NodeId] = set()
+        self._losses: dict[MicrobatchId, Loss] = {}
+        self._reported = True
+        self._failed = True
+        """The leader has been asked to repeat the round, or there is none."""
+        self._flow_by_s: float | None = None
+        self._follow_s: float | None = None
+        """When microbatches that find no free flow may follow those under way."""
+        self._keeper = Keeper(context)
+        self._waits = Waits(context)
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """Microbatches that came home in this round: this node's share of the committed set."""
+        return [*self._done]
+
+    @property
+    def settled(self) -> bool:
+        """Whether all microbatches that were reported are folded."""
+        return not self.held
+
+    @property
+    def deadline_s(self) -> float | None:
+        return earliest(self._waits.deadline_s, self._flow_by_s, self._follow_s)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects = self._waits.overdue(now_s, self.held)
+        if self._flow_by_s is not None and self._flow_by_s <= now_s:
+            self._flow_by_s = None
+            effects += self._give_up()
+        if self._follow_s is not None and self._follow_s <= now_s:
+            self._follow_s = None
+            effects += self.inject()
+        return effects
+
+    def _give_up(self) -> list[Effect]:
+        """Put the share off if no flow has been found for it: others must not wait for ever."""
+        no_way = not self._flows().ways and not self._context.view.idle_stages
+        if not no_way or self.held or not self._waiting:
+            return []
+        fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
+        self._put_off.update(self._waiting)
+        self._waiting.clear()
+        return [Note("microbatch.deferred", fields), *self._report()]
+
+    def reset(self) -> list[Effect]:
+        """Forget the round; what had been put off before it stays put off."""
+        effects: list[Effect] = []
+        for held in (*self.held.values(), *self._done.values()):
+            effects += self._keeper.release(held)
+        for record in (self.held, self._done, self._owing, self._waiting, self._losses):
+            record.clear()
+        self._put_off.clear()
+        self._can_take.clear()
+        self._reported = self._failed = True
+        self._context.detours.reset()
+        return effects
+
+    def committed(self) -> None:
+        """The round is final: what was folded needs no second chance."""
+        for microbatch in self.folded:
+            self._deferred.pop(microbatch, None)
+        for microbatch in self._put_off:
+            self._defer(microbatch)
+        if self._is_marked():
+            copies = ((m, replace(deferral)) for m, deferral in self._deferred.items())
+            self._marked[self._context.round.iteration] = dict(copies)
+            for iteration in sorted(self._marked)[:-MARKS_MAX]:
+                del self._marked[iteration]
+
+    def _is_marked(self) -> bool:
+        every = self._context.config.snapshot_every_iterations
+        return every > 0 and self._context.round.iteration % every == 0
+
+    def go_back(self, iteration: int) -> None:
+        """The run goes on from an earlier state: so does what was put off."""
+        # A later iteration draws its microbatches again.
+        then = self._marked.get(iteration, self._deferred)
+        self._deferred = {
+            m: replace(deferral) for m, deferral in then.items() if m.iteration <= iteration
+        }
+
+    def _defer(self, microbatch: MicrobatchId) -> None:
+        deferral = self._deferred.setdefault(microbatch, _Deferral())
+        deferral.times += 1
+        deferral.not_before = self._context.round.iteration + 1
+
+    def open(self, now_s: float) -> list[Effect]:
+        """Begin the context's round with this node's shares of its batch."""
+        effects = self.reset()
+        context, iteration = self._context, self._context.round.iteration
+        shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
+        for microbatch, deferral in sorted(self._deferred.items()):
+            if microbatch.iteration == iteration and microbatch.data_node_index not in shares:
+                # It was put off in a round that is repeated now, and another has its share.
+                del self._deferred[microbatch]
+            elif deferral.not_before <= iteration and deferral.times > _DEFERRALS_MAX:
+                del self._deferred[microbatch]
+                effects.append(Note("microbatch.lost", (("microbatch", str(microbatch)),)))
+            elif deferral.not_before <= iteration:
+                self._waiting.append(microbatch)
+        indexes = range(self._num_microbatches)
+        batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
+        self._waiting.extend(m for m in batch if m not in self._deferred)
+        self._reported = self._failed = False
+        timeout_s = self._context.config.answer_timeout_s
+        self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s
+        return effects + self.inject()
+
+    def can_take(self, peer: NodeId) -> list[Effect]:
+        self._can_take.add(peer)
+        return self.inject()
+
+    def inject(self) -> list[Effect]:
+        """Start waiting microbatches on flows whose first hop is ready, the cheapest free first.
+
+        Once all flows are ready, or should have been found, those for which none is free follow the
+        others, on the flow that would be done with them first, as many as this node can hold: a
+        relay that is full makes them wait, and has the next one at hand as soon as there is room.
+        """
+        flows = self._flows()
+        ready = {
+            flow_id: granted
+            for flow_id, granted in flows.ways.items()
+            if granted.peer in self._can_take or flows.carried
+        }
+        final = flows.carried or (flows.final and len(ready) == len(flows.ways))
+        follows = self._follow_s is None or final
+        loads = Counter(held.flow_id for held in self.held.values())
+        effects: list[Effect] = []
+        while ready and self._waiting and len(self.held) < self._context.member.capacity:
+            flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
+            if loads[flow_id] and not follows:
+                break
+            loads[flow_id] += 1
+            microbatch, granted = self._waiting.popleft(), ready[flow_id]
+            self.held[microbatch] = HeldMicrobatch(
+                microbatch, flow_id, granted.path, granted.path_version, stage_index=0
+            )
+            effects += self._context.compute.submit(Embed(microbatch))
+        return effects
+
+    def embedded(self, now_s: float, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        held = self.held[microbatch]
+        self._waits.sent(now_s, held)
+        return [self._keeper.send_forward(held, output)]
+
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+        self._waits.completed(now_s, sender, self.held.get(message.microbatch))
+        return []
+
+    def activation(
+        self, sender: NodeId, message: ForwardActivation, tensor: Tensor
+    ) -> list[Effect]:
+        """The last relay's output has come home: compute the loss."""
+        context = self._context
+        context.tensors.add(tensor)
+        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        if passed_on := self._pass_on(sender, message, tensor):
+            return passed_on
+        sender = origin_of(message, sender, context.node_id, context.view)
+        ours = held is not None and held.flow_id == message.flow_id
+        if held is None or not ours or not self._of_stage(sender, len(held.path)):
+            deny = Deny(context.round, message.microbatch, message.flow_id, "no such flow here")
+            return [*context.tensors.release(tensor.id), Send(sender, deny)]
+        if held.phase not in (Phase.SENT, Phase.AWAITING):
+            complete = Send(sender, Complete(context.round, message.microbatch, 0.0))
+            return [*context.tensors.release(tensor.id), complete]
+        held.phase, held.complete_by_s = Phase.HEAD, None
+        return context.compute.submit(Head(message.microbatch), [tensor.id])
+
+    def headed(
+        self, microbatch: MicrobatchId, loss: Loss, output: TensorId, duration_s: float
+    ) -> list[Effect]:
+        """The loss is known; its gradient goes back the way the activation came."""
+        held = self.held[microbatch]
+        held.phase = Phase.AWAITING_GRADIENT
+        self._losses[microbatch] = loss
+        complete = Complete(self._context.round, microbatch, duration_s)
+        return [self._keeper.send_backward(held, output), Send(held.upstream, complete)]
+
+    def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
+        """Send on what only comes by way of this node, if it is or may be waited for."""
+        known = self._done if message.microbatch in self._owing else {}
+        held = self.held.get(message.microbatch) or known.get(message.microbatch)
+        return self._keeper.pass_on(held, sender, message, tensor.id)
+
+    def _of_stage(self, sender: NodeId, stage_index: int) -> bool:
+        """Whether a sender is of a stage: any of it may have taken a lost one's place."""
+        member = self._context.view.by_id.get(sender)
+        return member is not None and member.stage_index == stage_index
+
+    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
+        context = self._context
+        context.tensors.add(tensor)
+        held = self.held.get(message.microbatch)
+        if passed_on := self._pass_on(sender, message, tensor):
+            return passed_on
+        sender = origin_of(message, sender, context.node_id, context.view)
+        awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
+        if held is None or not awaited or not self._of_stage(sender, 1):
+            return context.tensors.release(tensor.id)
+        held.phase = Phase.RETURNING
+        effects = context.compute.submit(EmbedBackward(message.microbatch), [tensor.id])
+        return effects + self._report()
+
+    def returned(self, microbatch: MicrobatchId) -> list[Effect]:
+        """A microbatch has come all the way home."""
+        held = self.held.pop(microbatch)
+        held.phase = Phase.FOLDED
+        self._done[microbatch] = held
+        return self.inject()
+
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """An activation or gradient could not be sent."""
+        return self._keeper.undelivered(event, self.held, self._done)
+
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:  # noqa: ARG002 - as a relay is called.
+        """A flow is broken: try the microbatch on another, or put it off."""
+        known = self._done.get(message.microbatch)
+        held = self.held.get(message.microbatch, known)
+        if again := self._keeper.stuck(held, sender):
+            return again
+        if held is None:
+            return []
+        if held.path_version and sender in held.path:
+            return self._fail_round(held, message.reason)
+        if held.downstream != sender:
+            return []
+        if held.phase in (Phase.SENT, Phase.AWAITING):
+            return self._put_back(held, message.reason)
+        return self._fail_round(held, message.reason)
+
+    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:  # noqa: ARG002 - as above.
+        """This node's device refused the microbatch."""
+        held = self.held.get(microbatch)
+        if held is None:
+            return []
+        if held.phase is Phase.COMPUTING:
+            return self._put_off_now(held, reason)
+        return self._fail_round(held, reason)
+
+    def _fail_round(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+        """Others have parts of this microbatch in their sums: ask for the round to be repeated."""
+        if self._failed:
+            return []
+        if not held.path_version or self._flows().carried:
+            self._defer(held.microbatch)
+        return self._ask_again(f"microbatch {held.microbatch}: {reason}")
+
+    def _ask_again(self, reason: str) -> list[Effect]:
+        self._reported = self._failed = True
+        report = Report(
+            round=self._context.round,
+            num_committed=0,
+            digest=0,
+            num_deferred=1,
+            loss_sum=0.0,
+            num_tokens=0,
+            view_version=self._context.view.version,
+            failure=reason[:200],
+        )
+        return [Send(self._context.view.leader, report)]
+
+    def _put_back(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+        self._flows().drop(held.flow_id)
+        if not self._flows().ways:
+            return self._put_off_now(held, reason)
+        del self.held[held.microbatch]
+        self._waiting.appendleft(held.microbatch)
+        effects = self._keeper.release(held)
+        effects += self._context.compute.submit(Drop(held.microbatch))
+        return effects + self.inject()
+
+    def _put_off_now(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+        del self.held[held.microbatch]
+        self._put_off.add(held.microbatch)
+        if not self._flows().ways:
+            self._put_off.update(self._waiting)
+            self._waiting.clear()
+        fields = (("microbatch", str(held.microbatch)), ("reason", reason))
+        effects: list[Effect] = [Note("microbatch.deferred", fields), *self._keeper.release(held)]
+        effects += self._context.compute.submit(Drop(held.microbatch))
+        return effects + self.inject() + self._report()
+
+    # --- after a loss -------------------------------------------------------------------------
+
+    def mend(self, now_s: float) -> list[Effect]:
+        """Some relays are not in the context's view any more: let others take their place."""
+        context, flows = self._context, self._flows()
+        if self._failed:
+            return []
+        if self._waiting and not flows.ways:
+            return self._ask_again("relays were lost before flows had been found")
+        self._reported = False
+        everything = [*self.held.values(), *self._done.values()]
+        paths = [held.path for held in everything]
+        others = Substitutes(context, paths, newest=context.round.iteration - 1)
+        for flow_id, granted in flows.ways.items():
+            path = others.mend(granted.path)
+            if path != granted.path:
+                version = context.view.version
+                flows.ways[flow_id] = replace(
+                    granted, peer=path[0], path=path, path_version=version
+                )
+                self._can_take.add(path[0])
+        effects: list[Effect] = []
+        for held in everything:
+            path = others.mend(held.path)
+            if path != held.path:
+                effects += self._reroute(now_s, held, path)
+        return effects + self.inject() + self._report()
+
+    def _reroute(self, now_s: float, held: HeldMicrobatch, path: Path) -> list[Effect]:
+        """Have a microbatch take another path, and send again what its new neighbours lack."""
+        context, before = self._context, held.path
+        first, last = held.downstream, held.upstream
+        held.path, held.path_version = path, context.view.version
+        owing = self._owing.setdefault(held.microbatch, set())
+        owing.intersection_update(path)
+        owing.update(set(path) - set(before))
+        message = Reroute(
+            context.round,
+            held.microbatch,
+            held.flow_id,
+            path,
+            held.path_version,
+            tuple(sorted(owing)),
+        )
+        effects: list[Effect] = [Send(relay, message) for relay in _concerned(before, path)]
+        again: list[list[Effect] | None] = []
+        if held.downstream != first and held.passed_on:
+            again.append(self._keeper.forward_again(held))
+            if held.phase in (Phase.SENT, Phase.AWAITING):
+                self._waits.sent(now_s, held)
+        headed = held.phase in (Phase.AWAITING_GRADIENT, Phase.RETURNING, Phase.FOLDED)
+        if held.upstream != last and headed:
+            again.append(self._keeper.backward_again(held))
+        for sends in again:
+            if sends is None:
+                return self._fail_round(held, "what the lost node had been sent was not kept")
+            effects += sends
+        return effects
+
+    def mended(self, sender: NodeId, message: Mended) -> list[Effect]:
+        """A relay that took a lost one's place has folded a microbatch in."""
+        owing = self._owing.get(message.microbatch, set())
+        owing.discard(sender)
+        if owing:
+            return []
+        self._owing.pop(message.microbatch, None)
+        return self._report()
+
+    def _report(self) -> list[Effect]:
+        """Tell the leader, once, when all relays have done their part of this node's share.
+
+        What is left to do then concerns nobody else: the relays' reductions need not wait for it.
+        """
+        returning = [m for m, held in self.held.items() if held.phase is Phase.RETURNING]
+        if self._reported or self._waiting or self._owing or len(returning) < len(self.held):
+            return []
+        self._reported = True
+        done = [*self._done, *returning]
+        losses = [self._losses[m] for m in done]
+        report = Report(
+            round=self._context.round,
+            num_committed=len(done),
+            digest=digest_of(done),
+            num_deferred=len(self._put_off | self._deferred.keys() - set(done)),
+            loss_sum=math.fsum(loss.loss for loss in losses),
+            num_tokens=sum(loss.num_tokens for loss in losses),
+            view_version=self._context.view.version,
+        )
+        return [Send(self._context.view.leader, report)]
+
+
+def _queue_cost(granted: Granted, num: int) -> tuple[bool, float, FlowId]:
+    """Return what orders flows that `num` microbatches are under way on: free ones first."""
+    return num > 0, (num + 1) * granted.cost_s, granted.flow_id
+
+
+def _concerned(before: Path, path: Path) -> list[NodeId]:
+    """Return the relays that take another's place, and those next to them."""
+    changed = [new != old for new, old in zip(path, before, strict=True)]
+    return [
+        relay for stage, relay in enumerate(path) if any(changed[max(0, stage - 1) : stage + 2])
+    ]

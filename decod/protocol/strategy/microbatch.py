@@ -1,0 +1,290 @@
+"""A microbatch on its way, as each node that it passes remembers it.
+
+A microbatch goes forward along a path, stage by stage, back to its data node, which computes the
+loss, and then the same way backward. `HeldMicrobatch` is a node's record of one of them:
+
+    relay:      QUEUED -> COMPUTING -> SENT -> AWAITING -> RETURNING -> FOLDED
+    data node:  COMPUTING -> SENT -> AWAITING -> HEAD -> AWAITING_GRADIENT -> RETURNING -> FOLDED
+
+SENT ends with the next node's COMPLETE; without it in time, the sender tells the leader that the
+peer may be gone. AWAITING ends with the gradient (at the data node: the last activation).
+
+What a node has sent, forward and backward, it keeps until the round is over: if the receiver is
+lost, another node of its stage takes its place and gets the same again (GWTF V-D). See
+`relay_microbatches` and `data_microbatches`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.detours import Detour
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.events import SendFailed
+from decod.protocol.core.messages import SLOW, BackwardGradient, Deny, ForwardActivation, Suspect
+from decod.protocol.strategy.detour_stops import Travelling, goal_of, origin_of
+
+_LATE_FACTOR = 4.0
+"""A COMPLETE is late after this many times the usual wait: slow is not dead."""
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    """A relay that has taken over for another has no room for it yet."""
+    COMPUTING = "computing"
+    SENT = "sent"
+    AWAITING = "awaiting"
+    HEAD = "head"
+    AWAITING_GRADIENT = "awaiting_gradient"
+    RETURNING = "returning"
+    FOLDED = "folded"
+
+
+@dataclass(slots=True)
+class HeldMicrobatch:
+    """A microbatch of this round at one node."""
+
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The relays that it passes, one for each stage."""
+    path_version: int
+    """0, or the version of the view in which another relay was put into the path."""
+    stage_index: int
+    """This node's."""
+    phase: Phase = Phase.COMPUTING
+    sent_s: float = 0.0
+    complete_by_s: float | None = None
+    forward: TensorId | None = None
+    """What was sent downstream, if it is kept."""
+    backward: TensorId | None = None
+    """The gradient that was sent upstream (at the data node: back to the last relay), if kept."""
+    entry: TensorId | None = None
+    """The activation that came, if it is kept until the backward pass."""
+    detour: Detour | None = None
+    """The one that the activation takes that went, if any."""
+    detour_back: Detour | None = None
+    """Likewise the gradient's."""
+    shed: bool = False
+    """What the backward pass needs was let go of: the forward pass is computed again before it."""
+
+    @property
+    def home(self) -> NodeId:
+        return self.flow_id.data_node
+
+    @property
+    def upstream(self) -> NodeId:
+        """Who sends the activation; at the data node the last relay."""
+        if self.stage_index == 1:
+            return self.home
+        return self.path[self.stage_index - 2] if self.stage_index else self.path[-1]
+
+    @property
+    def downstream(self) -> NodeId:
+        """Who gets the activation and sends the gradient."""
+        return self.path[self.stage_index] if self.stage_index < len(self.path) else self.home
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the next node has to do something: say COMPLETE, or send what comes back."""
+        return self.phase in (Phase.SENT, Phase.AWAITING, Phase.AWAITING_GRADIENT)
+
+    @property
+    def passed_on(self) -> bool:
+        """Whether the forward pass of this node is done."""
+        return self.phase not in (Phase.QUEUED, Phase.COMPUTING)
+
+
+class Keeper:
+    """References to what was sent in this round, as far as there is room for it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._size_bytes = 0
+
+    def send_forward(self, held: HeldMicrobatch, output: TensorId) -> Effect:
+        """Send an activation to the next node, and keep it."""
+        self.keep_forward(held, output)
+        return self._on(held, output)
+
+    def keep_forward(self, held: HeldMicrobatch, output: TensorId) -> None:
+        """Keep an activation that the next node may still come to need."""
+        if self._keep(output):
+            held.forward = output
+
+    def send_backward(self, held: HeldMicrobatch, output: TensorId) -> Effect:
+        """Send a gradient to the node before, and keep it."""
+        if self._keep(output):
+            held.backward = output
+        return self._back(held, output)
+
+    def _keep(self, tensor: TensorId) -> bool:
+        tensors = self._context.tensors
+        size_bytes = tensors.size_of(tensor)
+        if self._size_bytes + size_bytes > self._context.config.keep_max_bytes:
+            return False
+        self._size_bytes += size_bytes
+        tensors.retain(tensor)
+        return True
+
+    def keep_entry(self, held: HeldMicrobatch, entry: TensorId) -> None:
+        """Keep an activation that came, from which the forward pass can be computed again."""
+        if self._keep(entry):
+            held.entry = entry
+
+    def take_entry(self, held: HeldMicrobatch) -> TensorId | None:
+        """Hand over the activation that came, with its reference, if it is kept."""
+        entry, held.entry = held.entry, None
+        if entry is not None:
+            self._size_bytes -= self._context.tensors.size_of(entry)
+        return entry
+
+    def forward_again(self, held: HeldMicrobatch) -> list[Effect] | None:
+        """Send the activation to the present next node; None if it was not kept."""
+        if held.forward is None:
+            return None
+        self._context.tensors.retain(held.forward)
+        return [self._on(held, held.forward)]
+
+    def backward_again(self, held: HeldMicrobatch) -> list[Effect] | None:
+        """Send the gradient to the present node before; None if it was not kept."""
+        if held.backward is None:
+            return None
+        self._context.tensors.retain(held.backward)
+        return [self._back(held, held.backward)]
+
+    def undelivered(
+        self, event: SendFailed, *known: Mapping[MicrobatchId, HeldMicrobatch]
+    ) -> list[Effect]:
+        """A tensor could not be sent: if this was a part of a detour, there may be another way.
+
+        Args:
+            event: The failure.
+            known: Microbatches of this node.
+        """
+        message, here = event.message, self._context.node_id
+        if not isinstance(message, Travelling):
+            return []
+        origin = origin_of(message, here, event.to, self._context.view)
+        if origin == here:
+            held = next((h[message.microbatch] for h in known if message.microbatch in h), None)
+            return self.stuck(held, event.to)
+        reason = f"it can't be passed on: {event.reason}"[:200]
+        return [Send(origin, Deny(message.round, message.microbatch, message.flow_id, reason))]
+
+    def stuck(self, held: HeldMicrobatch | None, by: NodeId) -> list[Effect]:
+        """What went by way of a data node does not get on from there, or not even there: send it
+        again, another way. Nothing if nothing did, or if it has arrived all the same."""
+        detours, effects = self._context.detours, list[Effect]()
+        if held is None:
+            return effects
+        if held.phase is Phase.SENT and held.detour is not None and held.detour.by == by:
+            detours.avoid(by, held.downstream)
+            effects += self.forward_again(held) or []
+        if held.detour_back is not None and held.detour_back.by == by:
+            detours.avoid(by, held.upstream)
+            effects += self.backward_again(held) or []
+        return effects
+
+    def pass_on(
+        self, held: HeldMicrobatch | None, sender: NodeId, message: Travelling, tensor: TensorId
+    ) -> list[Effect]:
+        """At a data node: send on what is for another node.
+
+        Args:
+            held: The microbatch, if this node waits for it; its path is the newest then.
+            sender: Who has computed what came.
+            message: What came.
+            tensor: It.
+        """
+        here = self._context.node_id
+        if held is not None:
+            back = isinstance(message, BackwardGradient)
+            message = self._gradient(held) if back else self._activation(held)
+        elif message.flow_id.data_node == here:
+            return []
+        goal = goal_of(message, sender)
+        if goal is None or goal == here or goal not in self._context.view:
+            return []
+        self._context.detours.sends(goal, tensor)
+        return [SendTensor(goal, message, tensor)]
+
+    def _on(self, held: HeldMicrobatch, tensor: TensorId) -> Effect:
+        to, held.detour = self._choose(held.downstream, held, tensor)
+        return SendTensor(to, self._activation(held), tensor)
+
+    def _back(self, held: HeldMicrobatch, tensor: TensorId) -> Effect:
+        to, held.detour_back = self._choose(held.upstream, held, tensor)
+        return SendTensor(to, self._gradient(held), tensor)
+
+    def _choose(
+        self, to: NodeId, held: HeldMicrobatch, tensor: TensorId
+    ) -> tuple[NodeId, Detour | None]:
+        """Return to whom a tensor for the next node is sent, and the detour that it takes."""
+        byways = {held.home, *self._context.byways} - {to, self._context.node_id}
+        detour = self._context.detours.choose(to, byways, tensor)
+        return (to, None) if detour is None else (detour.by, detour)
+
+    def release(self, held: HeldMicrobatch) -> list[Effect]:
+        """Let go of what was kept of one microbatch."""
+        all_three = (held.entry, held.forward, held.backward)
+        kept = [tensor for tensor in all_three if tensor is not None]
+        self._size_bytes -= sum(map(self._context.tensors.size_of, kept))
+        held.entry = held.forward = held.backward = None
+        return self._context.tensors.release(*kept)
+
+    def _activation(self, held: HeldMicrobatch) -> ForwardActivation:
+        return ForwardActivation(
+            self._context.round, held.microbatch, held.flow_id, held.path, held.path_version
+        )
+
+    def _gradient(self, held: HeldMicrobatch) -> BackwardGradient:
+        return BackwardGradient(
+            self._context.round, held.microbatch, held.flow_id, held.path, held.path_version
+        )
+
+
+class Waits:
+    """How long COMPLETE usually takes, and who is late."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._usual_s: float | None = None
+        self.deadline_s: float | None = None
+        """Not after the first COMPLETE that is due; one that came leaves it as it was."""
+
+    def sent(self, now_s: float, held: HeldMicrobatch) -> None:
+        held.phase, held.sent_s = Phase.SENT, now_s
+        usual_s = self._usual_s or 0.0
+        patience_s = max(self._context.config.complete_timeout_s, _LATE_FACTOR * usual_s)
+        held.complete_by_s = now_s + patience_s
+        self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
+
+    def completed(self, now_s: float, sender: NodeId, held: HeldMicrobatch | None) -> None:
+        """Take in a COMPLETE, if it is the one that `held` waits for."""
+        if held is None or held.downstream != sender or held.phase is not Phase.SENT:
+            return
+        waited_s = now_s - held.sent_s
+        self._usual_s = (
+            waited_s if self._usual_s is None else self._usual_s + 0.1 * (waited_s - self._usual_s)
+        )
+        held.phase, held.complete_by_s = Phase.AWAITING, None
+
+    def overdue(
+        self, now_s: float, held_all: Mapping[MicrobatchId, HeldMicrobatch]
+    ) -> list[Effect]:
+        """Tell the leader of peers whose COMPLETE is late, once for each wait."""
+        if self.deadline_s is None or now_s < self.deadline_s:
+            return []
+        self.deadline_s = None
+        late: dict[NodeId, HeldMicrobatch] = {}
+        for held in held_all.values():
+            if held.complete_by_s is not None and held.complete_by_s <= now_s:
+                late[held.downstream] = held
+                self.sent(now_s, held)
+            self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
+        leader = self._context.view.leader
+        return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]

@@ -1,0 +1,490 @@
+"""What a member does in the rounds: its flows, its microbatches, its stage's reduction.
+
+`Pipeline` belongs to one node for as long as that is in the run. A round is opened in it by
+`NodeMachine`, which alone knows what was decided; between two openings everything that concerns
+microbatches and gradients happens here.
+"""
+
+from collections import deque
+from random import Random
+from typing import TypeVar
+
+from decod.ids import NodeId, Round
+from decod.protocol.averaging.aggregation import Aggregation, AggregationState
+from decod.protocol.core import jobs, messages
+from decod.protocol.core.context import Context
+from decod.protocol.core.deadline import earliest
+from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.era import Origin, Source
+from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed
+from decod.protocol.core.jobs import MICROBATCH_JOBS, REDUCTION_JOBS
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.negotiation import RoutingMessage
+from decod.protocol.core.view import Opening, Role
+from decod.protocol.flows.building import DataFlows, RelayFlows
+from decod.protocol.flows.live import KnownFlow, LiveRouting
+from decod.protocol.state.arrival import Arrival
+from decod.protocol.state.mirrors import Mirrors
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.rollback import Rollback
+from decod.protocol.state.stage_state import StageState
+from decod.protocol.strategy.data_microbatches import DataMicrobatches
+from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.idleness import Idleness
+from decod.protocol.strategy.readiness import Readiness
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+
+_BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
+
+_Decision = messages.Commit | messages.Abort
+
+_Flows = TypeVar("_Flows", RelayFlows, DataFlows)
+
+_EARLY_MAX = 4096
+"""Messages that are kept; beyond that the oldest are dropped, as if lost on the way."""
+
+
+class Pipeline:
+    """Flows, microbatches and reduction of one member.
+
+    Args:
+        context: The node's.
+        role: Decides which half of each machine is used.
+        num_microbatches: Of each data node, per iteration.
+        rng: Source of randomness for the search for better flows.
+    """
+
+    def __init__(self, context: Context, role: Role, *, num_microbatches: int, rng: Random) -> None:
+        self._context = context
+        self._role = role
+        self.stage = StageState(context)
+        self.returning = Rollback(context, self.stage)
+        self.keeping = Mirrors(context)
+        self.followers = ReplaySource(context, self.stage)
+        self.entering = Arrival(context, self.stage, self.followers)
+        self.flows: RelayFlows | DataFlows | None = None
+        self.routing = LiveRouting(context, rng)
+        self.aggregation: Aggregation | None = None
+        self.microbatches: RelayMicrobatches | DataMicrobatches
+        if role is Role.DATA:
+            self.microbatches = DataMicrobatches(
+                context, lambda: _of(DataFlows, self.flows), num_microbatches=num_microbatches
+            )
+        else:
+            self.microbatches = RelayMicrobatches(
+                context, lambda: _of(RelayFlows, self.flows), lambda: self.stage.loaded
+            )
+        self.num_committed = 0
+        """Microbatches of committed iterations that this node has worked on."""
+        self.positions = Positions(batch=num_microbatches * context.num_shares)
+        self.paused = False
+        self._mended = False
+        """Whether some members were lost since the flows in use were found."""
+        self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
+        """What peers said of the next round's flows before this node had opened it."""
+        self.readiness = Readiness(context)
+        self._idleness, self._worked = Idleness(context), True
+
+    @property
+    def deadline_s(self) -> float | None:
+        flows, searches = self.flows, self.stage.loaded and not self.paused
+        return earliest(
+            self.microbatches.deadline_s,
+            flows.deadline_s if flows is not None else None,
+            self.routing.deadline_s if searches else None,
+            self.entering.deadline_s,
+        )
+
+    @property
+    def num_flows(self) -> int:
+        return self.flows.num_complete if self.flows is not None else 0
+
+    @property
+    def known_flows(self) -> tuple[KnownFlow, ...]:
+        """What this node knows of the flows in use."""
+        return self.routing.known_flows(self.flows) if self.flows is not None else ()
+
+    @property
+    def aggregating(self) -> bool:
+        aggregation = self.aggregation
+        return aggregation is not None and aggregation.state is not AggregationState.WAITING
+
+    @property
+    def vote(self) -> messages.Ready | None:
+        """The vote of this node's subtree, once it is cast."""
+        return self.aggregation.vote if self.aggregation is not None else None
+
+    def voted_for(self, round_: Round) -> bool:
+        """Whether this node holds a proposed step of `round_`."""
+        voted = self.aggregation is not None and self.aggregation.state is AggregationState.READY
+        return voted and round_ == self._context.round
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        effects = self.microbatches.overdue(now_s)
+        if self.flows is not None:
+            effects += self.flows.overdue(now_s)
+        if self.stage.loaded and not self.paused:
+            effects += self.routing.overdue(now_s)
+        return effects + self.entering.overdue(now_s)
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def note_commit(self, decision: _Decision) -> list[Effect]:
+        """Return the note that a round is committed, with what this node's vote rests on.
+
+        Who has missed the word hears of it in what opens the next round, by another leader.
+        """
+        voted = self.voted_for(decision.opening.committed)
+        return _commit_notes(decision, self.aggregation, self._context, voted=voted)
+
+    def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
+        """End the context's round as the opening of the next says: keep its step, or undo it."""
+        committed, aggregation = self.voted_for(opening.committed), self.aggregation
+        self._worked = bool(self.microbatches.folded or self.microbatches.held)
+        effects = aggregation.abandon() if aggregation is not None else []
+        if committed and aggregation is not None:
+            self.num_committed += len(self.microbatches.folded)
+            if aggregation.begun is not None:
+                self.positions.committed(aggregation.begun)
+            if isinstance(self.microbatches, DataMicrobatches):
+                self.microbatches.committed()
+            self.followers.base_hash = aggregation.proposal
+            effects += self._context.compute.submit(jobs.CommitStep(opening.committed.iteration))
+        elif aggregation is not None:
+            effects += self._context.compute.reset()
+        return committed, effects + self.microbatches.reset()
+
+    def followed(self, now_s: float) -> list[Effect]:
+        """What this node lacked when it entered has come a step nearer, or will not come."""
+        here, effects = self.entering.progress()
+        return effects + (self._loaded(now_s) if here else [])
+
+    def begin_era(
+        self, decision: _Decision, stage_before: int | None, *, pristine: bool = True
+    ) -> list[Effect]:
+        """An era of the run begins for this node, whose view the context has.
+
+        Args:
+            decision: Opens a round with an origin.
+            stage_before: Of which the node was a member; None: of none.
+            pristine: One that was none: whether its device holds what the run began with.
+        """
+        opening = decision.opening
+        origin, iteration = opening.origin, opening.committed.iteration
+        assert origin is not None
+        entering = stage_before is None
+        moved = stage_before not in (None, self._context.member.stage_index)
+        fields = (
+            ("iteration", iteration),
+            ("source", origin.source.value),
+            ("num_repeated", origin.num_repeated),
+            ("reason", _why_back(decision, origin)),
+        )
+        effects: list[Effect] = [Note("run.returned", fields)]
+        if moved:
+            self._context.why = "all nodes of it were lost"
+            told = (("stage", self._context.member.stage_index), ("reason", self._context.why))
+            effects.append(Note("stage.assigned", told))
+        effects += self.entering.end()
+        self.followers.base_hash = ""
+        back = origin.source is not Source.NEIGHBOURS
+        if back:
+            self.positions.go_back(iteration)
+            if isinstance(self.microbatches, DataMicrobatches):
+                self.microbatches.go_back(iteration)
+        rebuilds = moved or (entering and not pristine)
+        return effects + self.returning.begin(opening, entering=entering, moved=rebuilds)
+
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
+        """Begin the context's round; `renewed` if its view is a new one."""
+        context = self._context
+        self.paused = opening.paused
+        if opening.committed.iteration == context.start_iteration:
+            self.positions.begin()
+        self.readiness.reset()
+        amended = self.stage.opened() + self.entering.opened(opening) + self.returning.tell()
+        idle = self.stage.loaded and not self.paused and not self._worked
+        amended += self._idleness.opened(now_s, idle=idle)
+        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
+        return amended + self._open(now_s, opening, renewed=renewed)
+
+    def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
+        """Take up or look for flows in the view of a round that was opened."""
+        context = self._context
+        if renewed:
+            self.routing.renew(now_s)
+        elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
+            self._mended = False
+            fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
+            return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
+        anew = renewed or self._mended
+        if anew:
+            data = self._role is Role.DATA
+            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+            self._mended = False
+        if isinstance(self.flows, DataFlows):
+            self.flows.carried = self.routing.carried()
+        effects = self._take_up(now_s, activate=anew)
+        early = [*self._early] if anew and not renewed else []
+        self._early.clear()
+        for sender, message in early:
+            effects += self.flow_message(now_s, sender, message)
+        return effects
+
+    def end(self) -> list[Effect]:
+        """The run is over: let go of what is held for a round that this node may still be in."""
+        effects = self.aggregation.abandon() if self.aggregation is not None else []
+        effects += self.entering.end() + self.followers.end()
+        return effects + self.returning.end() + self.microbatches.reset()
+
+    def mend(self, now_s: float) -> list[Effect]:
+        """Go on with the round in the context's view, which some members are no more in."""
+        context, effects = self._context, []
+        if self.aggregation is not None:
+            effects += self.aggregation.abandon()
+            if self.aggregating:
+                effects += context.compute.retract()
+        effects += self.entering.fetch_instead()
+        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
+        self._mended = True
+        self._early.clear()
+        self.routing.renew(now_s)
+        if self.flows is None:
+            return effects
+        self.flows.freeze()
+        if isinstance(self.microbatches, DataMicrobatches) and self.stage.loaded:
+            effects += self.microbatches.mend(now_s)
+        return effects + self._tell_ready()
+
+    def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
+        """Pipeline on the round, if this node holds the parameters that it needs."""
+        if not self.stage.loaded or self.flows is None:
+            return []
+        effects = self.flows.activate(now_s) if activate else []
+        if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
+            effects += self.microbatches.open(now_s)
+        return effects + self._tell_ready()
+
+    def _loaded(self, now_s: float) -> list[Effect]:
+        """The stage's committed state is there."""
+        self.stage.loaded = True
+        note = Note("state.loaded", (("iteration", self.stage.iteration),))
+        effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
+        if self._mended and isinstance(self.microbatches, DataMicrobatches):
+            # Flows are not built any more in this round, and those of before may be broken.
+            effects += self.microbatches.mend(now_s)
+        if isinstance(self.microbatches, RelayMicrobatches):
+            effects += self.microbatches.admit()
+        if self.aggregation is not None:
+            effects += self.aggregation.state_loaded()
+        return effects
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def flow_message(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        """Take in a message of the context's view."""
+        flows = self.flows
+        if flows is None:
+            return []
+        if self._mended and isinstance(message, _BUILDING):
+            # The flows in use are frozen, here and elsewhere: whoever builds flows in this view has
+            # opened the next round already.
+            self._early.append((sender, message))
+            return []
+        match message:
+            case messages.FlowCost():
+                return flows.announced(now_s, sender, message)
+            case messages.RequestFlow():
+                return flows.requested(now_s, sender, message) + self._tell_ready()
+            case messages.FlowAnswer():
+                effects = flows.answered(now_s, sender, message)
+                if isinstance(self.microbatches, DataMicrobatches):
+                    effects += self.microbatches.inject()
+                return effects + self._tell_ready()
+            case messages.Withdraw():
+                return flows.withdrawn(now_s, sender, message)
+            case _ if isinstance(message, RoutingMessage):
+                return self.routing.received(sender, message)
+        return []
+
+    def round_message(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message of the context's round."""
+        message, sender, tensor = received.message, received.sender, received.tensor
+        microbatches = self.microbatches
+        match message:
+            case messages.ForwardActivation() if tensor is not None:
+                return microbatches.activation(sender, message, tensor)
+            case messages.BackwardGradient() if tensor is not None:
+                return microbatches.gradient(sender, message, tensor)
+            case messages.Complete():
+                return microbatches.complete(now_s, sender, message)
+            case messages.Deny():
+                return microbatches.denied(now_s, sender, message)
+            case messages.CanTake():
+                return self._peer_ready(sender)
+            case messages.Reroute() if isinstance(microbatches, RelayMicrobatches):
+                return microbatches.reroute(now_s, sender, message)
+            case messages.Mended() if isinstance(microbatches, DataMicrobatches):
+                return microbatches.mended(sender, message)
+        return self._aggregation_message(received)
+
+    def _aggregation_message(self, received: Received) -> list[Effect]:
+        message, sender, tensor = received.message, received.sender, received.tensor
+        aggregation = self.aggregation
+        assert aggregation is not None
+        match message:
+            case messages.BeginAggregation():
+                return aggregation.begin(message) + self._contribute()
+            case messages.ReducePart():
+                return aggregation.part(sender, message, tensor)
+            case messages.ReducedPart() if tensor is not None:
+                return aggregation.reduced_part(sender, message, tensor)
+            case messages.GradientSquares():
+                return aggregation.squares(sender, message)
+            case messages.GradientNorm():
+                return aggregation.norm_found(message)
+            case messages.Ready():
+                return aggregation.voted(sender, message)
+        return []
+
+    def _contribute(self) -> list[Effect]:
+        """Take part in the reduction, as soon as all that this node has to add up is added."""
+        assert self.aggregation is not None
+        if not self.microbatches.settled:
+            return []
+        return self.aggregation.contribute(self.microbatches.folded)
+
+    def _peer_ready(self, peer: NodeId) -> list[Effect]:
+        self.readiness.peer_ready(peer)
+        if isinstance(self.microbatches, DataMicrobatches):
+            return self.microbatches.can_take(peer)
+        return self._tell_ready()
+
+    def _tell_ready(self) -> list[Effect]:
+        if self.flows is None or not self.stage.loaded:
+            return []
+        return self.readiness.tell(self.flows)
+
+    # --- state --------------------------------------------------------------------------------
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        """A state that this node asked for has come."""
+        machine = self.returning if self.returning.takes(event) else self.stage
+        return machine.fetched(event)
+
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+        """Nobody gives it."""
+        if self.returning.takes(event):
+            return self.returning.fetch_failed(event)
+        if self.stage.keeps_own(event):
+            return self._loaded(now_s)
+        return self.stage.fetch_failed(event)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def job_finished(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        """Take in the result of any job but `Build` and what comes before this node's entry."""
+        if isinstance(job, MICROBATCH_JOBS):
+            return self._microbatch_computed(now_s, job, event)
+        self._idleness.done(now_s, job, event)
+        match job, event.result:
+            case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.keeping.awaits(job):
+                return self.keeping.copied(job, taken, event.outputs[0])
+            case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
+                return self.stage.copied(taken, event.outputs[0])
+            case _, jobs.Built() as built if self.returning.awaits(job):
+                here, effects = self.returning.done(built)
+                self.followers.base_hash = built.parameter_hash if here else ""
+                return effects + (self._loaded(now_s) if here else [])
+            case jobs.Load(), jobs.Built(parameter_hash) if self.stage.awaits(job):
+                self.followers.base_hash = parameter_hash
+                return self.entering.end() + self._loaded(now_s)
+            case _ if self.entering.awaits(job):
+                return self.entering.done(now_s, event.result) + self.followed(now_s)
+            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
+                return self.aggregation.computed(job, event, self.microbatches.folded)
+        return []
+
+    def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        output = next((tensor.id for tensor in event.outputs), None)
+        microbatches, duration_s = self.microbatches, event.duration_s
+        self._context.links.computed(job, duration_s)
+        match job, microbatches, event.result:
+            case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
+                return microbatches.embedded(now_s, m, output)
+            case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
+                return microbatches.headed(m, loss, output, duration_s)
+            case jobs.EmbedBackward(m), DataMicrobatches(), _:
+                return microbatches.returned(m) + self._contribute()
+            case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.forwarded(now_s, m, output, duration_s)
+            case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:
+                return microbatches.returned(m, output)
+        raise AssertionError(f"{job} ended with {event.result} and {len(event.outputs)} outputs")
+
+    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> list[Effect] | None:
+        """Take in that a job was refused; None if this node can't go on without its result."""
+        if isinstance(job, MICROBATCH_JOBS):
+            return self.microbatches.failed(now_s, job.microbatch, reason)
+        match job:
+            case _ if self.entering.awaits(job):
+                return self.entering.fetch_instead()
+            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
+                return self.aggregation.failed(reason)
+            case jobs.Load() | jobs.Mix() if self.returning.awaits(job):
+                return self.returning.load_failed(reason)
+            case jobs.Load() | jobs.Mix():
+                return self.stage.load_failed(reason) if self.stage.awaits(job) else []
+            case jobs.Snapshot() if self.keeping.awaits(job):
+                return self.keeping.copy_failed(job, reason)
+            case jobs.Snapshot():
+                return self.stage.copy_failed(reason)
+            case jobs.Measure():
+                return []
+        return None
+
+
+def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
+    assert isinstance(flows, kind)
+    return flows
+
+
+def _why_back(decision: _Decision, origin: Origin) -> str:
+    """Return why there is another era; who hears of it later is told why the round was repeated."""
+    told = decision.reason if isinstance(decision, messages.Abort) else ""
+    return told if told.startswith(origin.reason) else origin.reason
+
+
+def awaited_by(work: Pipeline) -> set[NodeId]:
+    """Return those without whom a node's part in the round can't go on now."""
+    awaited = {held.downstream for held in work.microbatches.held.values() if held.awaits}
+    if work.flows is not None:
+        awaited |= work.readiness.awaited(work.flows)
+    if work.aggregation is not None:
+        awaited |= work.aggregation.awaited
+    return awaited
+
+
+def _commit_notes(
+    decision: _Decision,
+    aggregation: Aggregation | None,
+    context: Context,
+    *,
+    voted: bool,
+) -> list[Effect]:
+    committed = decision.opening.committed
+    begun = aggregation.begun if aggregation is not None else None
+    if isinstance(decision, messages.Commit):
+        loss, num_tokens = decision.loss, decision.num_tokens
+    elif begun is not None and voted:
+        loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
+    else:
+        return []
+    fields = (
+        ("round", str(committed)),
+        ("loss", loss),
+        ("num_tokens", num_tokens),
+        *(aggregation.account if aggregation is not None else ()),
+        ("num_passes", context.compute.num_passes),
+    )
+    return [Note("round.committed", fields)]

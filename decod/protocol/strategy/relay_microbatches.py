@@ -1,0 +1,351 @@
+"""What a relay does with microbatches: forward, backward, and in the place of one that was lost.
+
+A microbatch comes along a flow that this relay carries, or, when its path was changed because a
+relay was lost, from wherever the new path comes from. More than the relay has room for wait in a
+queue; that can't last, because those at the last stage never wait for anybody who waits.
+
+Where links are slower than devices, a relay that is full would stand idle until a gradient comes
+back. So it *sheds* a microbatch that waits for its gradient: it lets go of what the forward pass
+has left for the backward pass, keeps the activation that came, and computes the forward pass again
+when the gradient is there. So the capacity bounds what is in the device's memory at a time, not
+what is on its way. Deviation from GWTF, in which a full node takes nothing more.
+
+A DENY goes back up the flow: each node on the way forgets the microbatch and the flow. After a
+change of path others may have it in their sums, so then the data node alone is told.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import SendFailed, Tensor
+from decod.protocol.core.jobs import Backward, Drop, Forward
+from decod.protocol.core.messages import (
+    BackwardGradient,
+    Complete,
+    Deny,
+    ForwardActivation,
+    Mended,
+    Reroute,
+)
+from decod.protocol.flows.building import RelayFlows
+from decod.protocol.strategy.detour_stops import origin_of
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Waits
+
+
+class RelayMicrobatches:
+    """A relay's microbatches of one round after another.
+
+    Args:
+        context: The node's.
+        flows: What it carries.
+        loaded: Whether it holds its stage's committed parameters.
+    """
+
+    def __init__(
+        self, context: Context, flows: Callable[[], RelayFlows], loaded: Callable[[], bool]
+    ) -> None:
+        self._context = context
+        self._flows = flows
+        self._loaded = loaded
+        self.held: dict[MicrobatchId, HeldMicrobatch] = {}
+        """In progress."""
+        self._done: dict[MicrobatchId, HeldMicrobatch] = {}
+        """In this node's gradient sum."""
+        self._queue: deque[tuple[HeldMicrobatch, TensorId]] = deque()
+        self._early: dict[MicrobatchId, tuple[NodeId, TensorId]] = {}
+        """Gradients that came before this node was ready for them, and who sent them."""
+        self._returns: deque[tuple[HeldMicrobatch, TensorId]] = deque()
+        """Shed microbatches whose gradients have come; they wait for room."""
+        self._repeating: dict[MicrobatchId, TensorId] = {}
+        """Gradients of those whose forward pass is being computed again."""
+        self._routes: dict[MicrobatchId, Reroute] = {}
+        """The newest change of each microbatch's path."""
+        self._keeper = Keeper(context)
+        self._waits = Waits(context)
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in this node's gradient sum."""
+        return [*self._done]
+
+    @property
+    def settled(self) -> bool:
+        """Whether all reported microbatches are folded: none was, while one was here."""
+        return True
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._waits.deadline_s
+
+    def reset(self) -> list[Effect]:
+        """Forget the round, and what was kept for it."""
+        effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
+        effects += self._context.tensors.release(*(tensor for _, tensor in self._early.values()))
+        effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
+        effects += self._context.tensors.release(*self._repeating.values())
+        for held in (*self.held.values(), *self._done.values()):
+            effects += self._keeper.release(held)
+        for record in (self.held, self._done, self._early, self._repeating, self._routes):
+            record.clear()
+        self._queue.clear()
+        self._returns.clear()
+        self._context.detours.reset()
+        return effects
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        return self._waits.overdue(now_s, self.held)
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def activation(
+        self, sender: NodeId, message: ForwardActivation, tensor: Tensor
+    ) -> list[Effect]:
+        """Take an activation in, or DENY it."""
+        context, microbatch = self._context, message.microbatch
+        context.tensors.add(tensor)
+        sender = origin_of(message, sender, context.node_id, context.view)
+        known = self.held.get(microbatch) or self._done.get(microbatch)
+        if known is not None:
+            done = [Send(sender, Complete(context.round, microbatch, 0.0))]
+            return [*context.tensors.release(tensor.id), *(done if known.passed_on else [])]
+        held = self._record(message)
+        if held is None or not self._expected(sender, message, held):
+            deny = Deny(context.round, microbatch, message.flow_id, "no such flow here")
+            return [*context.tensors.release(tensor.id), Send(sender, deny)]
+        held.phase = Phase.QUEUED
+        self.held[microbatch] = held
+        self._queue.append((held, tensor.id))
+        return self.admit()
+
+    def _record(self, message: ForwardActivation) -> HeldMicrobatch | None:
+        """Return a microbatch's record, with its newest path; None if that is not through here."""
+        newest: ForwardActivation | Reroute = message
+        route = self._routes.get(message.microbatch)
+        if route is not None and route.path_version > message.path_version:
+            newest = route
+        member = self._context.member
+        held = HeldMicrobatch(
+            message.microbatch,
+            message.flow_id,
+            newest.path,
+            newest.path_version,
+            member.stage_index,
+        )
+        return held if _place(newest.path, member.stage_index) == member.node_id else None
+
+    def _expected(self, sender: NodeId, message: ForwardActivation, held: HeldMicrobatch) -> bool:
+        """Whether a microbatch comes along a flow of this node's, or along a changed path."""
+        if message.path_version or held.path_version:
+            return True
+        flows, flow_id = self._flows(), message.flow_id
+        entry = flows.entries.get(flow_id)
+        along = entry is not None and entry.downstream == held.downstream
+        return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
+
+    def admit(self) -> list[Effect]:
+        """Begin with what waits, as far as there is room; those on their way back first."""
+        effects: list[Effect] = []
+        while (self._returns or self._queue) and self._loaded():
+            if not self._has_room():
+                shed = self._shed_one()
+                if shed is None:
+                    break
+                effects += shed
+            if self._returns:
+                held, gradient = self._returns.popleft()
+                entry = self._keeper.take_entry(held)
+                assert entry is not None, held
+                held.shed, self._repeating[held.microbatch] = False, gradient
+                effects += self._context.compute.submit(Forward(held.microbatch), [entry])
+                continue
+            held, tensor = self._queue.popleft()
+            held.phase = Phase.COMPUTING
+            self._keeper.keep_entry(held, tensor)
+            effects += self._context.compute.submit(Forward(held.microbatch), [tensor])
+        return effects
+
+    def _has_room(self) -> bool:
+        here = sum(h.phase is not Phase.QUEUED and not h.shed for h in self.held.values())
+        return here < self._context.member.capacity
+
+    def _shed_one(self) -> list[Effect] | None:
+        """Let go of the microbatch that will be back last; None if that is worth it for none.
+
+        It is worth a forward pass where the device has nothing else to do, and the gradient's way
+        takes longer than that pass.
+        """
+        links = self._context.links
+        if not self._context.compute.idle:
+            return None
+        for held in reversed(self.held.values()):
+            away = held.phase in (Phase.SENT, Phase.AWAITING) and not held.shed
+            if away and held.entry is not None:
+                if links.transfer_s(held.downstream) <= links.compute_s:
+                    return None
+                held.shed = True
+                return self._context.compute.submit(Drop(held.microbatch))
+        return None
+
+    def forwarded(
+        self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
+    ) -> list[Effect]:
+        """The forward pass has been computed: send it on, and COMPLETE back."""
+        context, held = self._context, self.held[microbatch]
+        if (gradient := self._repeating.pop(microbatch, None)) is not None:
+            released = context.tensors.release(output)
+            return released + context.compute.submit(Backward(microbatch), [gradient])
+        complete = Complete(context.round, microbatch, duration_s)
+        effects: list[Effect] = [Send(held.upstream, complete)]
+        early = self._early.pop(microbatch, None)
+        if early is None:
+            self._waits.sent(now_s, held)
+            return [self._keeper.send_forward(held, output), *effects, *self.admit()]
+        sender, gradient = early
+        if sender == held.downstream:
+            # It has had the activation from the one whose place this one takes.
+            self._keeper.keep_forward(held, output)
+            effects += context.tensors.release(output)
+        else:
+            # Whoever sent the gradient is lost too, and another needs both to do its part again.
+            effects.insert(0, self._keeper.send_forward(held, output))
+        held.phase = Phase.RETURNING
+        return effects + self._begin_backward(held, gradient)
+
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+        held = self.held.get(message.microbatch)
+        if (
+            held is not None
+            and held.detour is not None
+            and (held.phase, held.downstream) == (Phase.SENT, sender)
+        ):
+            took_s = now_s - held.sent_s - message.compute_s
+            self._context.detours.completed(now_s, sender, held.detour, took_s)
+        self._waits.completed(now_s, sender, held)
+        return []
+
+    # --- backward -----------------------------------------------------------------------------
+
+    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
+        """Begin the backward pass, or keep the gradient until the forward pass is done."""
+        context, microbatch = self._context, message.microbatch
+        context.tensors.add(tensor)
+        held = self.held.get(microbatch)
+        over = microbatch in self._done or microbatch in self._early
+        sender = origin_of(message, sender, context.node_id, context.view)
+        returning = held is not None and held.phase is Phase.RETURNING
+        if over or returning or not self._from_behind(sender):
+            return context.tensors.release(tensor.id)
+        if held is None or not held.passed_on:
+            self._early[microbatch] = (sender, tensor.id)
+            return []
+        held.phase, held.complete_by_s = Phase.RETURNING, None
+        if held.shed:
+            self._returns.append((held, tensor.id))
+            return self.admit()
+        return self._begin_backward(held, tensor.id)
+
+    def _begin_backward(self, held: HeldMicrobatch, gradient: TensorId) -> list[Effect]:
+        """The forward pass won't be needed again, unless the round is repeated."""
+        entry = self._keeper.take_entry(held)
+        effects = [] if entry is None else self._context.tensors.release(entry)
+        return effects + self._context.compute.submit(Backward(held.microbatch), [gradient])
+
+    def _from_behind(self, sender: NodeId) -> bool:
+        """Whether the sender is of the next stage: any of it may have taken a lost one's place."""
+        view, stage = self._context.view, self._context.member.stage_index
+        member = view.by_id.get(sender)
+        return member is not None and member.stage_index == (stage + 1) % view.num_stages
+
+    def returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+        """The backward pass has been computed: it counts, and its gradient goes upstream."""
+        held = self.held.pop(microbatch)
+        held.phase = Phase.FOLDED
+        self._done[microbatch] = held
+        effects = [self._keeper.send_backward(held, output), *self._say_mended(held)]
+        return effects + self.admit()
+
+    # --- other ways ---------------------------------------------------------------------------
+
+    def reroute(self, now_s: float, sender: NodeId, message: Reroute) -> list[Effect]:
+        """A microbatch takes another path: give its new neighbours what the old ones had."""
+        known = self._routes.get(message.microbatch)
+        newer = known is None or known.path_version < message.path_version
+        if sender != message.flow_id.data_node or not newer:
+            return []
+        self._routes[message.microbatch] = message
+        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        here = _place(message.path, self._context.member.stage_index)
+        if held is None or held.path_version >= message.path_version:
+            return [] if held is None else self._say_mended(held)
+        if here != self._context.node_id:
+            return []
+        before, behind = held.upstream, held.downstream
+        held.path, held.path_version = message.path, message.path_version
+        effects = self._say_mended(held)
+        if held.downstream != behind and held.passed_on:
+            effects += self._again(held, self._keeper.forward_again(held))
+            if held.phase in (Phase.SENT, Phase.AWAITING):
+                self._waits.sent(now_s, held)
+        if held.upstream != before and held.phase is Phase.FOLDED:
+            effects += self._again(held, self._keeper.backward_again(held))
+        return effects
+
+    def _again(self, held: HeldMicrobatch, effects: list[Effect] | None) -> list[Effect]:
+        if effects is not None:
+            return effects
+        reason = "what the lost node had been sent was not kept"
+        return [Send(held.home, self._refusal(held, reason))]
+
+    def _say_mended(self, held: HeldMicrobatch) -> list[Effect]:
+        route = self._routes.get(held.microbatch)
+        owing = route is not None and self._context.node_id in route.owing
+        if not owing or held.phase is not Phase.FOLDED:
+            return []
+        return [Send(held.home, Mended(self._context.round, held.microbatch))]
+
+    # --- refusals -----------------------------------------------------------------------------
+
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """An activation or gradient could not be sent."""
+        return self._keeper.undelivered(event, self.held, self._done)
+
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+        """Pass a DENY upstream and forget the microbatch and its flow."""
+        held = self.held.get(message.microbatch)
+        if again := self._keeper.stuck(held or self._done.get(message.microbatch), sender):
+            return again
+        if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
+            return []
+        if held.path_version:
+            return [Send(held.home, message)]
+        return self._forget(now_s, held, message)
+
+    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+        """This node's device refused the microbatch (a value was not finite, say)."""
+        held = self.held.get(microbatch)
+        if held is None:
+            return []
+        deny = self._refusal(held, reason)
+        if held.path_version:
+            return [Send(held.home, deny)]
+        return self._forget(now_s, held, deny)
+
+    def _refusal(self, held: HeldMicrobatch, reason: str) -> Deny:
+        return Deny(self._context.round, held.microbatch, held.flow_id, reason)
+
+    def _forget(self, now_s: float, held: HeldMicrobatch, message: Deny) -> list[Effect]:
+        del self.held[held.microbatch]
+        effects: list[Effect] = [Send(held.upstream, message), *self._keeper.release(held)]
+        gradient = self._repeating.pop(held.microbatch, None)
+        effects += [] if gradient is None else self._context.tensors.release(gradient)
+        effects += self._context.compute.submit(Drop(held.microbatch))
+        effects += self._flows().drop(now_s, held.flow_id)
+        return effects + self.admit()
+
+
+def _place(path: Sequence[NodeId], stage_index: int) -> NodeId | None:
+    """Return the relay of a stage on a path; None: that is the data node's, or there is none."""
+    return path[stage_index - 1] if 0 < stage_index <= len(path) else None

@@ -1,0 +1,118 @@
+"""Compares the simulator's traces with those of an earlier commit: a refactoring changes none.
+
+    python scripts/compare_traces.py main~1                    500 storms
+    python scripts/compare_traces.py v0.1.0 --seeds 2000 --first 7 --rename old.event=new.event
+
+Each storm of `scripts/fuzz_sim.py` is run by the code of both commits. A trace holds every
+transition with its virtual time, so equal traces mean equal behaviour. Exits with 1 at the first
+seed whose traces differ, and shows where they part.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from itertools import zip_longest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CONTEXT_LINES = 8
+"""Lines that are shown before the first that differs."""
+
+RUN = """
+import sys
+from decod.sim.invariants import InvariantViolation
+from decod.sim.simulation import Simulation
+from decod.sim.storm import storm_scenario
+for line in sys.stdin:
+    simulation = Simulation(storm_scenario(int(line)))
+    try:
+        end = f"{simulation.run().num_events} events"
+    except InvariantViolation as violation:
+        end = str(violation).partition(chr(10))[0]
+    lines = [*simulation.trace.lines, end]
+    print(len(lines), *lines, sep=chr(10), flush=True)
+"""
+
+
+class Runner:
+    """Runs storms with the code of one checkout, in a process of its own."""
+
+    def __init__(self, checkout: Path) -> None:
+        self._process = subprocess.Popen(
+            (sys.executable, "-c", RUN),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            text=True,
+        )
+
+    def begin(self, seed: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seed}\n")
+        self._process.stdin.flush()
+
+    def trace(self) -> list[str]:
+        """Return the trace of the seed that was begun first."""
+        assert self._process.stdout is not None
+        num_lines = int(self._process.stdout.readline())
+        return [self._process.stdout.readline().rstrip("\n") for _ in range(num_lines)]
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def difference(before: list[str], after: list[str], renames: dict[str, str]) -> str:
+    """Return where two traces part, or nothing."""
+    for old, new in renames.items():
+        before = [line.replace(old, new) for line in before]
+    for k, (line, other) in enumerate(zip_longest(before, after)):
+        if line != other:
+            common = before[max(0, k - CONTEXT_LINES) : k]
+            return "\n".join([*(f"  {c}" for c in common), f"- {line}", f"+ {other}"])
+    return ""
+
+
+def compare(base: Path, seeds: range, renames: dict[str, str]) -> int:
+    runners = Runner(base), Runner(ROOT)
+    try:
+        for seed in seeds:
+            for runner in runners:
+                runner.begin(seed)
+            if found := difference(*(runner.trace() for runner in runners), renames):
+                print(f"seed {seed}:\n{found}")
+                return 1
+            if (seed - seeds.start + 1) % 100 == 0:
+                print(f"{seed - seeds.start + 1} of {len(seeds)} traces are equal", flush=True)
+    finally:
+        for runner in runners:
+            runner.end()
+    print(f"{len(seeds)} traces are equal")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
+    chosen = parser.parse_args()
+    renames = dict(each.split("=", 1) for each in chosen.rename)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        worktree = ("git", "-C", str(ROOT), "worktree")
+        subprocess.run((*worktree, "add", "--quiet", "--detach", base, chosen.base), check=True)
+        try:
+            return compare(base, range(chosen.first, chosen.first + chosen.seeds), renames)
+        finally:
+            subprocess.run((*worktree, "remove", "--force", base), check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
