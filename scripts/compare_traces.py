@@ -84,7 +84,8 @@ def compare(base: Path, seeds: range, renames: dict[str, str]) -> int:
         for seed in seeds:
             for runner in runners:
                 runner.begin(seed)
-            if found := difference(*(runner.trace() for runner in runners), renames):
+            before, after = (runner.trace() for runner in runners)
+            if found := difference(before, after, renames):
                 print(f"seed {seed}:\n{found}")
                 return 1
             if (seed - seeds.start + 1) % 100 == 0:

@@ -101,7 +101,7 @@ def kept_iterations(node: "Node") -> list[int] | None:
     leader = node.driver.machine.leader if node.driver is not None else None
     if leader is None or not node.device_gone:
         return None
-    marks = [mark.iteration for mark in leader.rebuild.marks]
+    marks = [mark.iteration for mark in leader.recovery.marks]
     return sorted((i for i in marks if i <= leader.committed.iteration), reverse=True)
 
 
@@ -131,7 +131,7 @@ class _Gathering:
         self._loss = leader.loss if newest else node.progress.loss_of(self._iteration)
         self._num_deferred = node.progress.num_deferred
         self._with_optimizer = with_optimizer
-        self._hashes = _hashes(leader.rebuild, self._iteration) if with_optimizer else {}
+        self._hashes = _hashes(leader.recovery, self._iteration) if with_optimizer else {}
         self._uncopied = set(range(leader.view.num_stages))
         self._buffers: list[memoryview] = []
         self._own: ServedState | None = None

@@ -450,7 +450,7 @@ class Node:
         stop = await self.driver.stopped
         leader = self.driver.machine.leader
         # Without a quorum the others may go on, led by somebody else.
-        decides = leader is not None and not leader.electorate.lacking
+        decides = leader is not None and not leader.quorum.lacking
         if leader is not None and decides and leader.state is LeaderState.FINISHED:
             self.gateway.say_farewell(leader.view.term, stop.detail)
         await self.gateway.client.flush(timeout_s=_FLUSH_S)

@@ -280,7 +280,7 @@ class _Leading:
                 await self._keep_after_failure()
             return await node.wait_stopped()
         leader = node.driver.machine.leader
-        self._cut_off = leader is not None and bool(leader.electorate.lacking)
+        self._cut_off = leader is not None and bool(leader.quorum.lacking)
         # What is learnt while the result is being kept would be lost.
         node.ending = True
         node.driver.post(CommitsHeld(held=True))
@@ -318,7 +318,7 @@ class _Leading:
         machine = node.driver.machine
         if wishes.ends_run or machine.leader is None:
             return False
-        if not machine.office.handover.possible(machine.leader):
+        if not machine.leadership.handover.possible(machine.leader):
             return False
         node.say("another data node is to lead; this node leaves when it does")
         wishes.tell_core()

@@ -177,7 +177,7 @@ def _state(node: "Node", machine: NodeMachine | None) -> str:
 def _data(machine: NodeMachine | None) -> dict[str, int] | None:
     if machine is None:
         return None
-    positions = machine.work.positions
+    positions = machine.pipeline.positions
     return {"num_skipped": positions.num_skipped, "num_deferred": positions.num_deferred}
 
 
@@ -185,20 +185,20 @@ def _run_state(machine: NodeMachine | None) -> str:
     if machine is None:
         return "starting"
     leader = machine.leader
-    if machine.office.election.electing or (leader is not None and leader.electorate.lacking):
+    if machine.leadership.election.electing or (leader is not None and leader.quorum.lacking):
         return WAITING
     return leader.state.value if leader is not None else machine.state.value
 
 
 def _message(machine: NodeMachine | None, progress: RunProgress) -> str:
     leader = machine.leader if machine is not None else None
-    if machine is not None and machine.office.election.electing:
+    if machine is not None and machine.leadership.election.electing:
         return _election(machine)
-    if leader is not None and leader.electorate.lacking:
-        gone = _names_of(leader.electorate.lacking, leader.view)
+    if leader is not None and leader.quorum.lacking:
+        gone = _names_of(leader.quorum.lacking, leader.view)
         return f"NO QUORUM: training waits for some of {gone}, who are gone"
-    if leader is not None and leader.rebuild.needed:
-        return leader.rebuild.describe()
+    if leader is not None and leader.recovery.needed:
+        return leader.recovery.describe()
     view: View | None = leader.view if leader is not None else None
     if view is not None and view.empty_stages:
         missing = ", ".join(str(stage) for stage in view.empty_stages)
@@ -212,7 +212,7 @@ def _message(machine: NodeMachine | None, progress: RunProgress) -> str:
 def _election(machine: NodeMachine) -> str:
     """Return how far this node's search for another leader is."""
     text = "the leader is silent: another is being elected"
-    view, unanswered = machine.context.view, machine.office.election.unanswered
+    view, unanswered = machine.context.view, machine.leadership.election.unanswered
     if not unanswered:
         return text
     wanted = f"more than half of {len(view.members)} nodes must agree"
@@ -226,10 +226,10 @@ def _names_of(nodes: Sequence[NodeId], view: View) -> str:
 def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
     """Return a node's own status, when the leader has just been asked for its own in vain."""
     machine = node.driver.machine if node.driver is not None else None
-    if machine is None or not machine.in_view or machine.office.election.electing:
+    if machine is None or not machine.in_view or machine.leadership.election.electing:
         return own
     config = machine.context.config
-    silent_s = asyncio.get_running_loop().time() - machine.office.election.lookout.heard_s
+    silent_s = asyncio.get_running_loop().time() - machine.leadership.election.leader_watch.heard_s
     if silent_s <= config.heartbeat_timeout_s:
         return own
     leader, name = own["leader"], own["node"]["name"]
@@ -302,13 +302,13 @@ def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
             "path": list(flow.path),
             "costs_s": [round(cost_s, 6) for cost_s in flow.costs_s],
         }
-        for flow in machine.work.known_flows
+        for flow in machine.pipeline.known_flows
     ]
 
 
 def _rebuilt(leader: Leader | None) -> dict[str, Any] | None:
     """Return how the last lost stage was rebuilt, and what it cost; None if none was."""
-    last = leader.rebuild.last if leader is not None else None
+    last = leader.recovery.last if leader is not None else None
     if last is None:
         return None
     return {

@@ -52,7 +52,7 @@ def leader_of(node: "Node") -> KnownLeader:
         name=member.name if member is not None else "",
         address=address,
         term=view.term if view is not None else 0,
-        electing=machine is not None and machine.office.election.electing,
+        electing=machine is not None and machine.leadership.election.electing,
     )
 
 
@@ -103,7 +103,7 @@ async def seek_successor(node: "Node") -> None:
     while True:
         await asyncio.sleep(_SEEK_INTERVAL_S)
         leader = node.driver.machine.leader
-        if leader is None or not leader.electorate.lacking:
+        if leader is None or not leader.quorum.lacking:
             continue
         with suppress(DecodError, MalformedMessageError):
             found = await _leader_in_dht(node)

@@ -34,54 +34,63 @@ class Delivery:
     """
 
     def __init__(
-        self, context: Context, ways: Forwarding, work: Pipeline, office: Leadership, joining: Joining
+        self,
+        context: Context,
+        forwarding: Forwarding,
+        pipeline: Pipeline,
+        leadership: Leadership,
+        joining: Joining,
     ) -> None:
-        self.ways, self.outbox, self.survey = ways, Outbox(context), LinkMeasuring(context)
-        self.membership = Liveness(
-            context, lambda: awaited_by(work) | ways.receivers, ways.broken
+        self.forwarding, self.outbox, self.measuring = (
+            forwarding,
+            Outbox(context),
+            LinkMeasuring(context),
+        )
+        self.liveness = Liveness(
+            context, lambda: awaited_by(pipeline) | forwarding.receivers, forwarding.broken
         )
         self._tensors = context.tensors
-        self._work = work
-        self._office = office
+        self._pipeline = pipeline
+        self._leadership = leadership
         self._joining = joining
 
     @property
     def deadline_s(self) -> float | None:
-        parts = (self.outbox, self.ways, self.membership, self.survey)
+        parts = (self.outbox, self.forwarding, self.liveness, self.measuring)
         return earliest(*(part.deadline_s for part in parts))
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Send again, and try broken links."""
-        return self.outbox.overdue(now_s) + self.ways.overdue(now_s)
+        return self.outbox.overdue(now_s) + self.forwarding.overdue(now_s)
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
-        self._work.followers.sent(event)
-        effects = self.ways.sent(event) + self.survey.sent(now_s, event)
+        self._pipeline.replay_source.sent(event)
+        effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
     def pinged(self, now_s: float, received: Received, ping: messages.Ping) -> list[Effect]:
         """Somebody asks whether this node lives."""
         sender = received.sender
         # Whom this node can't be reached by it may not reach either.
-        hint = self.ways.hinted(now_s, sender) if received.way is not None else []
+        hint = self.forwarding.hinted(now_s, sender) if received.way is not None else []
         return [*hint, Send(sender, messages.Pong(ping.nonce))]
 
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """A link was timed."""
-        return self.ways.measured(now_s, event) + self.survey.measured(now_s, event)
+        return self.forwarding.measured(now_s, event) + self.measuring.measured(now_s, event)
 
     def failed(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Something did not arrive where it was sent to."""
-        effects, failed = self.ways.undelivered(now_s, event)
+        effects, failed = self.forwarding.undelivered(now_s, event)
         if failed is None and event.fault is Fault.LINK:
             # Another's message, or one that was to be passed on: the receiver is doubted alike.
-            return effects + self.membership.undelivered(now_s, event.to, event.reason)
+            return effects + self.liveness.undelivered(now_s, event.to, event.reason)
         return effects + self._undelivered(now_s, failed)
 
     def passed(self, now_s: float, sender: NodeId, word: Passed) -> list[Effect]:
         """Somebody says what became of what it was to pass on."""
-        effects, failed = self.ways.passed(sender, word)
+        effects, failed = self.forwarding.passed(sender, word)
         return effects + self._undelivered(now_s, failed)
 
     def _undelivered(self, now_s: float, event: SendFailed | None) -> list[Effect]:
@@ -89,16 +98,16 @@ class Delivery:
         if event is None:
             return []
         if isinstance(event.message, FollowMessage):
-            effects = self._joining.missed(now_s, event, self._work.followers)
-            return effects + self._work.followed(now_s)
+            effects = self._joining.missed(now_s, event, self._pipeline.replay_source)
+            return effects + self._pipeline.followed(now_s)
         effects = self.outbox.undelivered(now_s, event)
-        effects += self._work.microbatches.undelivered(event)
-        self.survey.undelivered(event)
+        effects += self._pipeline.microbatches.undelivered(event)
+        self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE
             reason = messages.TOO_SLOW if late else messages.TENSOR_REFUSED
-            return effects + self.membership.suspect(now_s, event.to, reason)
-        handled = self._office.unreachable(now_s, event.to, event.message, event.reason)
+            return effects + self.liveness.suspect(now_s, event.to, reason)
+        handled = self._leadership.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:
             return effects + handled
-        return effects + self.membership.undelivered(now_s, event.to, event.reason)
+        return effects + self.liveness.undelivered(now_s, event.to, event.reason)

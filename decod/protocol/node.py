@@ -139,15 +139,17 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
         )
-        self.work = work = Pipeline(
+        self.pipeline = pipeline = Pipeline(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
-        self.ways = Forwarding(self.context)
-        self.office = Leadership(self.context, facts, work, self.ways, rng)
-        self._utilisation = Utilisation(self.context, work.keeping, self.own_load)
+        self.forwarding = Forwarding(self.context)
+        self.leadership = Leadership(self.context, facts, pipeline, self.forwarding, rng)
+        self._utilisation = Utilisation(self.context, pipeline.mirrors, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
-        self._delivery = Delivery(self.context, self.ways, work, self.office, self._joining)
-        self._membership, self._survey = self._delivery.membership, self._delivery.survey
+        self._delivery = Delivery(
+            self.context, self.forwarding, pipeline, self.leadership, self._joining
+        )
+        self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._standing = Availability(self.context, identity.capacity)
         self._ending: Ending | None = None
         """The run has ended."""
@@ -159,7 +161,7 @@ class NodeMachine:
     @property
     def leader(self) -> Leader | None:
         """This node's decisions, if it leads."""
-        return self.office.leader
+        return self.leadership.leader
 
     @property
     def in_view(self) -> bool:
@@ -171,24 +173,24 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if self._ending is not None or self._standing.draining or self.office.handover.wanted:
+        if self._ending is not None or self._standing.draining or self.leadership.handover.wanted:
             return NodeState.DRAINING
-        if not self.work.stage.loaded:
+        if not self.pipeline.stage.loaded:
             return NodeState.SYNCING
-        if self.work.paused or not self._standing.capacity:
+        if self.pipeline.paused or not self._standing.capacity:
             return NodeState.PAUSED
-        return NodeState.AGGREGATING if self.work.aggregating else NodeState.TRAINING
+        return NodeState.AGGREGATING if self.pipeline.aggregating else NodeState.TRAINING
 
     def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
         """Return how busy this node is and, if asked, what its host keeps."""
         return messages.NodeLoad(
             node_id=self.identity.node_id,
-            num_flows=self.work.num_flows,
+            num_flows=self.pipeline.num_flows,
             capacity=self._standing.capacity,
-            num_microbatches=self.work.num_committed,
+            num_microbatches=self.pipeline.num_committed,
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
-            awaited=self._membership.late,
+            awaited=self._liveness.late,
         )
 
     @property
@@ -200,8 +202,8 @@ class NodeMachine:
         return earliest(
             self._joining.deadline_s,
             self._standing.deadline_s,
-            self.work.deadline_s,
-            self.office.deadline_s,
+            self.pipeline.deadline_s,
+            self.leadership.deadline_s,
             self._delivery.deadline_s,
         )
 
@@ -209,7 +211,7 @@ class NodeMachine:
 
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
-        self.office.start(now_s)
+        self.leadership.start(now_s)
         return self._settle(now_s, self._joining.knock(now_s))
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -218,7 +220,7 @@ class NodeMachine:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
         if self._ending is not None:
-            effects = self._ending.taken(now_s, event, self.ways, self._delivery.outbox)
+            effects = self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
             return self._settle(now_s, effects)
         if isinstance(event, DeadlinePassed):
             return [e for part in self._overdue(now_s) if part for e in self._settle(now_s, part)]
@@ -234,14 +236,14 @@ class NodeMachine:
                     said = self._receive(now_s, Received(effect.to, effect.message))
                     queue.extendleft(reversed(said))
                     continue
-                if self.office.fence(effect):
+                if self.leadership.fence(effect):
                     continue
             if isinstance(effect, (Send, SendTensor)) and effect.way is None:
-                self._membership.told(now_s, effect.to)
-                effect = self.ways.routed(effect)
+                self._liveness.told(now_s, effect.to)
+                effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
                 settled += [e for early in self._stash.take_all() for e in released(early)]
-                effect = self.office.handover.ended(self._standing.ended(effect))
+                effect = self.leadership.handover.ended(self._standing.ended(effect))
                 self._stopped = True
             settled.append(effect)
         return settled
@@ -249,9 +251,9 @@ class NodeMachine:
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
         match event:
             case Received(way=way) if way is not None and way.goal != self.identity.node_id:
-                return self.ways.pass_on(event)
+                return self.forwarding.pass_on(event)
             case Received():
-                self._membership.heard(now_s, event)
+                self._liveness.heard(now_s, event)
                 asked = self._joining.heard(now_s, event)
                 return asked + self._screen(now_s, event)
             case JobFinished():
@@ -263,33 +265,35 @@ class NodeMachine:
             case SendFailed():
                 return self._delivery.failed(now_s, event)
             case TensorLate(late):
-                return self._membership.suspect(now_s, late, messages.TOO_SLOW)
+                return self._liveness.suspect(now_s, late, messages.TOO_SLOW)
             case LinkMeasured():
                 return self._delivery.measured(now_s, event)
             case DeadlinePassed():
                 return []
             case VotePersisted():
-                return self.office.persisted(now_s, event)
+                return self.leadership.persisted(now_s, event)
             case LeaderFound():
                 if self.in_view:
-                    return self.office.found(event)
+                    return self.leadership.found(event)
                 return self._joining.redirected(now_s, event)
             case StateRequested():
-                return self.work.stage.requested(event)
+                return self.pipeline.stage.requested(event)
             case StateFetched() if not self.in_view:
-                return self._joining.fetched(event, self.work.stage)
+                return self._joining.fetched(event, self.pipeline.stage)
             case StateFetched():
-                return self.work.fetched(event)
+                return self.pipeline.fetched(event)
             case StateFetchFailed() if not self.in_view:
                 return self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
-                return self.work.fetch_failed(now_s, event)
+                return self.pipeline.fetch_failed(now_s, event)
             case StateKept() | StateForgotten() | KeptRead():
-                return self._utilisation.told(event) + self.office.counted(now_s, self._utilisation)
+                return self._utilisation.told(event) + self.leadership.counted(
+                    now_s, self._utilisation
+                )
             case CheckpointWritten() | CheckpointRead():
-                return self.office.checkpointed(now_s, event)
+                return self.leadership.checkpointed(now_s, event)
             case DrainRequested(timeout_s):
-                effects = self.office.drain(now_s, event)
+                effects = self.leadership.drain(now_s, event)
                 return self._standing.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
                 return self._standing.pause(now_s, paused=paused, frees_device=frees)
@@ -302,8 +306,8 @@ class NodeMachine:
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
             yield self._joining.knock(now_s)
-        yield self.office.overdue(now_s)
-        parts = (self._standing, self._membership, self._survey, self.work)
+        yield self.leadership.overdue(now_s)
+        parts = (self._standing, self._liveness, self._measuring, self.pipeline)
         for overdue in [part.overdue for part in parts]:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
@@ -312,7 +316,7 @@ class NodeMachine:
 
     def _screen(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message, unless its term is another than this node's."""
-        fate, effects = self.office.screen(now_s, received)
+        fate, effects = self.leadership.screen(now_s, received)
         if fate is Fate.TAKE:
             return effects + self._receive(now_s, received)
         return effects + (self._stash.keep(received) if fate is Fate.KEEP else released(received))
@@ -323,7 +327,7 @@ class NodeMachine:
             return self._of_round(now_s, received, message.round)
         match message:
             case _ if isinstance(message, FOR_LEADERSHIP):
-                return self.office.received(now_s, received)
+                return self.leadership.received(now_s, received)
             case messages.CapacityAnswer():
                 return self._standing.answered(sender, message)
             case messages.Assign():
@@ -333,17 +337,17 @@ class NodeMachine:
                 ours = self.in_view or sender != self.context.view.leader
                 return [] if ours else self._joining.refused(now_s, message)
             case _ if isinstance(message, FollowMessage):
-                effects = self._joining.exchanged(now_s, received, self.work.followers)
-                return effects + self.work.followed(now_s)
+                effects = self._joining.exchanged(now_s, received, self.pipeline.replay_source)
+                return effects + self.pipeline.followed(now_s)
             case Passed():
                 return self._delivery.passed(now_s, sender, message)
             case messages.Differs():
-                return self.work.stage.differs(sender, message)
+                return self.pipeline.stage.differs(sender, message)
             case messages.Ping():
                 return self._delivery.pinged(now_s, received, message)
             case messages.Heartbeat(round_):
                 behind = self.in_view and round_ > self.context.round
-                return self._membership.catch_up(now_s) if behind else []
+                return self._liveness.catch_up(now_s) if behind else []
             case messages.Commit() | messages.Abort():
                 return self._decided(now_s, message)
             case _ if isinstance(message, messages.VIEW_MESSAGES):
@@ -358,8 +362,8 @@ class NodeMachine:
             return self._stash.keep(received)
         if version < self.context.view.version or received.sender not in self.context.view:
             return []
-        self._survey.heard(received.sender, received.message)
-        return self.work.flow_message(now_s, received.sender, received.message)
+        self._measuring.heard(received.sender, received.message)
+        return self.pipeline.flow_message(now_s, received.sender, received.message)
 
     def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
         context = self.context
@@ -374,18 +378,18 @@ class NodeMachine:
     def _round_message(self, now_s: float, received: Received) -> list[Effect]:
         message = received.message
         if isinstance(message, (messages.BeginAggregation, messages.UtilisationQuery)):
-            self._membership.announced(now_s)
-            self.office.election.heard(now_s, received.sender, announced=True)
+            self._liveness.announced(now_s)
+            self.leadership.election.heard(now_s, received.sender, announced=True)
         match message:
             case messages.UtilisationQuery():
                 asked = self._utilisation.queried(message)
-                return asked + self.office.counted(now_s, self._utilisation)
+                return asked + self.leadership.counted(now_s, self._utilisation)
             case messages.UtilisationAnswer():
                 counted = self._utilisation.answered(received.sender, message)
-                return counted + self.office.counted(now_s, self._utilisation)
+                return counted + self.leadership.counted(now_s, self._utilisation)
             case messages.Mend():
                 return self._mend(now_s, message)
-        return self.work.round_message(now_s, received) + self.office.voted(now_s)
+        return self.pipeline.round_message(now_s, received) + self.leadership.voted(now_s)
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -409,16 +413,16 @@ class NodeMachine:
             return [self._dismissed(opening.view)] if self.in_view else []
         if not self.in_view and not self._joining.admitted(opening):
             return effects
-        if self.in_view and not in_step(self.context, self.work, message):
+        if self.in_view and not in_step(self.context, self.pipeline, message):
             detail = f"the run has committed iteration {opening.committed.iteration} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
-        effects += self.work.note_commit(message)
+        effects += self.pipeline.note_commit(message)
         return effects + self._open(now_s, message)
 
     def _end(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
         """The run has ended. What was committed last may only be learnt from that."""
-        effects = self.work.note_commit(decision)
-        effects += self.work.close(decision.opening)[1] + self.work.end()
+        effects = self.pipeline.note_commit(decision)
+        effects += self.pipeline.close(decision.opening)[1] + self.pipeline.end()
         self.context.round = decision.opening.round
         self._ending = Ending(now_s, self.context, decision)
         return effects
@@ -434,47 +438,47 @@ class NodeMachine:
         told = [Send(child, message) for child in place.children]
         effects: list[Effect] = [UseMembers(view.members), *told]
         context.adopt(view)
-        self._membership.adopt(now_s)
-        self.office.election.mended(now_s, message)
-        self._survey.opened(now_s, renewed=True)
-        effects += self.ways.adopt()
-        return [*effects, *self.work.mend(now_s), *self._replay(now_s)]
+        self._liveness.adopt(now_s)
+        self.leadership.election.mended(now_s, message)
+        self._measuring.opened(now_s, renewed=True)
+        effects += self.forwarding.adopt()
+        return [*effects, *self.pipeline.mend(now_s), *self._replay(now_s)]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
         return superseded(view) if leads else self._standing.dismissed()
 
     def _open(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
-        context, work, entering = self.context, self.work, not self.in_view
+        context, pipeline, entering = self.context, self.pipeline, not self.in_view
         opening = decision.opening
-        committed, effects = work.close(opening)
+        committed, effects = pipeline.close(opening)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.round = opening.round
-        effects += self.ways.opened()
+        effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)
-            self._membership.adopt(now_s)
-            effects += self.ways.adopt()
-        effects += self.office.adopt(now_s, decision)
-        self._survey.opened(now_s, renewed=renewed)
-        self._membership.announced(now_s)
+            self._liveness.adopt(now_s)
+            effects += self.forwarding.adopt()
+        effects += self.leadership.adopt(now_s, decision)
+        self._measuring.opened(now_s, renewed=renewed)
+        self._liveness.announced(now_s)
         self._joining.entered()
         if returns:
-            effects += self._joining.following.end() if entering else []
-            effects += work.begin_era(decision, stage_before, pristine=self._joining.pristine)
+            effects += self._joining.replay.end() if entering else []
+            effects += pipeline.begin_era(decision, stage_before, pristine=self._joining.pristine)
         elif entering:
-            effects += work.entering.enter(now_s, decision, self._joining.following)
+            effects += pipeline.arrival.enter(now_s, decision, self._joining.replay)
         elif committed:
-            effects += work.stage.committed(opening.committed.iteration)
-        effects += work.keeping.opened(opening, stepped=committed)
-        effects += work.followers.opened(now_s, opening, stepped=committed)
+            effects += pipeline.stage.committed(opening.committed.iteration)
+        effects += pipeline.mirrors.opened(opening, stepped=committed)
+        effects += pipeline.replay_source.opened(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
         effects += self._standing.opened(now_s)
         if self._standing.draining:
-            self.office.election.abstain(now_s)
-        effects += work.open(now_s, opening, renewed=renewed)
+            self.leadership.election.abstain(now_s)
+        effects += pipeline.open(now_s, opening, renewed=renewed)
         return effects + self._replay(now_s)
 
     def _replay(self, now_s: float) -> list[Effect]:
@@ -489,7 +493,9 @@ class NodeMachine:
             return effects
         if not self.in_view:
             return effects + self._joining.job_finished(now_s, job, event.result)
-        return effects + self.work.job_finished(now_s, job, event) + self.office.voted(now_s)
+        return (
+            effects + self.pipeline.job_finished(now_s, job, event) + self.leadership.voted(now_s)
+        )
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
         job, effects = self.context.compute.finished(event)
@@ -499,11 +505,11 @@ class NodeMachine:
             return effects
         handled = None
         if job is not None and not event.fatal:
-            machine = self.work if self.in_view else self._joining
+            machine = self.pipeline if self.in_view else self._joining
             handled = machine.job_failed(now_s, job, event.reason)
         if handled is None:
-            return effects + self.office.crippled(event.reason)
-        return effects + handled + self.office.voted(now_s)
+            return effects + self.leadership.crippled(event.reason)
+        return effects + handled + self.leadership.voted(now_s)
 
 
 def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:

@@ -19,7 +19,9 @@ def begins_era(opening: Opening, context: Context) -> bool:
     return opening.round.era > context.round.era
 
 
-def in_step(context: Context, work: Pipeline, decision: messages.Commit | messages.Abort) -> bool:
+def in_step(
+    context: Context, pipeline: Pipeline, decision: messages.Commit | messages.Abort
+) -> bool:
     """Return whether a member can follow: it holds what was committed, has voted for it, or goes
     back.
 
@@ -28,14 +30,14 @@ def in_step(context: Context, work: Pipeline, decision: messages.Commit | messag
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
-        return back or (origin is not None and committed.iteration == work.stage.iteration)
-    voted = work.voted_for(committed)
+        return back or (origin is not None and committed.iteration == pipeline.stage.iteration)
+    voted = pipeline.voted_for(committed)
     if isinstance(decision, messages.Commit) and decision.view_term:
         told = (decision.view_term, decision.view_version)
-        own = work.aggregation.proposal if work.aggregation is not None else ""
+        own = pipeline.aggregation.proposal if pipeline.aggregation is not None else ""
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
-    return committed.iteration == work.stage.iteration or voted
+    return committed.iteration == pipeline.stage.iteration or voted
 
 
 def superseded(view: View) -> Stop:

@@ -142,7 +142,7 @@ class Whereabouts:
         if core is None:
             self.place = None
             return False
-        context, leader = core.context, core.office.leader
+        context, leader = core.context, core.leadership.leader
         if (
             context.view is self._view
             and context.round is self._round
@@ -160,13 +160,13 @@ def ends_run(machine: object) -> bool:
     core = _core_of(machine)
     if core is None or core.leader is None:
         return False
-    return not core.office.handover.possible(core.leader)
+    return not core.leadership.handover.possible(core.leader)
 
 
 def positions_of(machine: object) -> Positions | None:
     """Return what a node has counted of the data; None if it is no real core."""
     core = _core_of(machine)
-    return core.work.positions if core is not None else None
+    return core.pipeline.positions if core is not None else None
 
 
 def term_of(machine: object) -> int:
@@ -189,7 +189,7 @@ class FlowTable:
     def version(self) -> tuple[int, int, bool]:
         """Of the view, which of its settlements is used, and whether flows may still change (those
         of a mended round may not, and are found anew in the next): only equal ones fit together."""
-        return self._core.context.view.version, self._core.work.routing.epoch, self.flows.final
+        return self._core.context.view.version, self._core.pipeline.routing.epoch, self.flows.final
 
     @property
     def downstream(self) -> Mapping[FlowId, object]:
@@ -238,9 +238,9 @@ class FlowTable:
 def flow_table(machine: object) -> FlowTable | None:
     """Return a node's flows; None if it has none yet, or is no real core."""
     core = _core_of(machine)
-    if core is None or core.work.flows is None:
+    if core is None or core.pipeline.flows is None:
         return None
-    return FlowTable(core, core.work.flows)
+    return FlowTable(core, core.pipeline.flows)
 
 
 def members_wanted(machine: object, *, data: bool) -> int:
@@ -258,8 +258,8 @@ def lost_stage(machine: object) -> int | None:
     """Return a stage for which a leader's core finds nobody who could take it over."""
     core = _core_of(machine)
     leader = core.leader if core is not None else None
-    waits = leader is not None and leader.rebuild.waiting
-    return leader.rebuild.pending[0] if leader is not None and waits else None
+    waits = leader is not None and leader.recovery.waiting
+    return leader.recovery.pending[0] if leader is not None and waits else None
 
 
 def stage_peers(machine: object) -> tuple[NodeId, ...]:
@@ -310,7 +310,7 @@ class InstalledFlows:
         if isinstance(event, Received) and isinstance(event.message, _FLOW_MESSAGES):
             return []
         effects = self.wrapped.step(now_s, event)
-        flows = self.wrapped.work.flows
+        flows = self.wrapped.pipeline.flows
         if flows is not None and flows is not self._filled:
             self._filled = flows
             self._fill(flows)
@@ -388,14 +388,14 @@ def standing_of(machine: object) -> LeadershipStanding | None:
     core = _core_of(machine)
     if core is None:
         return None
-    context, election, leader = core.context, core.office.election, core.leader
+    context, election, leader = core.context, core.leadership.election, core.leader
     electors = () if election.last is None else electors_of(election.last.opening)
     needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:
-        electors, members = leader.electorate.settled, set(ids_of(context.view))
-        needed |= {node for node in members if not leader.electorate.allows(members - {node})}
-        if leader.electorate.lacking:
+        electors, members = leader.quorum.settled, set(ids_of(context.view))
+        needed |= {node for node in members if not leader.quorum.allows(members - {node})}
+        if leader.quorum.lacking:
             wait = Wait.QUORUM
         elif leader.state is LeaderState.GATHERING:
             wait = Wait.STAGE

@@ -79,7 +79,7 @@ class Pipelines:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._num_stages = cluster.scenario.num_relay_stages
-        self._ways: dict[Trip, _Way] = {}
+        self._forwarding: dict[Trip, _Way] = {}
         self._held: dict[Peer, set[Trip]] = {peer: set() for peer in cluster.peers.values()}
         """What takes up each relay's capacity."""
         self._under_way: Counter[tuple[Peer, Peer]] = Counter()
@@ -91,14 +91,14 @@ class Pipelines:
 
     def begin(self, trip: Trip) -> None:
         """Start on a new pipeline."""
-        self._ways[trip] = _Way()
+        self._forwarding[trip] = _Way()
         self._forward(trip)
 
     # --- forward ------------------------------------------------------------------------------
 
     def _forward(self, trip: Trip) -> None:
         """Send a microbatch on from the last relay that has computed its forward pass."""
-        way, home = self._ways[trip], trip.home
+        way, home = self._forwarding[trip], trip.home
         here = way.path[-1] if way.path else home
         stage = len(way.path) + 1
         if stage > self._num_stages:
@@ -138,7 +138,7 @@ class Pipelines:
         return ()
 
     def _forwarded(self, trip: Trip, sender: Peer) -> None:
-        way = self._ways[trip]
+        way = self._forwarding[trip]
         self._under_way[sender, way.path[-1]] -= 1
         way.num_forward += 1
         self._forward(trip)
@@ -146,14 +146,14 @@ class Pipelines:
     # --- backward -----------------------------------------------------------------------------
 
     def _at_head(self, trip: Trip) -> None:
-        way = self._ways[trip]
+        way = self._forwarding[trip]
         way.returning, way.num_left = True, self._num_stages
         head_s = trip.home.profile.head_s
         self._cluster.compute(trip, trip.home, head_s, partial(self._backward, trip), backward=True)
 
     def _backward(self, trip: Trip) -> None:
         """Send the gradient one stage back."""
-        way, cluster = self._ways[trip], self._cluster
+        way, cluster = self._forwarding[trip], self._cluster
         here = way.path[way.num_left] if way.num_left < self._num_stages else trip.home
         peer = way.path[way.num_left - 1] if way.num_left else trip.home
         if peer in way.lost:
@@ -169,18 +169,18 @@ class Pipelines:
         cluster.send(trip, here, peer, partial(self._arrived, trip, peer, duration_s, then))
 
     def _arrived(self, trip: Trip, peer: Peer, duration_s: float, then: Callable[[], None]) -> None:
-        self._ways[trip].on_link = False
+        self._forwarding[trip].on_link = False
         self._cluster.compute(trip, peer, duration_s, then, backward=True)
 
     def _returned(self, trip: Trip) -> None:
-        way = self._ways[trip]
+        way = self._forwarding[trip]
         way.num_left -= 1
         trip.folded.add(way.path[way.num_left])
         self._free(trip, way.path[way.num_left])
         self._backward(trip)
 
     def _home(self, trip: Trip) -> None:
-        del self._ways[trip]
+        del self._forwarding[trip]
         self._cluster.finish(trip)
 
     def _free(self, trip: Trip, peer: Peer) -> None:
@@ -191,7 +191,7 @@ class Pipelines:
         """Let those go on that wait for room at a stage."""
         waiting, self._waiting[stage] = self._waiting[stage], deque()
         for trip in waiting:
-            if trip in self._ways and len(self._ways[trip].path) == stage - 1:
+            if trip in self._forwarding and len(self._forwarding[trip].path) == stage - 1:
                 self._forward(trip)
 
     # --- churn --------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Pipelines:
         for link in [link for link in self._under_way if peer in link]:
             del self._under_way[link]
         for trip in under_way:
-            way = self._ways.get(trip)
+            way = self._forwarding.get(trip)
             if way is None or peer not in way.path:
                 continue
             index = way.path.index(peer)
@@ -236,7 +236,7 @@ class Pipelines:
         trip.folded.clear()
         trip.lost = False
         relays = way.path[:]
-        self._ways[trip] = _Way()
+        self._forwarding[trip] = _Way()
         self._leave(trip, way, relays)
         self._cluster.waste(trip, [*relays, trip.home])
         self._forward(trip)
@@ -330,8 +330,8 @@ class Trainers:
         if backward:
             duration_s *= 1 + server.profile.backward_ratio
         answer = partial(cluster.send, trip, server, trip.home, partial(self._answered, trip))
-        work = partial(cluster.compute, trip, server, duration_s, answer, backward=backward)
-        cluster.send(trip, trip.home, server, work, num=2 if backward else 1)
+        pipeline = partial(cluster.compute, trip, server, duration_s, answer, backward=backward)
+        cluster.send(trip, trip.home, server, pipeline, num=2 if backward else 1)
 
     def _answered(self, trip: Trip) -> None:
         call, home, cluster = self._calls.pop(trip), trip.home, self._cluster

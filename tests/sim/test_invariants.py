@@ -68,8 +68,8 @@ def test_the_scenario_is_sound_if_nobody_tampers() -> None:
 
 def test_i1_sees_a_flow_without_inflow_or_offer() -> None:
     def forget_offers(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.work.flows, RelayFlows):
-            core.work.flows.outflows.unpaired.clear()
+        if isinstance(core.pipeline.flows, RelayFlows):
+            core.pipeline.flows.outflows.unpaired.clear()
         return effects
 
     assert violation("relay0", forget_offers).invariant == "I1"
@@ -77,10 +77,10 @@ def test_i1_sees_a_flow_without_inflow_or_offer() -> None:
 
 def test_i1_sees_more_flows_than_capacity() -> None:
     def overbook(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.work.flows, RelayFlows) and core.work.flows.entries:
-            flow_id, entry = next(iter(core.work.flows.entries.items()))
+        if isinstance(core.pipeline.flows, RelayFlows) and core.pipeline.flows.entries:
+            flow_id, entry = next(iter(core.pipeline.flows.entries.items()))
             for slot in range(100, 110):
-                core.work.flows.entries[replace(flow_id, slot=slot)] = entry
+                core.pipeline.flows.entries[replace(flow_id, slot=slot)] = entry
         return effects
 
     found = violation("relay0", overbook)
@@ -92,8 +92,8 @@ def test_i1_sees_a_flow_that_does_not_come_home() -> None:
     """The data node thinks that a flow is complete, but its relays know of no such flow."""
 
     def divert(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.work.flows, DataFlows) and len(core.work.flows.complete) > 1:
-            core.work.flows.outflows.paired.clear()
+        if isinstance(core.pipeline.flows, DataFlows) and len(core.pipeline.flows.complete) > 1:
+            core.pipeline.flows.outflows.paired.clear()
         return effects
 
     found = violation("data0", divert)

@@ -59,9 +59,9 @@ class AggregationState(Enum):
 class Aggregation:
     """One node's part in the reduction of one round. A new round or view gets a new one."""
 
-    def __init__(self, context: Context, followers: ReplaySource, *, loaded: bool) -> None:
+    def __init__(self, context: Context, replay_source: ReplaySource, *, loaded: bool) -> None:
         self._context = context
-        self._followers = followers
+        self._replay_source = replay_source
         self.state = AggregationState.WAITING
         self.loaded = loaded
         """Whether this node holds the stage's committed parameters."""
@@ -146,7 +146,7 @@ class Aggregation:
             return []
         own = self._own_part(folded, part=self._index)
         self._contributions[self._context.node_id] = own
-        self._shares = self._shares or self._followers.wants(self._context.round)
+        self._shares = self._shares or self._replay_source.wants(self._context.round)
         if not self._shares:
             return self._check_and_reduce()
         self.state = AggregationState.GATHERING
@@ -302,7 +302,7 @@ class Aggregation:
             return []
         self.state = AggregationState.PROPOSING
         inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]
-        shared = self._followers.share(begun, inputs, norm) if inputs else []
+        shared = self._replay_source.share(begun, inputs, norm) if inputs else []
         job = Propose(begun.round.iteration, len(inputs), begun.num_committed, norm)
         return shared + self._context.compute.submit(job, inputs)
 

@@ -33,7 +33,7 @@ class Context:
     """Of a batch: data nodes that the run can have."""
     clips: bool = False
     """A step needs the norm of the gradient over all stages."""
-    distant: RemoteLinks = field(default_factory=RemoteLinks)
+    remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
     compute: ComputeQueue = field(init=False)
     detours: Detours = field(init=False)
@@ -58,7 +58,7 @@ class Context:
         """Return d(i, j) of a link between neighbouring stages; None if it is unknown here."""
         if self.node_id in (begin, end):
             return self.links.cost_s(end if begin == self.node_id else begin)
-        return self.distant.cost_s(begin, end)
+        return self.remote_links.cost_s(begin, end)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

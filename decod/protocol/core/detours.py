@@ -160,8 +160,10 @@ class Detours:
         return (before + 1) * self.links.transfer_s(to)
 
     def _shortest(self, to: NodeId, byways: Collection[NodeId]) -> Detour | None:
-        ways = [Detour(by, self._arrives_s(by)) for by in byways if (by, to) not in self._avoided]
-        return min(ways, key=lambda way: (self._lasts_s(way, to), way.by), default=None)
+        forwarding = [
+            Detour(by, self._arrives_s(by)) for by in byways if (by, to) not in self._avoided
+        ]
+        return min(forwarding, key=lambda way: (self._lasts_s(way, to), way.by), default=None)
 
     def _lasts_s(self, detour: Detour, to: NodeId) -> float:
         return detour.first_s + self._second_s(detour.by, to)

@@ -480,7 +480,7 @@ class DataFlows(_Flows):
         they take what comes along a changed path."""
 
     @property
-    def ways(self) -> dict[FlowId, Granted]:
+    def forwarding(self) -> dict[FlowId, Granted]:
         """What microbatches go along."""
         return self.carried or self.complete
 
@@ -529,7 +529,7 @@ class DataFlows(_Flows):
 
     def drop(self, flow_id: FlowId) -> None:
         """Forget a flow that proved broken. Its slot stays taken until the next view."""
-        self.ways.pop(flow_id, None)
+        self.forwarding.pop(flow_id, None)
 
     @override
     def _seek(self, now_s: float) -> list[Effect]:

@@ -119,7 +119,7 @@ class LiveRouting:
             fair=True,
             work_max=_SETTLE_WORK_MAX,
             rooms=self._rooms if node_id == view.leader else None,
-            heard=context.distant.heard,
+            heard=context.remote_links.heard,
         )
 
     def _rooms(self) -> list[dict[NodeId, int]]:

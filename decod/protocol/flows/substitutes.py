@@ -81,8 +81,8 @@ class Substitutes:
 
         def order(member: Member) -> tuple[float, float, NodeId]:
             delay_s = delays_s[member.node_id]
-            work = (self._loads[member.node_id] + 1) / member.capacity
-            return usual_s if delay_s is None else delay_s, work, member.node_id
+            pipeline = (self._loads[member.node_id] + 1) / member.capacity
+            return usual_s if delay_s is None else delay_s, pipeline, member.node_id
 
         best = min(able, key=order).node_id
         self._loads[best] += 1
@@ -103,7 +103,7 @@ class Substitutes:
         known_s = [cost_s * (1 + uses) for cost_s, uses in costs_s if cost_s is not None]
         if not known_s or len(known_s) < len(costs_s):
             return None
-        pass_s = self._context.distant.compute_s(relay) or 0.0
+        pass_s = self._context.remote_links.compute_s(relay) or 0.0
         return sum(known_s) + 2 * pass_s * self._loads[relay]
 
 

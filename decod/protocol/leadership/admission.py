@@ -18,8 +18,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId, Round
-from decod.planner.assignment import Applicant
-from decod.planner.assignment import StageLoad, assign_stages
+from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse

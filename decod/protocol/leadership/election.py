@@ -134,7 +134,7 @@ class Election:
         """The highest that anybody has spoken of."""
         self._vacant = False
         """This node led, and has given up its term."""
-        self.lookout = LeaderWatch(context)
+        self.leader_watch = LeaderWatch(context)
         self._from_s = 0.0
         """Not to canvass before."""
         self._by_s = 0.0
@@ -184,8 +184,8 @@ class Election:
             case ElectionState.FOLLOWING if not self.may_stand:
                 return None
             case ElectionState.FOLLOWING:
-                patience_s = 0.0 if self._vacant else self.lookout.patience_s
-                return max(self.lookout.heard_s + patience_s, self._from_s)
+                patience_s = 0.0 if self._vacant else self.leader_watch.patience_s
+                return max(self.leader_watch.heard_s + patience_s, self._from_s)
         return earliest(self._by_s, self._complete_by_s, self._ask_s)
 
     @property
@@ -216,7 +216,7 @@ class Election:
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
-        self._vacant, self.lookout.heard_s, self._from_s = False, now_s, now_s
+        self._vacant, self.leader_watch.heard_s, self._from_s = False, now_s, now_s
         self._complete_by_s = self._succession = self._ballot = None
         self.unanswered = ()
         self.check.reset()
@@ -226,7 +226,7 @@ class Election:
         """The context has a new view in the same round: the leader lives."""
         self._mend = mend
         self.voter.moved()
-        self.lookout.heard_s = now_s
+        self.leader_watch.heard_s = now_s
         self.check.reset()
         if self.state in _TRYING:
             self._follow(now_s)
@@ -237,7 +237,7 @@ class Election:
         if not (direct or announced) or self.bound or self._vacant:
             return
         if direct or self.state is ElectionState.FOLLOWING:
-            self.lookout.heard(now_s)
+            self.leader_watch.heard(now_s)
             self.check.heard()
         if direct and self.state is ElectionState.CANVASSING:
             self._follow(now_s)
@@ -245,7 +245,7 @@ class Election:
     def doubt(self, now_s: float) -> None:
         """The leader can't be reached from here: ask the others now rather than later."""
         if self.state is ElectionState.FOLLOWING:
-            self.lookout.heard_s = min(self.lookout.heard_s, now_s - self._timeout_s)
+            self.leader_watch.heard_s = min(self.leader_watch.heard_s, now_s - self._timeout_s)
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -423,7 +423,7 @@ class Election:
         if self.state is not ElectionState.FOLLOWING:
             self._follow(now_s)
         # The new leader gets its time to open a round.
-        self.lookout.heard_s = now_s
+        self.leader_watch.heard_s = now_s
         self._seen_term = max(self._seen_term, promise.term)
         return self.voter.bind(now_s, promise)
 
@@ -463,7 +463,7 @@ class Election:
         """This node leads the term."""
         view = self._context.view
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
-        self.lookout.heard_s = now_s
+        self.leader_watch.heard_s = now_s
         assert self.last is not None, "nobody is elected before the first round"
         self._succession = Succession(
             self.voter.promise.term, view.leader, self.last, view, ballot.proposed

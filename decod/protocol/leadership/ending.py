@@ -45,9 +45,11 @@ class Ending:
         self.deadline_s = now_s + _LINGER_INTERVALS * self._interval_s
         """When the node is to stop, if its device has nothing left to do."""
 
-    def taken(self, now_s: float, event: Event, ways: Forwarding, outbox: Outbox) -> list[Effect]:
+    def taken(
+        self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
+    ) -> list[Effect]:
         """Take in an event. The last effect is the node's end, if that has come."""
-        effects = self._taken(now_s, event, ways, outbox)
+        effects = self._taken(now_s, event, forwarding, outbox)
         if now_s < self.deadline_s:
             return effects
         if self._context.compute.idle:
@@ -56,11 +58,13 @@ class Ending:
         self.deadline_s = now_s + self._interval_s
         return effects
 
-    def _taken(self, now_s: float, event: Event, ways: Forwarding, outbox: Outbox) -> list[Effect]:
+    def _taken(
+        self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
+    ) -> list[Effect]:
         context = self._context
         match event:
             case Received(way=way) if way is not None and way.goal != context.node_id:
-                return ways.pass_on(event)
+                return forwarding.pass_on(event)
             case Received(sender, CatchUp()):
                 return [Send(sender, self._decision)]
             case Received(sender, Ping(nonce)):
@@ -70,9 +74,9 @@ class Ending:
             case JobFinished() | JobFailed():
                 return self._done(event)
             case TensorSent():
-                return ways.sent(event) + context.tensors.release(event.tensor)
+                return forwarding.sent(event) + context.tensors.release(event.tensor)
             case SendFailed():
-                effects, failed = ways.undelivered(now_s, event)
+                effects, failed = forwarding.undelivered(now_s, event)
                 return effects + ([] if failed is None else outbox.undelivered(now_s, failed))
             case StateFetched():
                 return context.tensors.release(context.tensors.add(event.tensor))

@@ -73,9 +73,9 @@ class Handover:
     def possible(self, leader: Leader) -> bool:
         """Whether there is somebody to whom the run could go, and anything to go on with."""
         runs = leader.state not in (LeaderState.PAUSED, LeaderState.FINISHED)
-        begun = runs and leader.started and not leader.electorate.lacking
+        begun = runs and leader.started and not leader.quorum.lacking
         stay = {n for n in leader.view.by_id if n not in leader.leaving}
-        elected = leader.electorate.chosen_by(stay, leader.view)
+        elected = leader.quorum.chosen_by(stay, leader.view)
         return begun and elected and bool(self._heirs(leader))
 
     def _heirs(self, leader: Leader) -> list[NodeId]:

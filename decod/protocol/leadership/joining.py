@@ -77,7 +77,7 @@ class Joining:
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
-        self.following = Replay(context, identity.address, incarnation=offer.incarnation)
+        self.replay = Replay(context, identity.address, incarnation=offer.incarnation)
         self.deadline_s: float | None = None
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:
@@ -122,50 +122,52 @@ class Joining:
         if self._initial_due:
             # Asked again meanwhile: the run may begin without this node.
             return [Send(leader, self._offered()), *self._fetch_initial()]
-        following, assigned = self.following, self._assigned
+        following, assigned = self.replay, self._assigned
         followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
         return more + followed + self._say_ready()
 
     def _say_ready(self) -> list[Effect]:
         if self._assigned is None or self._built is None:
             return []
-        self._told = self.following.level
+        self._told = self.replay.level
         held = self._told or Round(self._context.start_iteration, 0)
         prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
         return [Send(self._context.view.leader, prepared)]
 
     def _report(self) -> list[Effect]:
         """Tell the leader how far this node is, when it has caught up with what it knows of."""
-        new = self.following.abreast and self.following.level != self._told
+        new = self.replay.abreast and self.replay.level != self._told
         return self._say_ready() if new else []
 
     def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
         """A state has come that this candidate asked for, or that it needs no more."""
-        if self.following.takes(event):
-            return self.following.fetched(event)
+        if self.replay.takes(event):
+            return self.replay.fetched(event)
         return stage.fetched(event) if self._fetching else [FreeTensor(event.tensor.id)]
 
-    def exchanged(self, now_s: float, received: Received, followers: ReplaySource) -> list[Effect]:
+    def exchanged(
+        self, now_s: float, received: Received, replay_source: ReplaySource
+    ) -> list[Effect]:
         """A candidate follows this member, or the member that this node follows says something."""
         message, sender, tensor = received.message, received.sender, received.tensor
         view, effects = self._context.view, list[Effect]()
         match message:
             case Follow() if self._context.node_id in view:
-                return followers.follow(now_s, sender, message)
+                return replay_source.follow(now_s, sender, message)
             case Follow():
                 # Meant for the member that it was before it started again.
                 return [refused(self._context, sender, message, "it is no member")]
             case Followed():
-                effects = self.following.answered(now_s, sender, message)
+                effects = self.replay.answered(now_s, sender, message)
             case Average() if tensor is not None:
-                effects = self.following.average(now_s, sender, message, tensor)
+                effects = self.replay.average(now_s, sender, message, tensor)
         return effects + self._report()
 
-    def missed(self, now_s: float, event: SendFailed, followers: ReplaySource) -> list[Effect]:
+    def missed(self, now_s: float, event: SendFailed, replay_source: ReplaySource) -> list[Effect]:
         """Something of that could not be delivered."""
         if isinstance(event.message, Follow):
-            return self.following.unreachable(now_s, event.to, event.reason)
-        return followers.undelivered(event)
+            return self.replay.unreachable(now_s, event.to, event.reason)
+        return replay_source.undelivered(event)
 
     def _offered(self) -> Join:
         return replace(self._offer, kept=inventory(self._context))
@@ -178,7 +180,7 @@ class Joining:
         self._context.view = replace(view, leader=event.leader)
         self._assigned = self._heard_s = self._refused_until_s = None
         self._fetching = False
-        return self.following.end() + self.knock(now_s)
+        return self.replay.end() + self.knock(now_s)
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""
@@ -196,7 +198,7 @@ class Joining:
     @property
     def pristine(self) -> bool:
         """Whether the device holds what the run began with."""
-        return self.following.pristine and self._initial_held
+        return self.replay.pristine and self._initial_held
 
     def entered(self) -> None:
         self.deadline_s = None
@@ -205,7 +207,7 @@ class Joining:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
         if message.over:
-            return [*self.following.end(), Stop(StopReason.FINISHED, detail)]
+            return [*self.replay.end(), Stop(StopReason.FINISHED, detail)]
         if not message.again_s:
             return [Stop(StopReason.REFUSED, detail)]
         if self._refused_until_s is None:
@@ -233,13 +235,13 @@ class Joining:
         self._context.why = message.reason
         fields = (("stage", message.stage_index), ("reason", message.reason))
         note = Note("stage.assigned", fields)
-        abandoned = self.following.built()
+        abandoned = self.replay.built()
         return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index))]
 
     def job_finished(self, now_s: float, job: Job, result: JobResult) -> list[Effect]:
         """Take in the result of a job from before this node's entry."""
-        if self.following.awaits(job):
-            return self.following.done(now_s, result) + self._report()
+        if self.replay.awaits(job):
+            return self.replay.done(now_s, result) + self._report()
         if not isinstance(result, Built) or self._assigned is None:
             return []
         if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:
@@ -248,7 +250,7 @@ class Joining:
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
         """A job from before this node's entry has failed. None: it can't do without that."""
-        following = self.following
+        following = self.replay
         return following.failed(now_s, reason) if following.awaits(job) else None
 
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
@@ -261,8 +263,8 @@ class Joining:
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
         """Nobody could give what this candidate asked for; another knock asks again."""
-        if self.following.takes(event):
-            return self.following.fetch_failed(now_s, event)
+        if self.replay.takes(event):
+            return self.replay.fetch_failed(now_s, event)
         self._fetching = False
         return []
 

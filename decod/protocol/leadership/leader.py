@@ -100,28 +100,33 @@ class Leader:
         self.committed = Round(shape.start_iteration, 0)
         self.admission = Admission(config, shape, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
-        self.capacities, self.rebuild = Capacities(), StageRecovery(config, shape)
+        self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
         self.loss: float | None = None
         self.held, self._vote_term = False, 0
         self._reports: dict[NodeId, Report] = {}
         self._begun: BeginAggregation | None = None
         self._vote: Ready | None = None
-        self.electorate = Quorum(node_id)
-        self.doubts = Suspicions(config, self.admission, self.electorate, around)
+        self.quorum = Quorum(node_id)
+        self.suspicions = Suspicions(config, self.admission, self.quorum, around)
         self._last: Commit | Abort | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self._num_failures, self.failure = 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
-        self._pace, self.polling = RoundTimer(config.round_timeout_s), Polling(config, self.admission)
+        self._round_timer, self.polling = (
+            RoundTimer(config.round_timeout_s),
+            Polling(config, self.admission),
+        )
 
     # --- time ---------------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:
-        parts = (self.doubts, self.admission)
-        return earliest(*(part.deadline_s for part in parts), self._pace.by_s, self.polling.due_s)
+        parts = (self.suspicions, self.admission)
+        return earliest(
+            *(part.deadline_s for part in parts), self._round_timer.by_s, self.polling.due_s
+        )
 
     @property
     def started(self) -> bool:
@@ -135,11 +140,11 @@ class Leader:
         opening, view = won.last.opening, replace(won.view, term=won.term)
         self.view, self.round, self.committed = view, opening.round, opening.committed
         self._last = won.last
-        self.rebuild.resume(now_s, opening)
-        self.electorate.settle(view, electors_of(opening))
+        self.recovery.resume(now_s, opening)
+        self.quorum.settle(view, electors_of(opening))
         self.polling.start(now_s)
         self.polling.renumber(won.term)
-        self.doubts.renumber(won.term)
+        self.suspicions.renumber(won.term)
         old = [] if won.old == self.node_id else [won.old]
         event, gone = won.told
         reason = gone if old else "the leader's term was called in question"
@@ -156,11 +161,11 @@ class Leader:
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
     def overdue(self, now_s: float) -> list[Effect]:
-        effects, gone = self.doubts.overdue(now_s, self.view)
+        effects, gone = self.suspicions.overdue(now_s, self.view)
         effects += self._remove(now_s, gone) if gone else []
-        if self._pace.by_s is not None and self._pace.by_s <= now_s:
-            self._pace.progressed(now_s)
-            if not self.doubts.stalled(now_s, self.view, self.polling.loads.values()):
+        if self._round_timer.by_s is not None and self._round_timer.by_s <= now_s:
+            self._round_timer.progressed(now_s)
+            if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
                 effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
@@ -173,7 +178,7 @@ class Leader:
         if self.admission.outdated(sender, join):
             return []
         needed = self.state is LeaderState.GATHERING or sender in self.view
-        if not needed and (refused := self.doubts.aside.refused(now_s, sender)):
+        if not needed and (refused := self.suspicions.cooldowns.refused(now_s, sender)):
             return refused
         effects: list[Effect] = []
         member = sender in self.view and sender not in self.admission.candidates
@@ -181,7 +186,7 @@ class Leader:
             if self.admission.repeated(sender, join):
                 return self._last_word(sender)
             effects += self._remove(now_s, {sender: "restarted"})
-        self.electorate.readmit(sender)
+        self.quorum.readmit(sender)
         effects += self.admission.join(self.view, sender, join)
         self.admission.heard(now_s, sender)
         return effects
@@ -190,9 +195,9 @@ class Leader:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
         effects = self.admission.prepared(self.view, sender, message)
         gathering = self.state is LeaderState.GATHERING
-        if self.electorate.lacking and self.admission.any_prepared:
+        if self.quorum.lacking and self.admission.any_prepared:
             effects += self.retry(now_s)
-        elif self.rebuild.needed:
+        elif self.recovery.needed:
             effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
             effects += self._open(now_s, self._next_view(), reason="every stage has its members")
@@ -208,13 +213,13 @@ class Leader:
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
-        again = self.doubts.unreachable(now_s, self.view, node, reason, ping=ping)
+        again = self.suspicions.unreachable(now_s, self.view, node, reason, ping=ping)
         return self._remove(now_s, {node: reason}) if again is None else again
 
     def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
             return []
-        self.electorate.dismiss(sender)
+        self.quorum.dismiss(sender)
         if message.at_once:
             return self._remove(now_s, {sender: message.reason})
         if sender in self.leaving:
@@ -255,15 +260,15 @@ class Leader:
         """Go on without some nodes: in this round or another, unless the run has lost a stage."""
         effects: list[Effect] = []
         for node, reason in nodes.items():
-            self.doubts.probes.forget(node)
+            self.suspicions.probes.forget(node)
             if not admit:
                 effects += self.admission.lost(node, reason)
             self.leaving.pop(node, None)
             self.capacities.forget(node)
             self.polling.loads.pop(node, None)
-            if node in self.view and node not in self.electorate.lacking:
+            if node in self.view and node not in self.quorum.lacking:
                 effects.append(noted("member.lost", peer=node, reason=reason))
-        missing = dict.fromkeys((*nodes, *self.electorate.lacking))
+        missing = dict.fromkeys((*nodes, *self.quorum.lacking))
         gone = [node for node in missing if node in self.view]
         if not gone:
             return effects
@@ -271,8 +276,8 @@ class Leader:
         view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
         back = self.admission.standing_by if admit else set[NodeId]()
-        if not self.electorate.allows(back.union(view.by_id)):
-            return effects + self.electorate.wait_for(gone, self.view)
+        if not self.quorum.allows(back.union(view.by_id)):
+            return effects + self.quorum.wait_for(gone, self.view)
         names = ", ".join(self.view.by_id[node].label for node in gone)
         reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
         if view.empty_stages and self.started and self.state is LeaderState.PAUSED:
@@ -293,9 +298,9 @@ class Leader:
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
         words = [word for node in left for word in self._last_word(node)]
         self._vote, self._begun, self.view, self.state = None, None, view, LeaderState.TRAINING
-        self.electorate.opened(view)
+        self.quorum.opened(view)
         self._reports.clear()
-        self._pace.progressed(now_s)
+        self._round_timer.progressed(now_s)
         self._mend = mend = Mend(self.round, view, reason[:200])
         note = noted("round.mended", round=str(self.round), reason=reason)
         told = [Send(node, mend) for node in (self.node_id, *gone)]
@@ -314,7 +319,7 @@ class Leader:
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
         self._reports[sender] = message
-        self._pace.progressed(now_s)
+        self._round_timer.progressed(now_s)
         if len(self._reports) < len(self.view.data_nodes):
             return []
         begin = _begin(self.round, self.view.version, self._reports.values())
@@ -331,7 +336,7 @@ class Leader:
         if vote.failure:
             return self._repeat(now_s, vote.failure, counts=True)
         self._vote, self._vote_term = vote, self.view.term
-        self._pace.progressed(now_s)
+        self._round_timer.progressed(now_s)
         return self._decide(now_s)
 
     def hold(self, now_s: float, *, held: bool) -> list[Effect]:
@@ -344,11 +349,11 @@ class Leader:
         if self.held or self._vote is None or begun is None:
             return []
         self.committed, self._num_failures = self.round, 0
-        self.doubts.committed()
-        self.electorate.settle(self.view)
-        rebuilt = self.rebuild.committed(now_s, self.round.iteration, self._vote.hashes)
+        self.suspicions.committed()
+        self.quorum.settle(self.view)
+        rebuilt = self.recovery.committed(now_s, self.round.iteration, self._vote.hashes)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = _committed(self.round, self.loss, self._pace.committed(now_s), begun)
+        note = _committed(self.round, self.loss, self._round_timer.committed(now_s), begun)
         done = 0 < self.shape.num_iterations <= self.round.iteration
         gone = sorted(self.leaving.keys() - _stay(self.view, self.leaving))
         staff = self.view.members if self.started else None
@@ -362,13 +367,13 @@ class Leader:
         message = Commit(self.round, opening, self.loss, num_tokens, *voted)
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
-            self.state, self._pace.by_s = LeaderState.PAUSED, None
+            self.state, self._round_timer.by_s = LeaderState.PAUSED, None
             effects += _query(self, now_s)
         return effects
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
         """Repeat the round with the same members and new flows."""
-        if counts and not (self.view.idle_stages or self.electorate.lacking):
+        if counts and not (self.view.idle_stages or self.quorum.lacking):
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.round.iteration} failed {self._num_failures} times"
@@ -382,11 +387,11 @@ class Leader:
         """End the run for everybody."""
         if self.state is LeaderState.FINISHED:
             return []
-        self.state, self._pace.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
+        self.state, self._round_timer.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
         opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
         # Without a quorum the others may go on, led by somebody else.
-        word = Refuse(reason, over=not self.electorate.lacking)
-        aside = [node for node in self.doubts.aside.nodes if node not in self.view]
+        word = Refuse(reason, over=not self.quorum.lacking)
+        aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
         self._last = Abort(self.round, opening, reason[:200])
@@ -404,15 +409,15 @@ class Leader:
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
     def _opening(self, next_round: Round, view: View, **how: Any) -> Opening:
-        electors, rebuild = self.electorate.told_with(view), self.rebuild
-        how |= {"marks": rebuild.marks, "origin": rebuild.origin}
+        electors, recovery = self.quorum.told_with(view), self.recovery
+        how |= {"marks": recovery.marks, "origin": recovery.origin}
         return Opening(next_round, self.committed, view, electors=electors, **how)
 
     def begin_era(self, now_s: float) -> list[Effect]:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
-        plan, effects = self.rebuild.decide(self.view, self.committed.iteration, self)
-        if self.rebuild.hopeless:
-            reason = f"{self.rebuild.lost}, and its weights are nowhere"
+        plan, effects = self.recovery.decide(self.view, self.committed.iteration, self)
+        if self.recovery.hopeless:
+            reason = f"{self.recovery.lost}, and its weights are nowhere"
             return effects + self.finish(reason=reason, failed=True)
         if plan is None:
             return effects
@@ -430,19 +435,19 @@ class Leader:
         self._last, self._mend, self._vote, self._begun = message, None, None, None
         self._reports.clear()
         self.view, self.round = message.opening.view, message.opening.round
-        self.electorate.opened(self.view)
+        self.quorum.opened(self.view)
         for node in goodbye:
             self.leaving.pop(node, None)
         paused = message.opening.paused
         complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
-        self._pace.begin(now_s, runs=complete and not paused)
+        self._round_timer.begin(now_s, runs=complete and not paused)
         effects: list[Effect] = [Send(self.node_id, message)]
         effects += [Send(node, message) for node in goodbye]
-        effects += self.electorate.wait_for(self.admission.entered(self.view), self.view)
-        effects += self.rebuild.opened(now_s, self.view, self.committed.iteration)
-        if self.rebuild.needed:
+        effects += self.quorum.wait_for(self.admission.entered(self.view), self.view)
+        effects += self.recovery.opened(now_s, self.view, self.committed.iteration)
+        if self.recovery.needed:
             effects += _query(self, now_s)
         return effects + self.capacities.settle(self.view)
 
@@ -474,20 +479,20 @@ class Leader:
             # All have got as far: nobody misses the last commit if the end overtakes it.
             self._completed = True
             effects.append(CompleteRun(self.committed.iteration))
-        self.rebuild.told(loads)
+        self.recovery.told(loads)
         return effects + self.begin_era(now_s)
 
 
 def _query(leader: Leader, now_s: float) -> list[Effect]:
     """Ask all members how busy they are and, if a stage is lost, what they keep."""
     view, polling = leader.view, leader.polling
-    with_kept = leader.rebuild.needed
+    with_kept = leader.recovery.needed
     effects = polling.ask(now_s, leader.round, view, leader.leaving, with_kept=with_kept)
-    if lacking := leader.electorate.lacking:
+    if lacking := leader.quorum.lacking:
         # Those who are gone can't answer; whoever comes back is needed.
         effects += polling.told((), view, leader.leaving)
         gone = {*lacking} - leader.admission.candidates.keys()
-        effects += leader.doubts.probes.ask_all(now_s, gone, "gone") + leader.retry(now_s)
+        effects += leader.suspicions.probes.ask_all(now_s, gone, "gone") + leader.retry(now_s)
     return effects
 
 
@@ -496,7 +501,7 @@ def give_up(leader: Leader, reason: str) -> list[Effect]:
     if leader.failure or leader.state is LeaderState.FINISHED:
         return []
     leader.failure, leader._completed = reason, True
-    leader.state, leader._pace.by_s = LeaderState.PAUSED, None
+    leader.state, leader._round_timer.by_s = LeaderState.PAUSED, None
     return [CompleteRun(leader.committed.iteration)]
 
 

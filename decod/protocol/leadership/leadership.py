@@ -90,34 +90,43 @@ class Leadership:
     """One node's view of the leader's office."""
 
     def __init__(
-        self, context: Context, facts: RunFacts, work: Pipeline, ways: Forwarding, rng: Random
+        self,
+        context: Context,
+        facts: RunFacts,
+        pipeline: Pipeline,
+        forwarding: Forwarding,
+        rng: Random,
     ) -> None:
         shape = facts.shape
-        self._ways = ways
+        self._forwarding = forwarding
         self.leader: Leader | None = None
         if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, shape, work, ways)
+            self.leader = self._leader_of(context, shape, pipeline, forwarding)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
         self._context = context
         self._shape = shape
-        self._work = work
+        self._pipeline = pipeline
         self._beat_s: float | None = None
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind in terms were last told."""
 
     @staticmethod
-    def _leader_of(context: Context, shape: RunShape, work: Pipeline, ways: Forwarding) -> Leader:
+    def _leader_of(
+        context: Context, shape: RunShape, pipeline: Pipeline, forwarding: Forwarding
+    ) -> Leader:
         def agreed_epoch() -> int:
-            return work.routing.agreed_epoch
+            return pipeline.routing.agreed_epoch
 
-        leader = Leader(context.node_id, context.config, shape, agreed_epoch, ways.around)
-        leader.rebuild.has_start = not context.fetches_initial
+        leader = Leader(context.node_id, context.config, shape, agreed_epoch, forwarding.around)
+        leader.recovery.has_start = not context.fetches_initial
         return leader
 
     def _hashes(self) -> Hashes:
-        vote = self._work.vote
-        agreed = vote is not None and not (vote.failure or vote.votes or self._work.stage.is_odd)
+        vote = self._pipeline.vote
+        agreed = vote is not None and not (
+            vote.failure or vote.votes or self._pipeline.stage.is_odd
+        )
         return vote.hashes if vote is not None and agreed else ()
 
     # --- time ---------------------------------------------------------------------------------
@@ -256,9 +265,11 @@ class Leadership:
         won = self.election.take()
         if won is None:
             return []
-        work = self._work
-        self.leader = leader = self._leader_of(self._context, self._shape, work, self._ways)
-        begun = work.aggregation.begun if work.aggregation is not None else None
+        pipeline = self._pipeline
+        self.leader = leader = self._leader_of(
+            self._context, self._shape, pipeline, self._forwarding
+        )
+        begun = pipeline.aggregation.begun if pipeline.aggregation is not None else None
         won = replace(won, resigned=self.handover.resigned)
         return leader.take_over(now_s, won, begun)
 
@@ -301,7 +312,7 @@ class Leadership:
     def found(self, event: LeaderFound) -> list[Effect]:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
         leader, term = self.leader, self._context.view.term
-        if leader is None or not leader.electorate.lacking or event.term <= term:
+        if leader is None or not leader.quorum.lacking or event.term <= term:
             return []
         name = event.leader[:8]
         return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]
@@ -311,9 +322,9 @@ class Leadership:
         if self.leader is None:
             return []
         if isinstance(event, CheckpointWritten):
-            self.leader.rebuild.checkpoint = event.iteration
+            self.leader.recovery.checkpoint = event.iteration
             return []
-        self.leader.rebuild.read(event)
+        self.leader.recovery.read(event)
         return self.leader.begin_era(now_s)
 
     def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
@@ -340,7 +351,7 @@ class Leadership:
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
-        vote = self._work.vote if self.leader is not None else None
+        vote = self._pipeline.vote if self.leader is not None else None
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
 
 
@@ -353,7 +364,7 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
         case messages.Prepared():
             return leader.prepared(now_s, sender, message)
         case messages.Suspect():
-            return leader.doubts.suspected(now_s, sender, message, leader.standing)
+            return leader.suspicions.suspected(now_s, sender, message, leader.standing)
         case messages.Pong(nonce):
             return _answered(now_s, leader, sender, nonce)
         case messages.Leave():
@@ -369,7 +380,7 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
 
 def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[Effect]:
     """A member can't get what the era begins with: ask all again what is there."""
-    if sender not in leader.view or not leader.rebuild.refuse(sender, leader.node_id):
+    if sender not in leader.view or not leader.recovery.refuse(sender, leader.node_id):
         return []
     leader.polling.due_s = now_s
     return [noted("return.failed", peer=sender, reason=reason)]
@@ -377,8 +388,8 @@ def _refused(now_s: float, leader: Leader, sender: NodeId, reason: str) -> list[
 
 def _answered(now_s: float, leader: Leader, sender: NodeId, nonce: int) -> list[Effect]:
     """Who was asked whether it lives does. If it was given up, others may not be needed now."""
-    leader.doubts.probes.answered(sender, nonce)
+    leader.suspicions.probes.answered(sender, nonce)
     later_life = sender in leader.admission.candidates  # It has to prepare first.
-    if later_life or not leader.electorate.returned(sender):
+    if later_life or not leader.quorum.returned(sender):
         return []
     return leader.retry(now_s)

@@ -42,18 +42,18 @@ class Suspicions:
     """
 
     def __init__(
-        self, config: ProtocolConfig, admission: Admission, electorate: Quorum, around: Around
+        self, config: ProtocolConfig, admission: Admission, quorum: Quorum, around: Around
     ) -> None:
         self.probes = Probes(config.probe_timeout_s, around)
-        self.aside = Cooldowns()
-        self._discord = Conflicts(config, electorate.allows)
+        self.cooldowns = Cooldowns()
+        self._conflicts = Conflicts(config, quorum.allows)
         self._refused: set[Ends] = set()
         """Who has had a tensor refused by whom, since the last commit."""
         self._admission = admission
 
     @property
     def deadline_s(self) -> float | None:
-        return earliest(self.probes.deadline_s, self._discord.deadline_s)
+        return earliest(self.probes.deadline_s, self._conflicts.deadline_s)
 
     def renumber(self, term: int) -> None:
         """Another term begins: its questions are others than those of an earlier one."""
@@ -73,7 +73,7 @@ class Suspicions:
         # Whoever is being asked whether it lives may not reach anybody.
         unreached = reason not in (SLOW, *OF_TENSORS) and node not in self.probes
         if standing.under_way and (slow or unreached):
-            self._discord.doubted(now_s, Doubt((sender, node), slow), standing)
+            self._conflicts.doubted(now_s, Doubt((sender, node), slow), standing)
         return self.suspect(now_s, standing.view, node, reason, message.slack)
 
     def suspect(
@@ -96,12 +96,12 @@ class Suspicions:
     def stalled(self, now_s: float, view: View, loads: Iterable[NodeLoad]) -> bool:
         """A round has stood still until its time was up. Returns whether somebody is to go."""
         awaited = {load.node_id: load.awaited for load in loads}
-        self._discord.stalled(now_s, view, awaited)
-        return self._discord.deadline_s is not None
+        self._conflicts.stalled(now_s, view, awaited)
+        return self._conflicts.deadline_s is not None
 
     def committed(self) -> None:
         """An iteration is done."""
-        self._discord.committed()
+        self._conflicts.committed()
         self._refused.clear()
 
     # --- what comes of them -------------------------------------------------------------------
@@ -111,6 +111,6 @@ class Suspicions:
         probes = self.probes
         effects = probes.ask_all(now_s, self._admission.doubt(now_s), "not heard of")
         effects += probes.overdue(now_s)
-        apart = self._discord.due()
-        effects += [self.aside.put(now_s, view.by_id[node], apart[node]) for node in apart]
+        apart = self._conflicts.due()
+        effects += [self.cooldowns.put(now_s, view.by_id[node], apart[node]) for node in apart]
         return effects, probes.silent(now_s) | apart

@@ -34,7 +34,7 @@ class Utilisation:
 
     def __init__(self, context: Context, keeping: Mirrors, load: LoadReader) -> None:
         self._context = context
-        self._keeping = keeping
+        self._mirrors = keeping
         self._load = load
         self._query: UtilisationQuery | None = None
         self._missing: set[NodeId] = set()
@@ -51,12 +51,12 @@ class Utilisation:
         self._missing, self._loads = {context.node_id, *place.children}, []
         asked: list[Effect] = [Send(child, query) for child in place.children]
         if query.with_kept:
-            asked += self._keeping.examine()
+            asked += self._mirrors.examine()
         return asked + self._answer()
 
     def told(self, event: StateKept | StateForgotten | KeptRead) -> list[Effect]:
         """Something has changed on this host's disk, or has been read."""
-        self._keeping.told(event)
+        self._mirrors.told(event)
         return self._answer()
 
     def _answer(self) -> list[Effect]:
@@ -64,7 +64,7 @@ class Utilisation:
         query, own = self._query, self._context.node_id
         if query is None or own not in self._missing:
             return []
-        if query.with_kept and not self._keeping.examined:
+        if query.with_kept and not self._mirrors.examined:
             return []
         self._missing.discard(own)
         self._loads.insert(0, self._load(with_kept=query.with_kept))

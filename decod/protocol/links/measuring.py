@@ -88,7 +88,7 @@ class LinkMeasuring:
         self.deadline_s = now_s + _SETTLE_S
         members = frozenset(context.view.by_id)
         context.links.forget_others(members)
-        context.distant.forget_others(members)
+        context.remote_links.forget_others(members)
         context.detours.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}
         self._told_s.clear()

@@ -27,18 +27,18 @@ class Arrival:
         followers: Told which parameters are held.
     """
 
-    def __init__(self, context: Context, stage: StageState, followers: ReplaySource) -> None:
+    def __init__(self, context: Context, stage: StageState, replay_source: ReplaySource) -> None:
         self._context = context
         self._stage = stage
-        self._followers = followers
-        self._following: Replay | None = None
+        self._replay_source = replay_source
+        self._replay: Replay | None = None
         """Brings the last averages; None: nothing is lacking, or it is fetched."""
         self._round = context.round
         """The round of the entry."""
 
     @property
     def deadline_s(self) -> float | None:
-        return self._following.deadline_s if self._following is not None else None
+        return self._replay.deadline_s if self._replay is not None else None
 
     def overdue(self, now_s: float) -> list[Effect]:
         late = self.deadline_s is not None and self.deadline_s <= now_s
@@ -60,23 +60,23 @@ class Arrival:
             wanted = mark.hash_of(stage)
         entry, effects = following.enter(now_s, opening, view_version, wanted)
         if entry is Entry.READY:
-            self._followers.base_hash = following.parameter_hash
+            self._replay_source.base_hash = following.parameter_hash
             return [*effects, *following.end(), *self._stage.holds(iteration)]
         if entry is Entry.WAITING:
-            self._following, self._round = following, opening.round
+            self._replay, self._round = following, opening.round
             self._stage.lacks(iteration, wanted)
             return effects
         return effects + self._stage.enter(iteration, wanted)
 
     def progress(self) -> tuple[bool, list[Effect]]:
         """What was lacking has come nearer, or will not come. Returns whether it is here now."""
-        following = self._following
+        following = self._replay
         if following is None or following.waiting:
             return False, []
         if not following.arrived:
             return False, self.fetch_instead()
-        self._following = None
-        self._followers.base_hash = following.parameter_hash
+        self._replay = None
+        self._replay_source.base_hash = following.parameter_hash
         return True, following.end()
 
     def opened(self, opening: Opening) -> list[Effect]:
@@ -85,19 +85,19 @@ class Arrival:
 
     def fetch_instead(self) -> list[Effect]:
         """Fetch what was committed from those who hold it: they can't go on without this node."""
-        if self._following is None:
+        if self._replay is None:
             return []
         return [*self.end(), *self._stage.fetch_entered()]
 
     def end(self) -> list[Effect]:
         """Nothing is lacking any more, or something else."""
-        following, self._following = self._following, None
+        following, self._replay = self._replay, None
         return following.end() if following is not None else []
 
     def awaits(self, job: Job) -> bool:
-        return self._following is not None and self._following.awaits(job)
+        return self._replay is not None and self._replay.awaits(job)
 
     def done(self, now_s: float, result: JobResult) -> list[Effect]:
         """The awaited job has ended well."""
-        assert self._following is not None
-        return self._following.done(now_s, result)
+        assert self._replay is not None
+        return self._replay.done(now_s, result)

@@ -109,7 +109,7 @@ class DataMicrobatches:
 
     def _give_up(self) -> list[Effect]:
         """Put the share off if no flow has been found for it: others must not wait for ever."""
-        no_way = not self._flows().ways and not self._context.view.idle_stages
+        no_way = not self._flows().forwarding and not self._context.view.idle_stages
         if not no_way or self.held or not self._waiting:
             return []
         fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
@@ -195,10 +195,10 @@ class DataMicrobatches:
         flows = self._flows()
         ready = {
             flow_id: granted
-            for flow_id, granted in flows.ways.items()
+            for flow_id, granted in flows.forwarding.items()
             if granted.peer in self._can_take or flows.carried
         }
-        final = flows.carried or (flows.final and len(ready) == len(flows.ways))
+        final = flows.carried or (flows.final and len(ready) == len(flows.forwarding))
         follows = self._follow_s is None or final
         loads = Counter(held.flow_id for held in self.held.values())
         effects: list[Effect] = []
@@ -338,7 +338,7 @@ class DataMicrobatches:
 
     def _put_back(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         self._flows().drop(held.flow_id)
-        if not self._flows().ways:
+        if not self._flows().forwarding:
             return self._put_off_now(held, reason)
         del self.held[held.microbatch]
         self._waiting.appendleft(held.microbatch)
@@ -349,7 +349,7 @@ class DataMicrobatches:
     def _put_off_now(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
         del self.held[held.microbatch]
         self._put_off.add(held.microbatch)
-        if not self._flows().ways:
+        if not self._flows().forwarding:
             self._put_off.update(self._waiting)
             self._waiting.clear()
         fields = (("microbatch", str(held.microbatch)), ("reason", reason))
@@ -364,17 +364,17 @@ class DataMicrobatches:
         context, flows = self._context, self._flows()
         if self._failed:
             return []
-        if self._waiting and not flows.ways:
+        if self._waiting and not flows.forwarding:
             return self._ask_again("relays were lost before flows had been found")
         self._reported = False
         everything = [*self.held.values(), *self._done.values()]
         paths = [held.path for held in everything]
         others = Substitutes(context, paths, newest=context.round.iteration - 1)
-        for flow_id, granted in flows.ways.items():
+        for flow_id, granted in flows.forwarding.items():
             path = others.mend(granted.path)
             if path != granted.path:
                 version = context.view.version
-                flows.ways[flow_id] = replace(
+                flows.forwarding[flow_id] = replace(
                     granted, peer=path[0], path=path, path_version=version
                 )
                 self._can_take.add(path[0])

@@ -58,10 +58,10 @@ class Pipeline:
         self._context = context
         self._role = role
         self.stage = StageState(context)
-        self.returning = Rollback(context, self.stage)
-        self.keeping = Mirrors(context)
-        self.followers = ReplaySource(context, self.stage)
-        self.entering = Arrival(context, self.stage, self.followers)
+        self.rollback = Rollback(context, self.stage)
+        self.mirrors = Mirrors(context)
+        self.replay_source = ReplaySource(context, self.stage)
+        self.arrival = Arrival(context, self.stage, self.replay_source)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = LiveRouting(context, rng)
         self.aggregation: Aggregation | None = None
@@ -92,7 +92,7 @@ class Pipeline:
             self.microbatches.deadline_s,
             flows.deadline_s if flows is not None else None,
             self.routing.deadline_s if searches else None,
-            self.entering.deadline_s,
+            self.arrival.deadline_s,
         )
 
     @property
@@ -125,7 +125,7 @@ class Pipeline:
             effects += self.flows.overdue(now_s)
         if self.stage.loaded and not self.paused:
             effects += self.routing.overdue(now_s)
-        return effects + self.entering.overdue(now_s)
+        return effects + self.arrival.overdue(now_s)
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Pipeline:
                 self.positions.committed(aggregation.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
-            self.followers.base_hash = aggregation.proposal
+            self.replay_source.base_hash = aggregation.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.iteration))
         elif aggregation is not None:
             effects += self._context.compute.reset()
@@ -156,7 +156,7 @@ class Pipeline:
 
     def followed(self, now_s: float) -> list[Effect]:
         """What this node lacked when it entered has come a step nearer, or will not come."""
-        here, effects = self.entering.progress()
+        here, effects = self.arrival.progress()
         return effects + (self._loaded(now_s) if here else [])
 
     def begin_era(
@@ -185,15 +185,15 @@ class Pipeline:
             self._context.why = "all nodes of it were lost"
             told = (("stage", self._context.member.stage_index), ("reason", self._context.why))
             effects.append(Note("stage.assigned", told))
-        effects += self.entering.end()
-        self.followers.base_hash = ""
+        effects += self.arrival.end()
+        self.replay_source.base_hash = ""
         back = origin.source is not Source.NEIGHBOURS
         if back:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.go_back(iteration)
         rebuilds = moved or (entering and not pristine)
-        return effects + self.returning.begin(opening, entering=entering, moved=rebuilds)
+        return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's round; `renewed` if its view is a new one."""
@@ -202,10 +202,10 @@ class Pipeline:
         if opening.committed.iteration == context.start_iteration:
             self.positions.begin()
         self.readiness.reset()
-        amended = self.stage.opened() + self.entering.opened(opening) + self.returning.tell()
+        amended = self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
         idle = self.stage.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
-        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
+        self.aggregation = Aggregation(context, self.replay_source, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
@@ -234,8 +234,8 @@ class Pipeline:
     def end(self) -> list[Effect]:
         """The run is over: let go of what is held for a round that this node may still be in."""
         effects = self.aggregation.abandon() if self.aggregation is not None else []
-        effects += self.entering.end() + self.followers.end()
-        return effects + self.returning.end() + self.microbatches.reset()
+        effects += self.arrival.end() + self.replay_source.end()
+        return effects + self.rollback.end() + self.microbatches.reset()
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the round in the context's view, which some members are no more in."""
@@ -244,8 +244,8 @@ class Pipeline:
             effects += self.aggregation.abandon()
             if self.aggregating:
                 effects += context.compute.retract()
-        effects += self.entering.fetch_instead()
-        self.aggregation = Aggregation(context, self.followers, loaded=self.stage.loaded)
+        effects += self.arrival.fetch_instead()
+        self.aggregation = Aggregation(context, self.replay_source, loaded=self.stage.loaded)
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
@@ -369,13 +369,13 @@ class Pipeline:
 
     def fetched(self, event: StateFetched) -> list[Effect]:
         """A state that this node asked for has come."""
-        machine = self.returning if self.returning.takes(event) else self.stage
+        machine = self.rollback if self.rollback.takes(event) else self.stage
         return machine.fetched(event)
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives it."""
-        if self.returning.takes(event):
-            return self.returning.fetch_failed(event)
+        if self.rollback.takes(event):
+            return self.rollback.fetch_failed(event)
         if self.stage.keeps_own(event):
             return self._loaded(now_s)
         return self.stage.fetch_failed(event)
@@ -388,19 +388,19 @@ class Pipeline:
             return self._microbatch_computed(now_s, job, event)
         self._idleness.done(now_s, job, event)
         match job, event.result:
-            case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.keeping.awaits(job):
-                return self.keeping.copied(job, taken, event.outputs[0])
+            case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.mirrors.awaits(job):
+                return self.mirrors.copied(job, taken, event.outputs[0])
             case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
                 return self.stage.copied(taken, event.outputs[0])
-            case _, jobs.Built() as built if self.returning.awaits(job):
-                here, effects = self.returning.done(built)
-                self.followers.base_hash = built.parameter_hash if here else ""
+            case _, jobs.Built() as built if self.rollback.awaits(job):
+                here, effects = self.rollback.done(built)
+                self.replay_source.base_hash = built.parameter_hash if here else ""
                 return effects + (self._loaded(now_s) if here else [])
             case jobs.Load(), jobs.Built(parameter_hash) if self.stage.awaits(job):
-                self.followers.base_hash = parameter_hash
-                return self.entering.end() + self._loaded(now_s)
-            case _ if self.entering.awaits(job):
-                return self.entering.done(now_s, event.result) + self.followed(now_s)
+                self.replay_source.base_hash = parameter_hash
+                return self.arrival.end() + self._loaded(now_s)
+            case _ if self.arrival.awaits(job):
+                return self.arrival.done(now_s, event.result) + self.followed(now_s)
             case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
                 return self.aggregation.computed(job, event, self.microbatches.folded)
         return []
@@ -427,16 +427,16 @@ class Pipeline:
         if isinstance(job, MICROBATCH_JOBS):
             return self.microbatches.failed(now_s, job.microbatch, reason)
         match job:
-            case _ if self.entering.awaits(job):
-                return self.entering.fetch_instead()
+            case _ if self.arrival.awaits(job):
+                return self.arrival.fetch_instead()
             case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
                 return self.aggregation.failed(reason)
-            case jobs.Load() | jobs.Mix() if self.returning.awaits(job):
-                return self.returning.load_failed(reason)
+            case jobs.Load() | jobs.Mix() if self.rollback.awaits(job):
+                return self.rollback.load_failed(reason)
             case jobs.Load() | jobs.Mix():
                 return self.stage.load_failed(reason) if self.stage.awaits(job) else []
-            case jobs.Snapshot() if self.keeping.awaits(job):
-                return self.keeping.copy_failed(job, reason)
+            case jobs.Snapshot() if self.mirrors.awaits(job):
+                return self.mirrors.copy_failed(job, reason)
             case jobs.Snapshot():
                 return self.stage.copy_failed(reason)
             case jobs.Measure():
@@ -455,13 +455,13 @@ def _why_back(decision: _Decision, origin: Origin) -> str:
     return told if told.startswith(origin.reason) else origin.reason
 
 
-def awaited_by(work: Pipeline) -> set[NodeId]:
+def awaited_by(pipeline: Pipeline) -> set[NodeId]:
     """Return those without whom a node's part in the round can't go on now."""
-    awaited = {held.downstream for held in work.microbatches.held.values() if held.awaits}
-    if work.flows is not None:
-        awaited |= work.readiness.awaited(work.flows)
-    if work.aggregation is not None:
-        awaited |= work.aggregation.awaited
+    awaited = {held.downstream for held in pipeline.microbatches.held.values() if held.awaits}
+    if pipeline.flows is not None:
+        awaited |= pipeline.readiness.awaited(pipeline.flows)
+    if pipeline.aggregation is not None:
+        awaited |= pipeline.aggregation.awaited
     return awaited
 
 

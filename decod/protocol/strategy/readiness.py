@@ -31,7 +31,7 @@ class Readiness:
         """Return the next nodes of this node's flows that have not said CAN TAKE."""
         if isinstance(flows, RelayFlows):
             return {entry.downstream for entry in flows.entries.values()} - self._ready
-        return {granted.peer for granted in flows.ways.values()} - self._ready
+        return {granted.peer for granted in flows.forwarding.values()} - self._ready
 
     def tell(self, flows: RelayFlows | DataFlows) -> list[Effect]:
         """Tell each upstream peer, once, when all that lies behind its flows is ready."""

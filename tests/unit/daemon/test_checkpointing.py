@@ -280,7 +280,7 @@ def test_without_a_device_the_last_is_what_disks_keep_unless_a_newer_one_is_ther
             if iteration == 5:
                 await written(checkpoints)
         run.node.device_gone = True  # type: ignore[misc]
-        run.leader.rebuild.marks, run.on_disks = (Mark(4, ()), Mark(6, ())), {4}
+        run.leader.recovery.marks, run.on_disks = (Mark(4, ()), Mark(6, ())), {4}
         await checkpoints.finish()
         assert iterations(tmp_path) == [5], "going back to 4 would lose what is there"
         run.on_disks = {4, 6}

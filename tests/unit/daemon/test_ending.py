@@ -62,8 +62,8 @@ class Ending:
         self.node.driver.machine = cast(
             "NodeMachine",
             SimpleNamespace(
-                leader=SimpleNamespace(electorate=SimpleNamespace(lacking=("d1", "r1a"))),
-                office=SimpleNamespace(handover=SimpleNamespace(possible=lambda _: False)),
+                leader=SimpleNamespace(quorum=SimpleNamespace(lacking=("d1", "r1a"))),
+                leadership=SimpleNamespace(handover=SimpleNamespace(possible=lambda _: False)),
                 context=SimpleNamespace(view=view),
             ),
         )

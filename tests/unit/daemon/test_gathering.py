@@ -102,7 +102,7 @@ def test_what_is_gathered_at_a_mark_is_what_was_voted_on(tmp_path: Path) -> None
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.parameter_hash, second.parameter_hash = "a" * 64, "b" * 64
-        run.leader.rebuild.marks = (
+        run.leader.recovery.marks = (
             Mark(3, ((1, "a" * 64),)),
             Mark(5, ((0, "c" * 64), (1, "b" * 64))),
         )
@@ -172,7 +172,7 @@ def test_without_its_device_a_leader_gathers_the_newest_states_on_disks(tmp_path
         with none_left:
             async with gathered_states(run.node, with_optimizer=True):
                 pass
-        run.leader.rebuild.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
+        run.leader.recovery.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
         run.on_disks = {2, 4}
         async with gathered_states(run.node, with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (4, 4.0), "the newest is not everywhere"

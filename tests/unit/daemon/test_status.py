@@ -146,9 +146,9 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
             machine = give_view(node, leads=False)
-            machine.office.election.lookout.heard_s = time.monotonic()
+            machine.leadership.election.leader_watch.heard_s = time.monotonic()
             assert (await full_status(node))["run_state"] == node.local_status()["run_state"]
-            machine.office.election.lookout.heard_s -= 20.0
+            machine.leadership.election.leader_watch.heard_s -= 20.0
             status = await full_status(node)
             assert status["run_state"] == "waiting"
             assert status["state"] == status["node"]["state"] == "reconnecting"
@@ -166,11 +166,11 @@ def test_a_run_without_a_quorum_does_not_train_and_names_who_is_gone(tmp_path: P
         with make_node(tmp_path) as node:
             machine = give_view(node, leads=True)
             assert machine.leader is not None
-            machine.leader.electorate.wait_for([STRANGER], machine.context.view)
+            machine.leader.quorum.wait_for([STRANGER], machine.context.view)
             status = node.local_status()
             assert status["run_state"] == "waiting"
             assert "NO QUORUM: training waits for some of calm-crane" in status["message"]
-            election = machine.office.election
+            election = machine.leadership.election
             election.state, election.unanswered = ElectionState.STANDING, (STRANGER,)
             status = node.local_status()
             assert (status["run_state"], status["leader"]["electing"]) == ("waiting", True)

@@ -38,7 +38,7 @@ def test_the_leader_is_who_the_view_says(tmp_path: Path) -> None:
             info = node._hello(HelloRequest())
             assert info is not None
             assert (info.leader, info.leader_address) == (OTHER, "c.example:1")
-            machine.office.election.voter.promise = Promise(4, STRANGER)
+            machine.leadership.election.voter.promise = Promise(4, STRANGER)
             assert leader_of(node).electing
             info = node._hello(HelloRequest())
             assert info is not None

@@ -180,7 +180,7 @@ def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: 
             core.machine.context = SimpleNamespace(
                 view=SimpleNamespace(leader=node.identity.node_id, by_id={}, term=1)
             )
-            core.machine.office = SimpleNamespace(election=SimpleNamespace(electing=False))
+            core.machine.leadership = SimpleNamespace(election=SimpleNamespace(electing=False))
             node.wishes.tell_core()
             with pytest.raises(RejectedError, match=r"E-REJ-008 .* hands over"):
                 await NodePresence(node).answer({"command": "drain", "end_run": True})

@@ -75,7 +75,7 @@ def configured(**changes: float) -> ProtocolConfig:
 
 def suspect(leader: Leader, now_s: float, node: NodeId, reason: str) -> list[Effect]:
     """Have a leader doubt a node."""
-    return leader.doubts.suspect(now_s, leader.view, node, reason)
+    return leader.suspicions.suspect(now_s, leader.view, node, reason)
 
 
 def sent(effects: list[Effect]) -> list[tuple[NodeId, Message]]:

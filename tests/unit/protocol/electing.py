@@ -32,7 +32,7 @@ STEP_S = 0.1
 class Lead:
     """What a leader keeps of its term."""
 
-    electorate: Quorum
+    quorum: Quorum
     ready: set[NodeId] = field(default_factory=set)
     gone: set[NodeId] = field(default_factory=set)
 
@@ -97,7 +97,7 @@ class Electing:
             self._open(node, m.Abort(Round(1, 0), opening, "begin"))
         first = self.nodes[view.leader]
         first.lead = Lead(Quorum(view.leader))
-        first.lead.electorate.opened(view)
+        first.lead.quorum.opened(view)
         self.leaders[1] = view.leader
         self._beat()
 
@@ -255,10 +255,10 @@ class Electing:
         node.lead = Lead(Quorum(me))
         old = {won.old} - {me}
         if won.hashes:
-            node.lead.electorate.settle(view)
+            node.lead.quorum.settle(view)
             self._commit(node, term=won.term, without=old)
         else:
-            node.lead.electorate.settle(view, electors_of(won.last.opening))
+            node.lead.quorum.settle(view, electors_of(won.last.opening))
             self._repeat(node, term=won.term, without=old)
 
     def _commit(self, node: Node, *, term: int, without: set[NodeId]) -> None:
@@ -297,11 +297,11 @@ class Electing:
             view_of(*members, version=old.version + 1, leader=me, num_stages=old.num_stages),
             term=term,
         )
-        if not lead.electorate.allows(view):
+        if not lead.quorum.allows(view):
             return
         lead.ready, lead.gone = set(), set()
-        lead.electorate.opened(view)
-        electors = lead.electorate.told_with(view)
+        lead.quorum.opened(view)
+        electors = lead.quorum.told_with(view)
         opening = Opening(round_, committed, view, electors=electors)
         decision = m.Abort(round_, opening, "")
         self._open(me, decision)
@@ -320,10 +320,10 @@ class Electing:
             deadline_s = node.election.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
                 self._perform(node_id, node.election.overdue(now_s))
-            self._work(node_id, node)
+            self._pipeline(node_id, node)
         self.kernel.after(STEP_S, self._beat)
 
-    def _work(self, node_id: NodeId, node: Node) -> None:
+    def _pipeline(self, node_id: NodeId, node: Node) -> None:
         view = node.context.view
         node.ready = node.ready or (node_id not in self.never_ready and self.rng.random() < 0.1)
         if node.ready and not node.election.bound:
@@ -335,7 +335,7 @@ class Electing:
             assert node.election.last is not None
             self._send(node_id, other, node.election.last)
         if node.ready and not view.by_id.keys() - node.lead.ready - {node_id}:
-            node.lead.electorate.settle(view)
+            node.lead.quorum.settle(view)
             self._commit(node, term=view.term, without=set())
         elif self.rng.random() < 0.05:
             # A real leader finds out by pings; one that is unlucky takes a live one for dead.

@@ -49,8 +49,8 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 
 def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
-    followers = ReplaySource(context, StageState(context))
-    return Aggregation(context, followers, loaded=loaded)
+    replay_source = ReplaySource(context, StageState(context))
+    return Aggregation(context, replay_source, loaded=loaded)
 
 
 class Member:

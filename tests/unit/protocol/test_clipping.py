@@ -54,8 +54,8 @@ class Member:
         config = replace(CONFIG, tree_fanout=fanout)
         self.context = context_of(node, view, config=config)
         self.context.clips = clips
-        followers = ReplaySource(self.context, StageState(self.context))
-        self.machine = Aggregation(self.context, followers, loaded=True)
+        replay_source = ReplaySource(self.context, StageState(self.context))
+        self.machine = Aggregation(self.context, replay_source, loaded=True)
 
     def begin(self) -> list[Effect]:
         """Begin, alone or as one of three of whom the others have folded nothing."""

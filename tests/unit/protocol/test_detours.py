@@ -61,67 +61,69 @@ def test_only_a_much_quicker_way_is_a_detour() -> None:
 
 
 def test_what_is_under_way_counts_until_it_has_arrived() -> None:
-    ways = detours(r2a=2.0, d0=5.0)
-    assert ways.choose(R2A, {D0}, tensor(1).id) is None
-    assert ways.choose(R2A, {D0}, tensor(2).id) == Detour(D0, 2.0)
-    assert ways.choose(R2A, {D0}, tensor(3).id) is None, "4 + 2 s there"
-    assert ways.choose(R2A, {D0}, tensor(4).id) == Detour(D0, 4.0)
+    forwarding = detours(r2a=2.0, d0=5.0)
+    assert forwarding.choose(R2A, {D0}, tensor(1).id) is None
+    assert forwarding.choose(R2A, {D0}, tensor(2).id) == Detour(D0, 2.0)
+    assert forwarding.choose(R2A, {D0}, tensor(3).id) is None, "4 + 2 s there"
+    assert forwarding.choose(R2A, {D0}, tensor(4).id) == Detour(D0, 4.0)
     for k in (2, 4):
-        ways.sent(TensorSent(D0, tensor(k).id, 10 * MEGABYTE, 1.0, 1.0))
-    assert ways.choose(R2A, {D0}, tensor(5).id) == Detour(D0, 2.0)
-    ways.reset()
-    assert ways.choose(R2A, {D0}, tensor(6).id) is None
+        forwarding.sent(TensorSent(D0, tensor(k).id, 10 * MEGABYTE, 1.0, 1.0))
+    assert forwarding.choose(R2A, {D0}, tensor(5).id) == Detour(D0, 2.0)
+    forwarding.reset()
+    assert forwarding.choose(R2A, {D0}, tensor(6).id) is None
 
 
 def test_what_is_passed_on_for_others_delays_what_follows() -> None:
-    ways = detours(r2a=1.0, d0=5.0)
-    ways.sends(D0, tensor(1).id)
-    assert ways.choose(R2A, {D0}, tensor(2).id) is None, "4 + 2 s there"
+    forwarding = detours(r2a=1.0, d0=5.0)
+    forwarding.sends(D0, tensor(1).id)
+    assert forwarding.choose(R2A, {D0}, tensor(2).id) is None, "4 + 2 s there"
 
 
 def test_what_the_second_link_takes_is_learnt() -> None:
-    ways = detours(r2a=1.0, d0=10.0)
-    detour = ways.choose(R2A, {D0}, tensor(1).id)
+    forwarding = detours(r2a=1.0, d0=10.0)
+    detour = forwarding.choose(R2A, {D0}, tensor(1).id)
     assert detour == Detour(D0, 1.0)
-    ways.completed(3.0, R2A, detour, 31.0)
-    ways.reset()
-    assert ways.choose(R2A, {D0}, tensor(2).id) is None
-    ways.forget_others({R2A})
-    assert ways.choose(R2B, {D0}, tensor(3).id) is None, "nothing is known of that link"
+    forwarding.completed(3.0, R2A, detour, 31.0)
+    forwarding.reset()
+    assert forwarding.choose(R2A, {D0}, tensor(2).id) is None
+    forwarding.forget_others({R2A})
+    assert forwarding.choose(R2B, {D0}, tensor(3).id) is None, "nothing is known of that link"
 
 
 def test_the_receiver_tells_which_data_node_is_near_it() -> None:
-    ways = detours(r2a=1.0, d0=10.0, d1=5.0)
-    assert ways.choose(R2A, {D0, D1}, tensor(1).id) == Detour(D0, 1.0), "the second is as the first"
-    ways.reported(R2A, ((D0, 1.0 * MEGABYTE), (D1, 10.0 * MEGABYTE)))
-    ways.reset()
-    assert ways.choose(R2A, {D0, D1}, tensor(2).id) == Detour(D1, 2.0)
-    ways.reported(R2A, ((D0, 0.0), (D1, 1e30)))
-    ways.reset()
-    assert ways.choose(R2A, {D0, D1}, tensor(3).id) == Detour(D1, 2.0), "whatever is told"
-    ways.reported(R2A, ())
-    ways.forget_others({D0, D1})
-    ways.reset()
-    assert ways.choose(R2A, {D0, D1}, tensor(4).id) == Detour(D0, 1.0)
+    forwarding = detours(r2a=1.0, d0=10.0, d1=5.0)
+    assert forwarding.choose(R2A, {D0, D1}, tensor(1).id) == Detour(D0, 1.0), (
+        "the second is as the first"
+    )
+    forwarding.reported(R2A, ((D0, 1.0 * MEGABYTE), (D1, 10.0 * MEGABYTE)))
+    forwarding.reset()
+    assert forwarding.choose(R2A, {D0, D1}, tensor(2).id) == Detour(D1, 2.0)
+    forwarding.reported(R2A, ((D0, 0.0), (D1, 1e30)))
+    forwarding.reset()
+    assert forwarding.choose(R2A, {D0, D1}, tensor(3).id) == Detour(D1, 2.0), "whatever is told"
+    forwarding.reported(R2A, ())
+    forwarding.forget_others({D0, D1})
+    forwarding.reset()
+    assert forwarding.choose(R2A, {D0, D1}, tensor(4).id) == Detour(D0, 1.0)
 
 
 def test_only_peers_with_a_slow_link_are_told_and_only_news() -> None:
-    ways = detours(r2a=1.0, r2b=20.0, d0=10.0)
+    forwarding = detours(r2a=1.0, r2b=20.0, d0=10.0)
     told = ((D0, 10.0 * MEGABYTE),)
-    assert ways.news(R2A, (D0, D1))
-    assert ways.tell(R2A, (D0, D1)) == told, "d1's was never measured"
-    assert not ways.news(R2A, (D0, D1))
-    assert not ways.news(R2B, (D0, D1))
-    assert ways.tell(R2B, (D0, D1)) == ()
-    assert ways.tell(D0, (D0, D1)) == (), "its link is quick"
+    assert forwarding.news(R2A, (D0, D1))
+    assert forwarding.tell(R2A, (D0, D1)) == told, "d1's was never measured"
+    assert not forwarding.news(R2A, (D0, D1))
+    assert not forwarding.news(R2B, (D0, D1))
+    assert forwarding.tell(R2B, (D0, D1)) == ()
+    assert forwarding.tell(D0, (D0, D1)) == (), "its link is quick"
     for _ in range(3):
-        ways.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=9.0 * MEGABYTE)
-    assert not ways.news(R2A, (D0, D1)), "a tenth"
+        forwarding.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=9.0 * MEGABYTE)
+    assert not forwarding.news(R2A, (D0, D1)), "a tenth"
     for _ in range(3):
-        ways.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
-    assert ways.news(R2A, (D0, D1))
-    ways.links.measured(D1, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
-    assert len(ways.tell(R2A, (D0, D1))) == 2
+        forwarding.links.measured(D0, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
+    assert forwarding.news(R2A, (D0, D1))
+    forwarding.links.measured(D1, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
+    assert len(forwarding.tell(R2A, (D0, D1))) == 2
 
 
 # --- relays ---------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ class Leader:
     """Its doubts, and who is told to go."""
 
     def __init__(self) -> None:
-        electorate = Quorum(D0)
-        electorate.settle(VIEW)
-        self.doubts = Suspicions(CONFIG, Admission(CONFIG, SHAPE), electorate, lambda *_: [])
+        quorum = Quorum(D0)
+        quorum.settle(VIEW)
+        self.suspicions = Suspicions(CONFIG, Admission(CONFIG, SHAPE), quorum, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""
         for sender, node, reason in reports:
-            self.doubts.suspected(1.0, sender, Suspect(node, reason), STANDING)
-        return set(self.doubts.overdue(1.0, VIEW)[1])
+            self.suspicions.suspected(1.0, sender, Suspect(node, reason), STANDING)
+        return set(self.suspicions.overdue(1.0, VIEW)[1])
 
 
 def test_a_tensor_that_is_refused_once_is_a_mishap() -> None:
@@ -35,7 +35,7 @@ def test_a_tensor_that_is_refused_once_is_a_mishap() -> None:
     leader = Leader()
     refused, slow = (D0, R1B, TENSOR_REFUSED), (R1B, R1A, TOO_SLOW)
     assert not leader.hear(refused, slow)
-    leader.doubts.committed()
+    leader.suspicions.committed()
     assert not leader.hear(refused)
 
 

@@ -27,33 +27,33 @@ def test_of_two_halves_exactly_one_is_a_quorum(members: set[NodeId], nodes: set[
 
 
 def test_a_leader_may_not_lose_most_members_at_once_if_another_could_lead() -> None:
-    electorate = Quorum(D0)
-    electorate.opened(view_of(D0, D1, R1A, R1B))
-    assert electorate.allows(view_of(D0, R1A))
-    assert not electorate.allows(view_of(D0))
-    assert not electorate.allows(view_of(D0, "r1c", "r1d", "r1e")), "new members are no substitute"
-    electorate.settle(view_of(D0, R1A))
-    assert electorate.allows(view_of(D0)), "after a commit in the smaller view"
+    quorum = Quorum(D0)
+    quorum.opened(view_of(D0, D1, R1A, R1B))
+    assert quorum.allows(view_of(D0, R1A))
+    assert not quorum.allows(view_of(D0))
+    assert not quorum.allows(view_of(D0, "r1c", "r1d", "r1e")), "new members are no substitute"
+    quorum.settle(view_of(D0, R1A))
+    assert quorum.allows(view_of(D0)), "after a commit in the smaller view"
 
 
 def test_the_only_data_node_may_lose_anybody() -> None:
-    electorate = Quorum(D0)
-    electorate.opened(view_of(D0, R1A, R1B))
-    assert electorate.allows(view_of(D0))
-    electorate.opened(view_of(D0, D1, R1A, R1B))
-    assert not electorate.allows(view_of(D0)), "d1 could be elected by the relays"
+    quorum = Quorum(D0)
+    quorum.opened(view_of(D0, R1A, R1B))
+    assert quorum.allows(view_of(D0))
+    quorum.opened(view_of(D0, D1, R1A, R1B))
+    assert not quorum.allows(view_of(D0)), "d1 could be elected by the relays"
 
 
 def test_members_that_leave_are_not_needed() -> None:
-    electorate = Quorum(D0)
-    electorate.opened(view_of(D0, D1, R1A, R1B))
+    quorum = Quorum(D0)
+    quorum.opened(view_of(D0, D1, R1A, R1B))
     for node in (D1, R1A, R1B):
-        electorate.dismiss(node)
-    assert electorate.allows(view_of(D0))
+        quorum.dismiss(node)
+    assert quorum.allows(view_of(D0))
 
 
 def test_electors_are_told_where_they_are_not_the_view() -> None:
-    electorate, first = Quorum(D0), view_of(D0, D1, R1A, R1B)
-    electorate.opened(first)
-    assert electorate.told_with(first) == ()
-    assert electorate.told_with(view_of(D0, D1, R1A)) == ids_of(first)
+    quorum, first = Quorum(D0), view_of(D0, D1, R1A, R1B)
+    quorum.opened(first)
+    assert quorum.told_with(first) == ()
+    assert quorum.told_with(view_of(D0, D1, R1A)) == ids_of(first)

@@ -93,7 +93,7 @@ class Candidate:
         fetched = StateFetched(1, 4, "{}", tensor(next(self.tensors)))
         assert self.machine.takes(fetched)
         self.take(self.machine.fetched(fetched))
-        self.work(Built("h4"))
+        self.pipeline(Built("h4"))
 
     def average(
         self, round_: Round, base_hash: str, *, part: int = 0, view: int = 3
@@ -107,7 +107,7 @@ class Candidate:
         effects = self.average(round_, base_hash, view=view)
         return effects + self.average(round_, base_hash, part=1, view=view)
 
-    def work(self, result: JobResult) -> tuple[Job, list[Effect]]:
+    def pipeline(self, result: JobResult) -> tuple[Job, list[Effect]]:
         """End the oldest job."""
         start = self.given.pop(0)
         job, effects = self.context.compute.finished(JobFinished(start.job_id, result, (), 1.0))
@@ -118,7 +118,7 @@ class Candidate:
 
     def step(self, iteration: int) -> None:
         """Propose an iteration, whose average is here, and take that for final before it."""
-        job, _ = self.work(Proposed(f"h{iteration}"))
+        job, _ = self.pipeline(Proposed(f"h{iteration}"))
         assert job == Propose(iteration, 2, 8, _norm_of(iteration)), "as the members do"
 
 
@@ -151,11 +151,11 @@ def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
     assert candidate.given == []
     fetched = StateFetched(1, 4, "{}", tensor(next(candidate.tensors)))
     candidate.take(candidate.machine.fetched(fetched))
-    job, _ = candidate.work(Built("h4"))
+    job, _ = candidate.pipeline(Built("h4"))
     assert isinstance(job, Load)
     candidate.step(5)
     assert candidate.machine.level == Round(5, 1)
-    assert candidate.work(Nothing())[0] == CommitStep(5)
+    assert candidate.pipeline(Nothing())[0] == CommitStep(5)
     candidate.step(6)
     assert candidate.machine.abreast
     assert candidate.machine.level == Round(6, 1)
@@ -173,7 +173,7 @@ def test_averages_that_overtake_the_answer_are_kept_as_far_as_they_are_needed() 
     assert freed(effects) == [1, 2], "that of the state which is fetched"
     assert candidate.machine.num_behind == 1
     candidate.take(candidate.machine.fetched(StateFetched(1, 4, "{}", tensor(900))))
-    candidate.work(Built("h4"))
+    candidate.pipeline(Built("h4"))
     candidate.step(5)
     assert candidate.machine.level == Round(5, 1)
 
@@ -184,7 +184,7 @@ def test_a_step_that_was_not_committed_is_undone() -> None:
     candidate.both(Round(5, 1), "h4")
     candidate.step(5)
     candidate.both(Round(5, 2), "h4", view=4)
-    assert candidate.work(Nothing())[0] == Retract()
+    assert candidate.pipeline(Nothing())[0] == Retract()
     candidate.step(5)
     assert candidate.machine.level == Round(5, 2)
 
@@ -298,7 +298,7 @@ def test_the_last_average_may_come_after_it_has_entered() -> None:
     candidate.both(Round(5, 2), "h4")
     candidate.step(5)
     assert candidate.machine.arrived
-    assert candidate.work(Nothing())[0] == CommitStep(5)
+    assert candidate.pipeline(Nothing())[0] == CommitStep(5)
 
 
 @pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "host back", "nothing"])

@@ -342,7 +342,7 @@ def test_after_the_last_iteration_members_hold_still() -> None:
 def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
     run = Run(R1A)
     run.enter(R1B)
-    run.leader.doubts.aside.put(1.0, member("r1c"), "its tensors take too long")
+    run.leader.suspicions.cooldowns.put(1.0, member("r1c"), "its tensors take too long")
     effects = run.leader.finish(reason="enough", failed=False)
     assert [to for to, word in sent(effects) if word == Refuse("enough", over=True)] == [R1B, R1C]
     message = decision(effects)
@@ -398,10 +398,10 @@ def test_a_suspect_that_answers_stays() -> None:
     assert suspect(leader, 5.0, R1B, "no heartbeat") == [Send(R1B, Ping(1))]
     assert suspect(leader, 6.0, R1B, "no heartbeat") == [], "it has been asked"
     assert leader.deadline_s == 1.0
-    leader.doubts.probes.answered(R1A, 1)
-    leader.doubts.probes.answered(R1B, 99)
+    leader.suspicions.probes.answered(R1A, 1)
+    leader.suspicions.probes.answered(R1B, 99)
     assert suspect(leader, 6.0, R1B, "again") == [], "an answer to another question does not count"
-    leader.doubts.probes.answered(R1B, 1)
+    leader.suspicions.probes.answered(R1B, 1)
     leader.overdue(8.0)
     assert R1B in leader.view
     assert suspect(leader, 9.0, R1B, "again") == [Send(R1B, Ping(2))]

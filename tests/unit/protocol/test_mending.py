@@ -403,7 +403,7 @@ def far(left: View, between: dict[tuple[str, str], float], *, compute_s: float =
     context = context_of(D0, left)
     for begin in {begin for begin, _ in between}:
         costs = tuple((NodeId(e), cost) for (b, e), cost in between.items() if b == begin)
-        context.distant.heard([Hop(NodeId(begin), costs, (), compute_s)])
+        context.remote_links.heard([Hop(NodeId(begin), costs, (), compute_s)])
     return context
 
 
@@ -430,7 +430,7 @@ def test_of_two_lost_in_a_row_each_has_another() -> None:
     between = {(b, e): 5.0 for b in ("r1b", "r1c") for e in ("r2b", "r2c")}
     context = far(left, {**between, ("r1b", "r2c"): 1.0})
     assert Substitutes(context, [OLD], newest=0).mend(OLD) == (R1B, NodeId("r2c"))
-    context.distant.forget_others({D0, R1B})
+    context.remote_links.forget_others({D0, R1B})
     assert context.distance_s(R1B, NodeId("r2c")) is None
     assert context.distance_s(D0, R1B) is not None
 

@@ -182,7 +182,7 @@ def test_an_abort_clears_the_device_and_the_round_is_opened_again() -> None:
     effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
     assert "round.opened" in notes_of(effects)
     assert context_of(world, "r1a").round == Round(1, 2)  # type: ignore[attr-defined]
-    assert Reset() in [start.job for start in world.hosts[R1A].work]
+    assert Reset() in [start.job for start in world.hosts[R1A].pipeline]
 
 
 def test_new_members_are_known_before_they_are_told() -> None:
@@ -227,11 +227,11 @@ def test_a_node_that_has_come_to_other_parameters_than_were_committed_can_not_fo
     """A leader may be elected without those of a stage who would have told that one differs."""
     world = training("r1a")
     context = world.hosts[R1A].machine.context
-    work = world.hosts[R1A].machine.work
-    world.turn_until(lambda: work.voted_for(Round(1, 1)))
-    assert work.aggregation is not None
+    pipeline = world.hosts[R1A].machine.pipeline
+    world.turn_until(lambda: pipeline.voted_for(Round(1, 1)))
+    assert pipeline.aggregation is not None
     opening = Opening(Round(2, 1), Round(1, 1), context.view)
-    hashes = ((1, work.aggregation.proposal if own else "f" * 64),)
+    hashes = ((1, pipeline.aggregation.proposal if own else "f" * 64),)
     decision = messages.Commit(Round(1, 1), opening, 1.0, 1, context.view.version, 1, hashes)
     world.step("r1a", ev.Received(D0, decision))
     assert (world.hosts[R1A].stop is None) is own
@@ -278,11 +278,11 @@ def test_a_newcomer_that_loads_is_seen_syncing() -> None:
 def test_a_newcomer_whose_blob_is_bad_leaves_when_no_donor_is_left() -> None:
     world = training("r1a", num_iterations=9)
     enters_with_nothing(world)
-    work = world.hosts[R1B].work
-    world.turn_until(lambda: any(isinstance(start.job, Load) for start in work))
-    while not isinstance(work[0].job, Load):
-        world.work("r1b")
-    world.work("r1b", refuse="a hash differs")
+    pipeline = world.hosts[R1B].pipeline
+    world.turn_until(lambda: any(isinstance(start.job, Load) for start in pipeline))
+    while not isinstance(pipeline[0].job, Load):
+        world.pipeline("r1b")
+    world.pipeline("r1b", refuse="a hash differs")
     assert stops(world, "r1b").reason is StopReason.REMOVED
 
 
@@ -374,8 +374,8 @@ def test_a_leader_without_its_device_ends_the_run_when_its_result_is_kept() -> N
 def test_a_candidate_that_can_not_build_leaves() -> None:
     world = training("r1a", num_iterations=9)
     world.start("r1b", stage_index=1)
-    world.turn_until(lambda: bool(world.hosts[R1B].work))
-    world.work("r1b", refuse="no memory")
+    world.turn_until(lambda: bool(world.hosts[R1B].pipeline))
+    world.pipeline("r1b", refuse="no memory")
     assert stops(world, "r1b") == Stop(StopReason.CRIPPLED, "no memory")
 
 
@@ -392,10 +392,10 @@ def test_a_reduction_that_fails_repeats_the_round(job: str) -> None:
 def _refuse_first(world: World, kind: str, name: str | None = None) -> None:
     for _ in range(500):
         for node, host in world.hosts.items():
-            if not host.work or name not in (None, node):
+            if not host.pipeline or name not in (None, node):
                 continue
-            if type(host.work[0].job).__name__ == kind:
-                world.work(node, refuse="no memory")
+            if type(host.pipeline[0].job).__name__ == kind:
+                world.pipeline(node, refuse="no memory")
                 return
         world.turn()
     raise AssertionError(f"no {kind}")
@@ -416,7 +416,7 @@ def test_a_microbatch_that_fails_costs_no_node(job: str) -> None:
 
 def test_a_commit_that_the_device_can_not_make_final_ends_the_node() -> None:
     world = training("r1a", "r1b", num_iterations=9)
-    _refuse_first(world, "Commit", "r1b")
+    _refuse_first(world, "CommitStep", "r1b")
     assert stops(world, "r1b").reason is StopReason.CRIPPLED
 
 
@@ -542,7 +542,7 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
     world = training("r1a")
     world.settle(["ForwardActivation", "to=r1a"])
     world.deliver(world.flight.popleft())
-    (start,) = world.hosts[R1A].work
+    (start,) = world.hosts[R1A].pipeline
     empty = ev.JobFinished(start.job_id, Nothing(), (), 1.0)
     with pytest.raises(AssertionError, match="ended with"):
         world.hosts[R1A].machine.step(0.0, empty)
@@ -561,5 +561,5 @@ def test_a_job_of_an_abandoned_round_may_fail_without_a_word() -> None:
     world = training("r1a")
     world.deliver(world.flight.popleft())
     world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
-    assert notes_of(world.work("r1a", refuse="interrupted")) == []
+    assert notes_of(world.pipeline("r1a", refuse="interrupted")) == []
     assert world.hosts[R1A].stop is None

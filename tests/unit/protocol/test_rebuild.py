@@ -45,9 +45,9 @@ class Run:
     leaving: dict[NodeId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rebuild = StageRecovery(CONFIG, SHAPE)
+        self.recovery = StageRecovery(CONFIG, SHAPE)
         self.admission = Admission(CONFIG, SHAPE)
-        self.rebuild.marks = (mark(10), mark(20))
+        self.recovery.marks = (mark(10), mark(20))
         # What stages that live have kept of themselves.
         for name in ALL:
             stage = 0 if name == "d0" else int(name[1])
@@ -65,18 +65,18 @@ class Run:
 
     def decide_without(self) -> tuple[EraPlan | None, list[Effect]]:
         """What is decided on what is known by now."""
-        return self.rebuild.decide(self.view, self.iteration, self)
+        return self.recovery.decide(self.view, self.iteration, self)
 
     def decide(self) -> EraPlan | None:
-        self.rebuild.opened(100.0, self.view, self.iteration)
-        assert self.rebuild.decide(self.view, self.iteration, self) == (None, []), "ask first"
-        self.rebuild.told(
+        self.recovery.opened(100.0, self.view, self.iteration)
+        assert self.recovery.decide(self.view, self.iteration, self) == (None, []), "ask first"
+        self.recovery.told(
             tuple(
                 NodeLoad(node, 0, 2, 0, "training", tuple(self.on_disk.get(node, ())))
                 for node in self.view.by_id
             )
         )
-        return self.rebuild.decide(self.view, self.iteration, self)[0]
+        return self.recovery.decide(self.view, self.iteration, self)[0]
 
 
 def plan_of(run: Run) -> EraPlan:
@@ -87,12 +87,12 @@ def plan_of(run: Run) -> EraPlan:
 
 def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     """The leader's checkpoint is read before anybody goes back to it; `newest` is whole."""
-    asked = run.rebuild.checkpoint
+    asked = run.recovery.checkpoint
     assert asked is not None
     assert run.decide() is None
-    assert f"reading the checkpoint of iteration {asked}" in run.rebuild.describe()
-    run.rebuild.read(CheckpointRead(asked, newest))
-    plan, effects = run.rebuild.decide(run.view, run.iteration, run)
+    assert f"reading the checkpoint of iteration {asked}" in run.recovery.describe()
+    run.recovery.read(CheckpointRead(asked, newest))
+    plan, effects = run.recovery.decide(run.view, run.iteration, run)
     assert plan is not None
     assert effects == []
     return plan
@@ -133,9 +133,9 @@ def test_no_stage_gives_its_last_worker_and_who_leaves_goes_nowhere() -> None:
     assert takers(plan_of(run)) == {R3A}
     run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]}, leaving={R3A: "x"})
     assert run.decide() is None
-    assert run.rebuild.waiting
-    assert not run.rebuild.hopeless
-    assert "waits for a host" in run.rebuild.describe()
+    assert run.recovery.waiting
+    assert not run.recovery.hopeless
+    assert "waits for a host" in run.recovery.describe()
 
 
 def test_two_lost_stages_are_taken_over_by_two_relays() -> None:
@@ -180,7 +180,7 @@ def test_members_hold_the_last_iteration_themselves() -> None:
 def test_a_checkpoint_serves_if_it_is_newer(checkpoint: int, expected: int) -> None:
     """One from beyond what is committed is of a future that was given up."""
     run = Run(on_disk={"r3b": [kept(1, 20)]})
-    run.rebuild.checkpoint = checkpoint
+    run.recovery.checkpoint = checkpoint
     plan = plan_of(run) if expected != checkpoint else plan_after_reading(run, newest=checkpoint)
     assert plan.iteration == expected
     checkpointed = plan.origin.source is Source.CHECKPOINT
@@ -196,36 +196,36 @@ def test_a_checkpoint_that_was_altered_is_not_gone_back_to(
     newest: int | None, expected: int, source: Source
 ) -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)]})
-    run.rebuild.checkpoint = 22
+    run.recovery.checkpoint = 22
     plan = plan_after_reading(run, newest=newest)
     assert (plan.iteration, plan.origin.source) == (expected, source)
 
 
 def test_with_an_altered_checkpoint_and_nothing_kept_nobody_goes_back() -> None:
     run = Run()
-    run.rebuild.checkpoint = 22
+    run.recovery.checkpoint = 22
     assert plan_after_reading(run, newest=None).origin.source is Source.NEIGHBOURS
 
 
 def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> None:
     run = Run(("d0", "r2a", "r3a"))
-    run.rebuild.checkpoint = 22
+    run.recovery.checkpoint = 22
     assert run.decide() is None
-    assert run.rebuild.waiting
+    assert run.recovery.waiting
     run.join("r1a", stage=1)
     for expected in ([ReadCheckpoint(22)], []):
-        assert run.rebuild.decide(run.view, run.iteration, run) == (None, expected)
-    run.rebuild.read(CheckpointRead(9, None))
-    assert run.rebuild.checkpoint == 22, "an answer to another question"
-    run.rebuild.read(CheckpointRead(22, 22))
-    plan, _ = run.rebuild.decide(run.view, run.iteration, run)
+        assert run.recovery.decide(run.view, run.iteration, run) == (None, expected)
+    run.recovery.read(CheckpointRead(9, None))
+    assert run.recovery.checkpoint == 22, "an answer to another question"
+    run.recovery.read(CheckpointRead(22, 22))
+    plan, _ = run.recovery.decide(run.view, run.iteration, run)
     assert plan is not None
     assert plan.iteration == 22
 
 
 def test_what_the_run_started_from_serves_for_a_while() -> None:
     run = Run(iteration=20)
-    run.rebuild.marks = ()
+    run.recovery.marks = ()
     plan = plan_of(run)
     assert (plan.iteration, plan.origin.source) == (0, Source.START)
 
@@ -255,18 +255,18 @@ class Begun:
     )
 
     def __post_init__(self) -> None:
-        self.run.rebuild.has_start = False
+        self.run.recovery.has_start = False
         self.plan = plan_of(self.run)
         self.run.iteration = 20
         self.take_places()
 
     def take_places(self) -> None:
         self.run.names = self.plan.members
-        self.run.rebuild.opened(101.0, self.run.view, self.run.iteration)
+        self.run.recovery.opened(101.0, self.run.view, self.run.iteration)
 
     def again(self, *stuck: NodeId, loading: tuple[NodeId, ...] = ()) -> EraPlan | None:
         """Some tell that they can't get their state; return what is planned."""
-        rebuild = self.run.rebuild
+        rebuild = self.run.recovery
         for node in stuck:
             assert rebuild.refuse(node, D0)
             assert not rebuild.refuse(node, D0), "it has told that"
@@ -302,7 +302,7 @@ def test_where_the_copies_turn_out_to_be_bad_the_next_best_serves() -> None:
     assert plan.origin.num_repeated == 15, "and what the first way back had cost"
     assert plan.members == begun.run.names, "nobody moves"
     assert "no whole state of stage 1 after iteration 20 is left" in plan.reason
-    assert not begun.run.rebuild.needed
+    assert not begun.run.recovery.needed
 
 
 def test_whoever_is_there_already_gives_it_to_the_others() -> None:
@@ -321,7 +321,7 @@ def test_the_leader_stays_and_tries_nothing_a_third_time() -> None:
         assert plan is not None
         assert plan.iteration == expected
     assert begun.again(D0) is None
-    assert begun.run.rebuild.hopeless
+    assert begun.run.recovery.hopeless
 
 
 def test_neighbours_stand_in_once_it_is_clear_who_holds_something() -> None:
@@ -330,7 +330,7 @@ def test_neighbours_stand_in_once_it_is_clear_who_holds_something() -> None:
     begun.lose(20, 1, 2)
     begun.lose(10, 1, 2)
     assert begun.again(R3A, loading=(R2A, R2B)) is None
-    assert not begun.run.rebuild.hopeless
+    assert not begun.run.recovery.hopeless
     plan = begun.again(loading=(R3A, R2A))
     assert plan is not None
     assert (plan.iteration, plan.origin.source, plan.origin.lost) == (20, Source.NEIGHBOURS, (1,))
@@ -348,30 +348,30 @@ def test_with_a_stage_of_which_nobody_can_go_back_that_is_mixed_too() -> None:
 def test_without_neighbours_there_is_no_way_on() -> None:
     run = Run(("d0",))
     assert run.decide() is None
-    assert run.rebuild.hopeless
+    assert run.recovery.hopeless
 
 
 def test_the_cost_is_told_with_the_first_commit_of_the_era() -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)]})
     plan_of(run)
-    assert [mark.iteration for mark in run.rebuild.marks] == [10, 20]
-    (note,) = run.rebuild.committed(107.5, 21, ())
+    assert [mark.iteration for mark in run.recovery.marks] == [10, 20]
+    (note,) = run.recovery.committed(107.5, 21, ())
     assert dict(note.fields) == {
         "stage": "1",
         "source": "kept",
         "num_repeated": 5,
         "duration_s": 7.5,
     }
-    assert run.rebuild.committed(109.0, 22, ()) == []
+    assert run.recovery.committed(109.0, 22, ()) == []
 
 
 def test_a_second_loss_before_anything_was_committed_adds_to_the_cost() -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)], "d0": [kept(1, 10)]})
     assert plan_of(run).origin.num_repeated == 5
     run.names, run.iteration = ("d0", "r2a", "r2b", "r3a"), 20
-    run.rebuild.opened(105.0, run.view, 20)
+    run.recovery.opened(105.0, run.view, 20)
     assert plan_of(run).origin.num_repeated == 15
-    (note,) = run.rebuild.committed(110.0, 11, ())
+    (note,) = run.recovery.committed(110.0, 11, ())
     assert dict(note.fields)["duration_s"] == 10.0
 
 
@@ -391,11 +391,11 @@ def test_an_elected_leader_goes_on_with_the_era() -> None:
 
 def test_marks_of_a_future_that_was_given_up_are_forgotten() -> None:
     run = Run(on_disk={"r2a": [kept(1, 10)]})
-    run.rebuild.checkpoint = 18
-    run.rebuild.marks = (mark(10), mark(20))
-    run.rebuild.checkpoint = None
+    run.recovery.checkpoint = 18
+    run.recovery.marks = (mark(10), mark(20))
+    run.recovery.checkpoint = None
     plan_of(run)
-    assert [mark.iteration for mark in run.rebuild.marks] == [10]
+    assert [mark.iteration for mark in run.recovery.marks] == [10]
 
 
 def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
@@ -406,7 +406,7 @@ def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
     leader = Leader(D0, CONFIG, SHAPE, lambda: 0)
     leader.view, leader.loss = run.view, 2.5
     leader.round, leader.committed = Round(26, 1), Round(25, 1)
-    monkeypatch.setattr(leader.rebuild, "decide", lambda *_: (plan, []))
+    monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))
     leader.utilisation(1.0, ())
     assert (leader.committed.iteration, leader.loss) == (20, None)
 

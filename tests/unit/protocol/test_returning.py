@@ -51,13 +51,13 @@ class Node:
         self.context.fetches_initial = self.fetches_initial
         self.stage = StageState(self.context)
         self.stage.iteration, self.stage.loaded = 25, True
-        self.returning = Rollback(self.context, self.stage)
+        self.rollback = Rollback(self.context, self.stage)
 
     def fetched(self, stage: int, iteration: int = 20) -> list[Effect]:
         self.tensors += 1
         event = StateFetched(stage, iteration, f"manifest {stage}", tensor(self.tensors))
-        assert self.returning.takes(event)
-        return self.returning.fetched(event)
+        assert self.rollback.takes(event)
+        return self.rollback.fetched(event)
 
     def end(self, effects: list[Effect], parameter_hash: str) -> tuple[bool, list[Effect]]:
         """End the job that was started, well."""
@@ -65,8 +65,8 @@ class Node:
         built = Built(parameter_hash)
         job, freed_now = self.context.compute.finished(JobFinished(start.job_id, built, (), 1.0))
         assert job is not None
-        assert self.returning.awaits(job)
-        here, more = self.returning.done(built)
+        assert self.rollback.awaits(job)
+        here, more = self.rollback.done(built)
         return here, freed_now + more
 
 
@@ -78,21 +78,21 @@ def test_the_own_disk_comes_first_if_it_holds_what_was_committed() -> None:
     node = Node()
     node.context.kept[1, 20] = "h1"
     (fetch,) = fetches(
-        node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+        node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     )
     assert fetch == FetchState((R1A, R2A, R2B), 1, 20, "h1")
     assert not node.stage.loaded
     other = Node(R1B)
     other.context.kept[1, 20] = "of a future that was given up"
     (fetch,) = fetches(
-        other.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+        other.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     )
     assert fetch.donors == (R2B, R2A), "it begins with another donor"
 
 
 def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     node = Node()
-    node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+    node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     effects = node.fetched(1)
     assert jobs_of(effects) == [Load(20, "manifest 1")]
     here, effects = node.end(effects, "not h1")
@@ -102,14 +102,12 @@ def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     assert fetch.donors == (R2B, R2A)
     here, _ = node.end(node.fetched(1), "h1")
     assert here
-    assert not node.returning.active
+    assert not node.rollback.active
 
 
 def test_a_relay_that_takes_a_stage_over_builds_it_first() -> None:
     node = Node()
-    effects = node.returning.begin(
-        opening(Source.KEPT, holders=HOLDERS), entering=False, moved=True
-    )
+    effects = node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=True)
     assert jobs_of(effects) == [Build(1)]
     assert not fetches(effects)
     here, effects = node.end(effects, "the first weights")
@@ -121,24 +119,24 @@ def test_who_holds_the_state_has_nothing_to_do() -> None:
     node = Node()
     node.stage.iteration = 20
     begun = opening(Source.KEPT, holders=HOLDERS)
-    assert node.returning.begin(begun, entering=False, moved=False) == []
+    assert node.rollback.begin(begun, entering=False, moved=False) == []
     assert node.stage.loaded
 
 
 def test_from_the_start_members_build_anew_and_newcomers_have_built() -> None:
     node = Node()
-    effects = node.returning.begin(opening(Source.START), entering=False, moved=False)
+    effects = node.rollback.begin(opening(Source.START), entering=False, moved=False)
     here, _ = node.end(effects, "h")
     assert here
     newcomer = Node()
     newcomer.stage.loaded = False
-    assert newcomer.returning.begin(opening(Source.START), entering=True, moved=False) == []
+    assert newcomer.rollback.begin(opening(Source.START), entering=True, moved=False) == []
     assert newcomer.stage.loaded
 
 
 def test_a_given_start_comes_from_the_leader() -> None:
     node = Node(fetches_initial=True)
-    effects = node.returning.begin(opening(Source.START), entering=False, moved=False)
+    effects = node.rollback.begin(opening(Source.START), entering=False, moved=False)
     here, effects = node.end(effects, "h")
     assert not here
     assert [fetch.donors for fetch in fetches(effects)] == [(D0,)]
@@ -147,10 +145,10 @@ def test_a_given_start_comes_from_the_leader() -> None:
 def test_neighbours_are_mixed_and_the_others_stay_where_they_are() -> None:
     other = Node(R1B)
     begun = opening(Source.NEIGHBOURS, lost=2)
-    assert other.returning.begin(begun, entering=False, moved=False) == []
+    assert other.rollback.begin(begun, entering=False, moved=False) == []
     assert other.stage.loaded
     node = Node(R2A)
-    effects = node.returning.begin(begun, entering=False, moved=True)
+    effects = node.rollback.begin(begun, entering=False, moved=True)
     _, effects = node.end(effects, "the first weights")
     assert [(f.stage_index, f.parameter_hash) for f in fetches(effects)] == [(1, ""), (3, "")]
     assert fetches(effects)[0].donors == (R1A, R1B)
@@ -164,19 +162,19 @@ def test_neighbours_are_mixed_and_the_others_stay_where_they_are() -> None:
 def test_a_later_era_lets_go_of_what_an_earlier_one_fetched() -> None:
     node = Node(R2A)
     begun = opening(Source.NEIGHBOURS, lost=2)
-    node.end(node.returning.begin(begun, entering=False, moved=True), "h")
+    node.end(node.rollback.begin(begun, entering=False, moved=True), "h")
     node.fetched(3)
-    effects = node.returning.begin(
+    effects = node.rollback.begin(
         opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False
     )
     assert freed(effects) == [1]
     late = StateFetched(3, 20, "late", tensor(9))
-    assert not node.returning.takes(late)
+    assert not node.rollback.takes(late)
 
 
 def fail_to_fetch(node: Node, source: Source = Source.KEPT) -> list[Effect]:
-    node.returning.begin(opening(source, holders=HOLDERS), entering=False, moved=False)
-    return node.returning.fetch_failed(StateFetchFailed(1, 20, "refused"))
+    node.rollback.begin(opening(source, holders=HOLDERS), entering=False, moved=False)
+    return node.rollback.fetch_failed(StateFetchFailed(1, 20, "refused"))
 
 
 REASON = "the state of iteration 20 could not be had: refused"
@@ -186,8 +184,8 @@ def test_who_can_not_get_its_state_tells_the_leader_and_leaves_if_it_can_not_aga
     node = Node()
     told = [Send(D0, Suspect(R1A, REASON))]
     assert fail_to_fetch(node) == told
-    assert not node.returning.active
-    assert node.returning.tell() == told, "to whoever leads in the next round"
+    assert not node.rollback.active
+    assert node.rollback.tell() == told, "to whoever leads in the next round"
     again = fail_to_fetch(node)
     assert isinstance(again[-1], Stop)
     assert again[-2] == Send(D0, Leave(REASON, at_once=True))
@@ -196,8 +194,8 @@ def test_who_can_not_get_its_state_tells_the_leader_and_leaves_if_it_can_not_aga
 def test_who_has_come_to_a_state_since_may_fail_again() -> None:
     node = Node()
     fail_to_fetch(node)
-    node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
-    assert node.returning.tell() == []
+    node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+    assert node.rollback.tell() == []
     node.end(node.fetched(1), "h1")
     node.stage.iteration = 25
     assert not any(isinstance(effect, Stop) for effect in fail_to_fetch(node))
@@ -207,8 +205,8 @@ def test_a_leader_never_leaves_for_that() -> None:
     leader = Node(D0)
     for _ in range(3):
         begun = opening(Source.CHECKPOINT)
-        leader.returning.begin(begun, entering=False, moved=False)
-        effects = leader.returning.fetch_failed(StateFetchFailed(0, 20, "refused"))
+        leader.rollback.begin(begun, entering=False, moved=False)
+        effects = leader.rollback.fetch_failed(StateFetchFailed(0, 20, "refused"))
         assert effects == [Send(D0, Suspect(D0, REASON))]
 
 
@@ -216,17 +214,17 @@ def test_who_could_not_go_back_is_helped_by_its_stage_if_the_neighbours_stand_in
     node = Node()
     fail_to_fetch(node)
     (fetch,) = fetches(
-        node.returning.begin(opening(Source.NEIGHBOURS, lost=2), entering=False, moved=False)
+        node.rollback.begin(opening(Source.NEIGHBOURS, lost=2), entering=False, moved=False)
     )
     assert (fetch.donors, fetch.iteration) == ((R1B,), 20)
-    assert not node.returning.active
+    assert not node.rollback.active
 
 
 def test_a_state_that_can_not_be_loaded_is_fetched_three_times() -> None:
     node = Node()
-    node.returning.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+    node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     for _ in range(2):
         node.fetched(1)
-        assert fetches(node.returning.load_failed("not a state"))
+        assert fetches(node.rollback.load_failed("not a state"))
     node.fetched(1)
-    assert node.returning.load_failed("not a state")[-1] == Send(D0, Suspect(R1A, "not a state"))
+    assert node.rollback.load_failed("not a state")[-1] == Send(D0, Suspect(R1A, "not a state"))

@@ -71,10 +71,10 @@ def test_a_leader_that_has_lost_most_members_waits_for_them() -> None:
     suspect(leader, 5.0, R1B, "silent")
     effects = leader.overdue(5.0 + CONFIG.probe_timeout_s)
     assert notes_of(effects) == ["member.lost", "quorum.lost"]
-    assert leader.electorate.lacking == (R1B,)
+    assert leader.quorum.lacking == (R1B,)
     assert leader.view.by_id.keys() == {D0, R1B}
     assert notes_of(run.enter(R1B))[-1:] == ["round.aborted"], "back, in a new life"
-    assert leader.electorate.lacking == ()
+    assert leader.quorum.lacking == ()
 
 
 def without_quorum(run: Run) -> float:
@@ -85,7 +85,7 @@ def without_quorum(run: Run) -> float:
     run.leader.overdue(1.0 + CONFIG.probe_timeout_s)
     suspect(run.leader, 5.0, R1B, "silent")
     run.leader.overdue(5.0 + CONFIG.probe_timeout_s)
-    assert run.leader.electorate.lacking == (R1B,)
+    assert run.leader.quorum.lacking == (R1B,)
     return 6.0 + CONFIG.probe_timeout_s
 
 
@@ -104,10 +104,10 @@ def test_rounds_that_fail_while_a_quorum_lacks_take_nobody_for_back_who_is_not()
         now_s += 10 * CONFIG.round_timeout_s
         for_leader(now_s, leader, R1B, back)
         assert opening_view(leader.overdue(now_s)) == {D0, R1B}
-        assert leader.electorate.lacking == (R1B,), "what is in the view is its earlier life"
+        assert leader.quorum.lacking == (R1B,), "what is in the view is its earlier life"
     assert sent(leader.join(now_s, R1B, back)) == [(R1B, Assign(1, -1))], "a candidate, as before"
     assert opening_view(stands_prepared(run, now_s)) == {D0, R1B}
-    assert leader.electorate.lacking == ()
+    assert leader.quorum.lacking == ()
     assert R1B not in leader.admission.candidates
 
 
@@ -118,7 +118,7 @@ def test_who_was_given_up_and_answers_is_waited_for_no_more() -> None:
     for node in (D1, R1A, R1B):
         suspect(leader, 1.0, node, "cut")
     leader.overdue(now_s)
-    assert {*leader.electorate.lacking} == {D1, R1A, R1B}
+    assert {*leader.quorum.lacking} == {D1, R1A, R1B}
     leader.join(now_s, R1A, run.offer(R1A))
     assert for_leader(now_s, leader, R1A, m.Pong(0)) == [], "a later life has to prepare first"
     now_s += CONFIG.utilisation_interval_s
@@ -126,7 +126,7 @@ def test_who_was_given_up_and_answers_is_waited_for_no_more() -> None:
     assert asked.keys() == {D1, R1B}, "from time to time"
     effects = for_leader(now_s, leader, R1B, m.Pong(asked[R1B].nonce))
     assert opening_view(effects) == {D0, R1B}
-    assert leader.electorate.lacking == ()
+    assert leader.quorum.lacking == ()
 
 
 def test_who_is_lost_again_before_it_has_prepared_is_taken_in_by_the_same_offer() -> None:
@@ -189,8 +189,8 @@ def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> N
     begin = m.BeginAggregation(before, 1, 1, machine.context.view.version)
     effects = machine.step(world.now_s, ev.Received(D0, begin, term=1))
     assert sent(effects) == [(D0, em.LeaderIs(2, D1, "d1:1"))]
-    assert machine.work.aggregation is not None
-    assert machine.work.aggregation.begun is None
+    assert machine.pipeline.aggregation is not None
+    assert machine.pipeline.aggregation.begun is None
     old = m.Abort(round_, dataclasses.replace(opening.opening, view=view), "old")
     assert sent(machine.step(world.now_s, ev.Received(D0, old, term=1))) == []
     assert (machine.context.round, machine.context.view.leader) == (before, D1)
@@ -234,7 +234,7 @@ def test_a_leader_without_a_quorum_believes_that_another_was_found() -> None:
     machine = world.hosts[D0].machine
     assert machine.leader is not None
     assert machine.step(world.now_s, ev.LeaderFound(D1, 2)) == [], "it has its members"
-    machine.leader.electorate.lacking = (D1, R1A)
+    machine.leader.quorum.lacking = (D1, R1A)
     assert machine.step(world.now_s, ev.LeaderFound(D1, 1)) == []
     (stop,) = machine.step(world.now_s, ev.LeaderFound(D1, 2))
     assert stop == fx.Stop(fx.StopReason.SUPERSEDED, "d1 leads the run in term 2")
@@ -258,6 +258,6 @@ def test_who_has_voted_casts_no_vote_for_the_old_leaders_round() -> None:
     world = trained()
     machine = world.hosts[R1A].machine
     ready = fx.Send(D0, m.Ready(machine.context.round, ((1, "a"),), 1))
-    assert not machine.office.fence(ready)
+    assert not machine.leadership.fence(ready)
     machine.step(world.now_s, ev.Received(D1, em.Candidacy(2, 1, machine.context.round, 1), term=1))
-    assert machine.office.fence(ready)
+    assert machine.leadership.fence(ready)

@@ -50,22 +50,22 @@ class Bench:
         self.context = Context(node_id=R1A, config=CONFIG, links=links, view=view, round=ROUND)
         self.context.adopt(view)
         self.links = links
-        self.survey = LinkMeasuring(self.context)
-        self.survey.opened(0.0, renewed=True)
+        self.measuring = LinkMeasuring(self.context)
+        self.measuring.opened(0.0, renewed=True)
 
     def tick(self) -> list[Effect]:
         """Let the deadline pass."""
-        deadline_s = self.survey.deadline_s
+        deadline_s = self.measuring.deadline_s
         assert deadline_s is not None
-        return self.survey.overdue(deadline_s)
+        return self.measuring.overdue(deadline_s)
 
     def lose(self, to: NodeId) -> None:
         """Let a report come back as undelivered."""
-        self.survey.undelivered(ev.SendFailed(to, m.LinkReport(1, 0.1, 1e6, 1.0), "unreachable"))
+        self.measuring.undelivered(ev.SendFailed(to, m.LinkReport(1, 0.1, 1e6, 1.0), "unreachable"))
 
     def end_probe(self, peer: NodeId) -> None:
         """End a probe that has shown nothing."""
-        self.survey.measured(0.0, ev.LinkMeasured(peer))
+        self.measuring.measured(0.0, ev.LinkMeasured(peer))
 
     def told(self, effects: list[Effect]) -> list[NodeId]:
         return [e.to for e in effects if isinstance(e, Send)]
@@ -85,7 +85,7 @@ def probes(effects: list[Effect]) -> list[ProbeLink]:
 def test_each_neighbour_is_told_once_and_again_when_something_has_changed() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
-    assert bench.survey.overdue(0.1) == [], "the first latencies are still being measured"
+    assert bench.measuring.overdue(0.1) == [], "the first latencies are still being measured"
     assert bench.told(bench.tick()) == [D0, R2A, R2B]
     assert bench.tick() == []
     for _ in range(3):
@@ -106,13 +106,13 @@ def test_a_change_of_this_nodes_speed_is_told_to_all() -> None:
 def test_reports_come_at_most_once_in_an_interval_whatever_changes() -> None:
     bench = Bench()
     bench.tick()
-    due_s = bench.survey.deadline_s
+    due_s = bench.measuring.deadline_s
     assert due_s is not None
     for k in range(50):
         bench.know(R2A, bandwidth=10.0 ** (4 + k % 5))
         now_s = due_s - SURVEY_INTERVAL_S * (50 - k) / 51
-        assert bench.survey.overdue(now_s) == []
-    assert len(bench.told(bench.survey.overdue(due_s))) <= 3
+        assert bench.measuring.overdue(now_s) == []
+    assert len(bench.told(bench.measuring.overdue(due_s))) <= 3
 
 
 def test_a_report_that_did_not_arrive_is_repeated_with_the_next_tick() -> None:
@@ -128,8 +128,8 @@ def test_a_new_view_is_a_new_beginning() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
     bench.tick()
-    bench.survey.opened(100.0, renewed=True)
-    assert bench.told(bench.survey.overdue(101.0)) == [D0, R2A, R2B]
+    bench.measuring.opened(100.0, renewed=True)
+    assert bench.told(bench.measuring.overdue(101.0)) == [D0, R2A, R2B]
 
 
 def test_peers_beyond_a_slow_link_hear_which_data_node_is_near() -> None:
@@ -188,27 +188,27 @@ def test_each_link_is_probed_once_though_it_has_shown_nothing() -> None:
 
 def test_probes_take_a_small_share_of_the_time() -> None:
     bench = Bench()
-    (first,) = probes(bench.survey.overdue(10.0))
-    bench.survey.measured(14.0, ev.LinkMeasured(first.to))
-    assert probes(bench.survey.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO - 1.0)) == []
-    assert len(probes(bench.survey.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO + 2.0))) == 1
+    (first,) = probes(bench.measuring.overdue(10.0))
+    bench.measuring.measured(14.0, ev.LinkMeasured(first.to))
+    assert probes(bench.measuring.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO - 1.0)) == []
+    assert len(probes(bench.measuring.overdue(14.0 + 4.0 * PROBE_PAUSE_RATIO + 2.0))) == 1
 
 
 def test_a_probe_that_is_never_heard_of_is_given_up() -> None:
     bench = Bench()
-    assert len(probes(bench.survey.overdue(10.0))) == 1
-    assert probes(bench.survey.overdue(60.0)) == []
-    assert probes(bench.survey.overdue(71.0)) == []
-    assert len(probes(bench.survey.overdue(71.0 + STALE_S))) == 1
+    assert len(probes(bench.measuring.overdue(10.0))) == 1
+    assert probes(bench.measuring.overdue(60.0)) == []
+    assert probes(bench.measuring.overdue(71.0)) == []
+    assert len(probes(bench.measuring.overdue(71.0 + STALE_S))) == 1
 
 
 def test_links_that_carry_tensors_are_not_probed_and_stale_ones_are() -> None:
     bench = Bench()
     bench.know(D0, R2A, R2B)
     for now_s in (10.0, STALE_S):
-        assert probes(bench.survey.overdue(now_s)) == []
+        assert probes(bench.measuring.overdue(now_s)) == []
     bench.know(D0, R2A, now_s=STALE_S)
-    assert probes(bench.survey.overdue(STALE_S + 10.0)) == [ProbeLink(R2B, 1 << 19)]
+    assert probes(bench.measuring.overdue(STALE_S + 10.0)) == [ProbeLink(R2B, 1 << 19)]
 
 
 def test_a_link_that_can_not_be_cheap_is_not_probed() -> None:
@@ -243,8 +243,8 @@ def test_a_large_stage_is_probed_little_by_little_and_then_never_more() -> None:
     num_reports = 0
     for k in range(200):
         if k % 5 == 0:
-            bench.survey.opened(0.0, renewed=False)
-        effects = bench.survey.overdue(1.0 + k * 0.5)
+            bench.measuring.opened(0.0, renewed=False)
+        effects = bench.measuring.overdue(1.0 + k * 0.5)
         num_reports += len(bench.told(effects))
         for effect in probes(effects):
             asked[effect.to] += 1
@@ -320,14 +320,14 @@ def test_an_undelivered_report_is_repeated_by_the_survey_alone() -> None:
 def test_a_probes_end_is_taken_in_by_the_machine() -> None:
     world = pair()
     machine = world.hosts[R1A].machine
-    machine._survey._probing = (D0, 1e9)
+    machine._measuring._probing = (D0, 1e9)
     machine.step(1.0, ev.LinkMeasured(D0, latency_s=0.2))
-    assert machine._survey._probing is not None, "any message may have been timed"
+    assert machine._measuring._probing is not None, "any message may have been timed"
     machine.step(1.0, ev.LinkMeasured(D0))
-    assert machine._survey._probing is None
-    machine._survey._probing = (D0, 1e9)
+    assert machine._measuring._probing is None
+    machine._measuring._probing = (D0, 1e9)
     machine.step(1.0, ev.LinkMeasured(D0, 0.2, 5e6))
-    assert machine._survey._probing is None
+    assert machine._measuring._probing is None
     assert machine.context.links.link(D0) == Link(0.2, 5e6)
 
 
@@ -342,7 +342,7 @@ def transfer(bench: Bench, at_s: float, *, rate: float, num: int = 3) -> list[Ef
     """Let tensors to r2a take as long as they do at `rate` bytes a second."""
     size_bytes = bench.links.activation_size_bytes
     sent = ev.TensorSent(R2A, TensorId(0), size_bytes, size_bytes / rate)
-    return [effect for _ in range(num) for effect in bench.survey.sent(at_s, sent)]
+    return [effect for _ in range(num) for effect in bench.measuring.sent(at_s, sent)]
 
 
 @pytest.mark.parametrize(("rate", "urgent"), [(1e6, False), (6e5, False), (4e5, True), (3e6, True)])

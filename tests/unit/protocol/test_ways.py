@@ -37,10 +37,10 @@ class Node:
 
     def __init__(self, view: View = VIEW, node_id: NodeId = R1A) -> None:
         self.context = context_of(node_id, view)
-        self.ways = Forwarding(self.context)
+        self.forwarding = Forwarding(self.context)
 
     def say(self, to: NodeId, message: Message = WORD) -> Send:
-        sending = self.ways.routed(Send(to, message))
+        sending = self.forwarding.routed(Send(to, message))
         assert isinstance(sending, Send)
         return sending
 
@@ -51,7 +51,7 @@ class Node:
 
     def pass_tensor(self, sending: Effect) -> SendTensor:
         assert isinstance(sending, SendTensor)
-        routed = self.ways.routed(sending)
+        routed = self.forwarding.routed(sending)
         assert isinstance(routed, SendTensor)
         return routed
 
@@ -62,15 +62,15 @@ class Node:
         failed = SendFailed(
             sending.to, sending.message, "why", number, way=sending.way, fault=fault
         )
-        return self.ways.undelivered(now_s, failed)
+        return self.forwarding.undelivered(now_s, failed)
 
     def lose(self, node: NodeId) -> list[Effect]:
         """It does not answer."""
-        return self.ways.broken(0.0, node)
+        return self.forwarding.broken(0.0, node)
 
     def arrive(self, sending: SendTensor) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
-        effects = self.ways.sent(TensorSent(sending.to, sending.tensor, 8, 1.0))
+        effects = self.forwarding.sent(TensorSent(sending.to, sending.tensor, 8, 1.0))
         return effects + self.context.tensors.release(sending.tensor)
 
 
@@ -83,7 +83,7 @@ def test_messages_go_directly_while_nothing_is_wrong() -> None:
     sending = node.give(R2A, 1)
     assert sending == SendTensor(R2A, PART, TensorId(1))
     assert node.arrive(sending) == [FreeTensor(TensorId(1))]
-    assert node.ways.deadline_s is None
+    assert node.forwarding.deadline_s is None
 
 
 def test_where_a_peer_does_not_answer_another_passes_messages_on() -> None:
@@ -159,8 +159,8 @@ def test_what_is_under_way_on_a_link_that_breaks_is_sent_another_way() -> None:
     node = Node()
     slow = node.give(R1B, 1)
     other = node.give(R2A, 2)
-    assert node.ways.receivers == {R1B, R2A}
-    _, again = node.ways.broken(0.0, R1B)
+    assert node.forwarding.receivers == {R1B, R2A}
+    _, again = node.forwarding.broken(0.0, R1B)
     routed = node.pass_tensor(again)
     assert (routed.to, routed.tensor) == (R1C, TensorId(1))
     # The first try fails late: that is nobody's business any more.
@@ -168,7 +168,7 @@ def test_what_is_under_way_on_a_link_that_breaks_is_sent_another_way() -> None:
     assert failed is None
     assert effects == [], "the second still needs the tensor"
     assert node.arrive(routed) == []
-    assert node.ways.passed(R1C, Passed(1, arrived=True)) == ([FreeTensor(TensorId(1))], None)
+    assert node.forwarding.passed(R1C, Passed(1, arrived=True)) == ([FreeTensor(TensorId(1))], None)
     assert node.arrive(other) == [FreeTensor(TensorId(2))]
 
 
@@ -180,9 +180,9 @@ def test_a_tensor_is_kept_until_it_has_arrived_at_its_goal() -> None:
     node.lose(R1B)
     sending = node.give(R1B, 1)
     assert node.arrive(sending) == [], "at who passes it on"
-    assert node.ways.passed(D0, Passed(1, arrived=True)) == ([], None), "nobody asked d0"
-    assert node.ways.passed(R1C, Passed(1, arrived=True)) == ([FreeTensor(TensorId(1))], None)
-    assert node.ways.passed(R1C, Passed(1, arrived=True)) == ([], None), "said twice"
+    assert node.forwarding.passed(D0, Passed(1, arrived=True)) == ([], None), "nobody asked d0"
+    assert node.forwarding.passed(R1C, Passed(1, arrived=True)) == ([FreeTensor(TensorId(1))], None)
+    assert node.forwarding.passed(R1C, Passed(1, arrived=True)) == ([], None), "said twice"
 
 
 def test_what_one_can_not_pass_on_another_is_given() -> None:
@@ -193,7 +193,7 @@ def test_what_one_can_not_pass_on_another_is_given() -> None:
         sending = node.give(R1B, ticket)
         tried.append(sending.to)
         node.arrive(sending)
-        effects, failed = node.ways.passed(sending.to, Passed(ticket, arrived=False))
+        effects, failed = node.forwarding.passed(sending.to, Passed(ticket, arrived=False))
         assert effects == []
         assert failed is not None
         assert (failed.to, failed.tensor) == (R1B, TensorId(ticket))
@@ -220,7 +220,7 @@ def test_what_a_lost_member_was_to_pass_on_is_sent_again() -> None:
     node.say(R1B)
     node.say(R1B, Heartbeat(ROUND))
     node.context.adopt(view_of("d0", "r1a", "r1b", "r2a", version=2))
-    effects = node.ways.adopt()
+    effects = node.forwarding.adopt()
     assert effects == [SendTensor(R1B, PART, TensorId(1)), Send(R1B, WORD)]
     assert node.pass_tensor(effects[0]).to in (D0, R2A)
 
@@ -230,12 +230,12 @@ def test_what_was_given_away_for_a_lost_goal_or_in_another_round_is_let_go() -> 
     node.lose(R1B)
     node.arrive(node.give(R1B, 1))
     node.arrive(node.give(R1B, 2))
-    assert node.ways.opened() == [FreeTensor(TensorId(1)), FreeTensor(TensorId(2))]
+    assert node.forwarding.opened() == [FreeTensor(TensorId(1)), FreeTensor(TensorId(2))]
     node.arrive(node.give(R1B, 3))
     node.context.adopt(view_of("d0", "r1a", "r1c", "r2a", version=2))
-    assert node.ways.adopt() == [FreeTensor(TensorId(3))]
+    assert node.forwarding.adopt() == [FreeTensor(TensorId(3))]
     assert len(node.context.tensors) == 0
-    assert node.ways.deadline_s is None, "nor is its link of interest"
+    assert node.forwarding.deadline_s is None, "nor is its link of interest"
 
 
 # --- passing on -------------------------------------------------------------------------------
@@ -243,16 +243,16 @@ def test_what_was_given_away_for_a_lost_goal_or_in_another_round_is_let_go() -> 
 
 def test_a_message_is_passed_on_as_it_is() -> None:
     node, way = Node(node_id=R1C), Way(R1A, R1B, 7, 3)
-    assert node.ways.pass_on(Received(R1A, WORD, term=7, way=way)) == [Send(R1B, WORD, way)]
+    assert node.forwarding.pass_on(Received(R1A, WORD, term=7, way=way)) == [Send(R1B, WORD, way)]
 
 
 def test_a_tensor_is_passed_on_and_its_origin_told_what_became_of_it() -> None:
     node, way = Node(node_id=R1C), Way(R1A, R1B, 1, 3)
-    (onward,) = node.ways.pass_on(Received(R1A, PART, tensor(1), 1, way))
+    (onward,) = node.forwarding.pass_on(Received(R1A, PART, tensor(1), 1, way))
     assert onward == SendTensor(R1B, PART, TensorId(1), way)
     told = node.arrive(node.pass_tensor(onward))
     assert told == [Send(R1A, Passed(3, arrived=True)), FreeTensor(TensorId(1))]
-    (onward,) = node.ways.pass_on(Received(R1A, PART, tensor(2), 1, way))
+    (onward,) = node.forwarding.pass_on(Received(R1A, PART, tensor(2), 1, way))
     effects, failed = node.fail(node.pass_tensor(onward))
     assert failed is None, "it is another's message"
     assert effects[-2:] == [FreeTensor(TensorId(2)), Send(R1A, Passed(3, arrived=False))]
@@ -260,7 +260,7 @@ def test_a_tensor_is_passed_on_and_its_origin_told_what_became_of_it() -> None:
 
 def test_what_is_for_somebody_who_is_no_member_is_refused() -> None:
     node, way = Node(node_id=R1C), Way(R1A, STRANGER, 1, 3)
-    effects = node.ways.pass_on(Received(R1A, PART, tensor(1), 1, way))
+    effects = node.forwarding.pass_on(Received(R1A, PART, tensor(1), 1, way))
     assert effects == [FreeTensor(TensorId(1)), Send(R1A, Passed(3, arrived=False))]
 
 
@@ -272,19 +272,19 @@ def test_a_broken_link_is_probed_ever_more_seldom_and_used_again_when_it_works()
     node.lose(R1B)
     pauses_s, now_s = [], 0.0
     for _ in range(7):
-        due_s = node.ways.deadline_s
+        due_s = node.forwarding.deadline_s
         assert due_s is not None
         pauses_s.append(due_s - now_s)
         now_s = due_s
-        (probe,) = node.ways.overdue(now_s)
+        (probe,) = node.forwarding.overdue(now_s)
         assert isinstance(probe, ProbeLink)
         assert probe.to == R1B
-        assert node.ways.overdue(now_s) == [], "one at a time"
-        node.ways.measured(now_s, LinkMeasured(R1B))
+        assert node.forwarding.overdue(now_s) == [], "one at a time"
+        node.forwarding.measured(now_s, LinkMeasured(R1B))
     assert pauses_s == [2, 4, 8, 16, 32, 60, 60]
-    node.ways.measured(now_s, LinkMeasured(R1B, latency_s=0.1))
+    node.forwarding.measured(now_s, LinkMeasured(R1B, latency_s=0.1))
     assert node.say(R1B).to == R1C, "an empty message says nothing of tensors"
-    effects = node.ways.measured(now_s, LinkMeasured(R1B, 0.1, 1e6))
+    effects = node.forwarding.measured(now_s, LinkMeasured(R1B, 0.1, 1e6))
     assert notes_of(effects) == ["link.restored"]
     assert node.say(R1B) == Send(R1B, WORD)
     assert node.context.links.cost_s(R1B) < 20
@@ -292,18 +292,18 @@ def test_a_broken_link_is_probed_ever_more_seldom_and_used_again_when_it_works()
 
 def test_a_suspect_is_asked_by_way_of_two_others() -> None:
     node = Node(node_id=D0)
-    ways = node.ways.around(R1B, Ping(5))
-    assert [(e.to, e.message) for e in ways if isinstance(e, Send)] == [
-        (ways[0].to, Ping(5)),  # type: ignore[union-attr]
-        (ways[1].to, Ping(5)),  # type: ignore[union-attr]
+    forwarding = node.forwarding.around(R1B, Ping(5))
+    assert [(e.to, e.message) for e in forwarding if isinstance(e, Send)] == [
+        (forwarding[0].to, Ping(5)),  # type: ignore[union-attr]
+        (forwarding[1].to, Ping(5)),  # type: ignore[union-attr]
     ]
-    assert {e.to for e in ways if isinstance(e, Send)} == {R1A, R1C}
+    assert {e.to for e in forwarding if isinstance(e, Send)} == {R1A, R1C}
 
 
 def test_a_link_that_a_probe_has_found_whole_is_not_given_up_for_a_hint() -> None:
     """The peer can't use its own direction of the link, and says so in each question."""
     node = Node()
-    assert notes_of(node.ways.hinted(0.0, R1B)) == ["link.broken"]
-    node.ways.measured(5.0, LinkMeasured(R1B, latency_s=0.1, bandwidth_bytes_per_s=1e6))
-    assert node.ways.hinted(10.0, R1B) == []
-    assert notes_of(node.ways.hinted(66.0, R1B)) == ["link.broken"]
+    assert notes_of(node.forwarding.hinted(0.0, R1B)) == ["link.broken"]
+    node.forwarding.measured(5.0, LinkMeasured(R1B, latency_s=0.1, bandwidth_bytes_per_s=1e6))
+    assert node.forwarding.hinted(10.0, R1B) == []
+    assert notes_of(node.forwarding.hinted(66.0, R1B)) == ["link.broken"]

@@ -56,7 +56,7 @@ class Host:
     iteration: int = 0
     alive: bool = True
     tensors: set[TensorId] = field(default_factory=set)
-    work: deque[fx.StartJob] = field(default_factory=deque)
+    pipeline: deque[fx.StartJob] = field(default_factory=deque)
     stop: fx.Stop | None = None
 
     def result(  # noqa: C901 - a line each.
@@ -241,10 +241,10 @@ class World:
         """End a node without a word; what it had sent is still on its way."""
         self.hosts[NodeId(name)].alive = False
 
-    def work(self, name: str, *, refuse: str = "", fatal: bool = False) -> list[fx.Effect]:
+    def pipeline(self, name: str, *, refuse: str = "", fatal: bool = False) -> list[fx.Effect]:
         """End the first job of a node's device, well or not."""
         host = self.hosts[NodeId(name)]
-        start = host.work.popleft()
+        start = host.pipeline.popleft()
         if refuse:
             self.seen.append(f"{name} can't {text_of(start.job)}: {refuse}")
             return self.step(name, ev.JobFailed(start.job_id, refuse, fatal))
@@ -261,9 +261,9 @@ class World:
 
     def _compute(self) -> bool:
         """End one job on every device that has one; whether there was any."""
-        busy = [node for node, host in self.hosts.items() if host.alive and host.work]
+        busy = [node for node, host in self.hosts.items() if host.alive and host.pipeline]
         for node in busy:
-            self.work(node)
+            self.pipeline(node)
         return bool(busy)
 
     def _new_tensor(self, host: Host) -> ev.Tensor:
@@ -282,7 +282,7 @@ class World:
                     self.flight.append(Parcel(node, to, message, tensor, way))
                 case fx.StartJob(_, _, inputs):
                     assert set(inputs) <= host.tensors, f"{node} uses what it does not hold"
-                    host.work.append(effect)
+                    host.pipeline.append(effect)
                 case fx.FreeTensor(tensor):
                     host.tensors.remove(tensor)
                 case fx.Note(event, fields):

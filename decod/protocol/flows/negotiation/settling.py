@@ -93,7 +93,7 @@ class Settling:
     _age: int = 0
     _waiting: dict[FlowId, Claim] = field(default_factory=dict)
     """Claims that can't go on yet, because the draft still changes here."""
-    _ways: dict[FlowId, NodeId] = field(default_factory=dict)
+    _forwarding: dict[FlowId, NodeId] = field(default_factory=dict)
     """Where each claim went from here."""
     _claimed: dict[FlowId, tuple[Hop, ...]] = field(default_factory=dict)
     _begun: bool = False
@@ -209,7 +209,7 @@ class Settling:
         A claim ends at a data node, or, with nothing, at a relay where its unit had been let go.
         """
         flow_id, hops = message.flow_id, message.hops
-        way = self._ways.get(flow_id)
+        way = self._forwarding.get(flow_id)
         if way is None or flow_id in self._claimed or not self._begun:
             return False
         if flow_id.data_node != self.position.node_id:
@@ -237,7 +237,7 @@ class Settling:
         self._age = 0
         self._begun = False
         self._routes = None
-        for kept in (self.hops, self.flows, self._ways, self._claimed, self._gathered):
+        for kept in (self.hops, self.flows, self._forwarding, self._claimed, self._gathered):
             kept.clear()
         self._settled.clear()
         self._standing.clear()
@@ -248,7 +248,7 @@ class Settling:
         if not self.draft.held or not self.draft.passable:
             return []
         effects: list[Effect] = []
-        if self._begun and not self._ways:
+        if self._begun and not self._forwarding:
             effects += self._claim_own()
         waiting, self._waiting = self._waiting, {}
         for claim in waiting.values():
@@ -261,7 +261,7 @@ class Settling:
         for peer, link in self.draft.links.outward.items():
             for _ in range(link.units):
                 flow_id = FlowId(node_id, slot)
-                self._ways[flow_id] = peer
+                self._forwarding[flow_id] = peer
                 effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
                 slot += 1
         return effects or self._report()
@@ -288,14 +288,14 @@ class Settling:
         return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
     def _pass_on(self, claim: Claim) -> list[Effect]:
-        peer = self._ways.get(claim.flow_id)
+        peer = self._forwarding.get(claim.flow_id)
         if peer is None:
-            taken = list(self._ways.values())
+            taken = list(self._forwarding.values())
             links = self.draft.links.outward
             free = [p for p, link in links.items() if taken.count(p) < link.units]
             if not free:  # Its unit has been let go before it came.
                 return self._end(claim, ())
-            peer = self._ways[claim.flow_id] = free[0]
+            peer = self._forwarding[claim.flow_id] = free[0]
         position = self.position
         hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
         hops = (*claim.hops, hop)
@@ -303,7 +303,7 @@ class Settling:
 
     def _report(self) -> list[Effect]:
         """Tell the settler of all claims that began here, once they have all ended."""
-        if not self._begun or self._claimed.keys() != self._ways.keys():
+        if not self._begun or self._claimed.keys() != self._forwarding.keys():
             return []
         position = self.position
         claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
@@ -434,7 +434,7 @@ class Settling:
             return routes + self._send_installs()
         open_claims = [
             Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
-            for flow_id, peer in self._ways.items()
+            for flow_id, peer in self._forwarding.items()
             if flow_id not in self._claimed
         ]
         return [*self._tell_others(), *open_claims, *self._report()]

@@ -24,7 +24,7 @@ SCENARIO = Scenario(
 
 def works(simulation: Simulation) -> dict[str, Pipeline]:
     cores = {name: host.machine for name, host in simulation.hosts.items()}
-    return {name: core.work for name, core in cores.items() if isinstance(core, NodeMachine)}
+    return {name: core.pipeline for name, core in cores.items() if isinstance(core, NodeMachine)}
 
 
 @pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (5.0, 3)])
@@ -38,7 +38,7 @@ def test_settlements_are_used_however_long_an_iteration_takes(
     epochs: set[int] = set()
 
     def look() -> None:
-        epochs.add(min(work.routing.epoch for work in works(simulation).values()))
+        epochs.add(min(pipeline.routing.epoch for pipeline in works(simulation).values()))
         simulation.kernel.after(1.0, look)
 
     simulation.kernel.at(5.0, look)
@@ -62,12 +62,12 @@ def test_an_iteration_of_two_dozen_rounds_ends_with_a_new_settlement() -> None:
 def test_settlements_pass_by_a_relay_that_is_paused_and_use_it_again() -> None:
     pause = HostFault(FaultKind.PAUSE, "relay1", at_s=4.0, duration_s=8.0)
     simulation = Simulation(replace(SCENARIO, num_iterations=1000, faults=(pause,)))
-    work: list[tuple[float | None, int, int]] = []
+    pipeline: list[tuple[float | None, int, int]] = []
     for until_s in (11.5, 22.0):
         simulation.kernel.run(until_s=until_s, done=lambda: False)
         paused = works(simulation)["relay1"]
-        work.append((paused.routing.deadline_s, paused.num_flows, leader_epoch(simulation)))
-    (tick_s, num_flows, epoch), (tick_after_s, num_flows_after, epoch_after) = work
+        pipeline.append((paused.routing.deadline_s, paused.num_flows, leader_epoch(simulation)))
+    (tick_s, num_flows, epoch), (tick_after_s, num_flows_after, epoch_after) = pipeline
     assert (tick_s, num_flows) == (None, 0)
     assert epoch >= 1
     assert tick_after_s is not None
@@ -84,15 +84,15 @@ def test_a_relay_that_a_settlement_passes_by_carries_nothing_of_the_last() -> No
     done: list[str] = []
 
     def pass_by() -> None:
-        name, work = next(
-            (name, work)
-            for name, work in works(simulation).items()
-            if isinstance(work.flows, RelayFlows) and work.flows.num_complete
+        name, pipeline = next(
+            (name, pipeline)
+            for name, pipeline in works(simulation).items()
+            if isinstance(pipeline.flows, RelayFlows) and pipeline.flows.num_complete
         )
-        flows = work.flows
+        flows = pipeline.flows
         assert isinstance(flows, RelayFlows)
         before = dict(flows.entries), dict(flows.outflows.paired)
-        assert work.routing.adopt(work.routing.epoch + 1000, flows)
+        assert pipeline.routing.adopt(pipeline.routing.epoch + 1000, flows)
         assert not flows.entries
         assert not flows.outflows.paired
         flows.entries.update(before[0])
