@@ -99,7 +99,7 @@ class Delivery:
             return []
         if isinstance(event.message, FollowMessage):
             effects = self._joining.missed(now_s, event, self._pipeline.replay_source)
-            return effects + self._pipeline.followed(now_s)
+            return effects + self._pipeline.arrival.progressed(now_s)
         effects = self.outbox.undelivered(now_s, event)
         effects += self._pipeline.microbatches.undelivered(event)
         self.measuring.undelivered(event)

@@ -34,7 +34,6 @@ from decod.protocol.core.effects import (
     Stop,
     StopReason,
     UseMembers,
-    noted,
 )
 from decod.protocol.core.events import (
     CheckpointRead,
@@ -279,7 +278,7 @@ class NodeMachine:
             case StateRequested():
                 return self.pipeline.stage.requested(event)
             case StateFetched() if not self.in_view:
-                return self._joining.fetched(event, self.pipeline.stage)
+                return self._joining.fetched(event)
             case StateFetched():
                 return self.pipeline.fetched(event)
             case StateFetchFailed() if not self.in_view:
@@ -338,7 +337,7 @@ class NodeMachine:
                 return [] if ours else self._joining.refused(now_s, message)
             case _ if isinstance(message, FollowMessage):
                 effects = self._joining.exchanged(now_s, received, self.pipeline.replay_source)
-                return effects + self.pipeline.followed(now_s)
+                return effects + self.pipeline.arrival.progressed(now_s)
             case Passed():
                 return self._delivery.passed(now_s, sender, message)
             case messages.Differs():
@@ -488,28 +487,14 @@ class NodeMachine:
     # --- jobs ---------------------------------------------------------------------------------
 
     def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
-        job, effects = self.context.compute.finished(event)
-        if job is None:
-            return effects
-        if not self.in_view:
-            return effects + self._joining.job_finished(now_s, job, event.result)
-        return (
-            effects + self.pipeline.job_finished(now_s, job, event) + self.leadership.voted(now_s)
-        )
+        effects = self.context.compute.finished(now_s, event)
+        return effects + self.leadership.voted(now_s)
 
     def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
-        job, effects = self.context.compute.finished(event)
-        if job is not None:
-            effects.append(noted("job.failed", job=type(job).__name__, reason=event.reason))
-        elif not event.fatal:
-            return effects
-        handled = None
-        if job is not None and not event.fatal:
-            machine = self.pipeline if self.in_view else self._joining
-            handled = machine.job_failed(now_s, job, event.reason)
-        if handled is None:
+        goes_on, effects = self.context.compute.failed(now_s, event)
+        if not goes_on:
             return effects + self.leadership.crippled(event.reason)
-        return effects + handled + self.leadership.voted(now_s)
+        return effects + self.leadership.voted(now_s)
 
 
 def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decod.ids import MicrobatchId, NodeId, iteration_of
 from decod.protocol.core import jobs
 from decod.protocol.core.events import Event, Received
-from decod.protocol.core.jobs import MICROBATCH_JOBS, Job
+from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation, Message
 from decod.sim.compute import Step
 from decod.sim.host import Observer, SimulatedHost
@@ -117,7 +117,7 @@ class Meter:
         its forward pass gave has gone on then.
         """
         spent_s = self._spent_s[host.name]
-        if isinstance(job, MICROBATCH_JOBS):
+        if job.is_pass:
             spent_s[job.microbatch] += duration_s
         elif isinstance(job, (jobs.Reset, jobs.Build, jobs.Load)):
             self._throw_away(host)

@@ -69,6 +69,8 @@ class Aggregation:
         roster = context.view.roster(context.member.stage_index)
         self._roster = tuple(member.node_id for member in roster)
         self._index = self._roster.index(context.node_id)
+        self._folded: Sequence[MicrobatchId] = ()
+        """What is in this node's sum."""
         self._contributions: dict[NodeId, ReducePart] = {}
         self._parts: dict[NodeId, TensorId] = {}
         self._reduced: dict[int, TensorId] = {}
@@ -144,28 +146,25 @@ class Aggregation:
         """Start the reduction, once: this node's sum is whole."""
         if self.begun is None or self._context.node_id in self._contributions:
             return []
-        own = self._own_part(folded, part=self._index)
+        self._folded = folded
+        own = self._own_part(self._index)
         self._contributions[self._context.node_id] = own
         self._shares = self._shares or self._replay_source.wants(self._context.round)
         if not self._shares:
             return self._check_and_reduce()
         self.state = AggregationState.GATHERING
         if folded:
-            return self._context.compute.submit(Gather(len(self._roster)))
+            return self._context.compute.submit(Gather(len(self._roster)), self)
         effects: list[Effect] = [
-            Send(node, self._own_part(folded, part=k))
-            for k, node in enumerate(self._roster)
-            if k != self._index
+            Send(node, self._own_part(k)) for k, node in enumerate(self._roster) if k != self._index
         ]
         return effects + self._check_and_reduce()
 
-    def computed(
-        self, job: Job, event: JobFinished, folded: Sequence[MicrobatchId]
-    ) -> list[Effect]:
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """A job of the reduction has ended well."""
         match job, event.result:
             case Gather(), _:
-                return self.gathered(event.outputs, folded)
+                return self.gathered(event.outputs)
             case Reduce(), Squared(square_sum):
                 return self.reduced_here(event.outputs[0].id, square_sum)
             case Square(), Squared(square_sum):
@@ -174,14 +173,18 @@ class Aggregation:
                 return self.proposed(parameter_hash)
         raise AssertionError(f"{job} ended with {event.result}")
 
-    def gathered(self, outputs: Sequence[Tensor], folded: Sequence[MicrobatchId]) -> list[Effect]:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """Something in the reduction went wrong here."""
+        return self.failed(reason)
+
+    def gathered(self, outputs: Sequence[Tensor]) -> list[Effect]:
         """This node's sum has been cut into parts: send each to its reducer."""
         effects: list[Effect] = []
         for k, (node, tensor) in enumerate(zip(self._roster, outputs, strict=True)):
             if k == self._index:
                 self._parts[node] = tensor.id
             else:
-                effects.append(SendTensor(node, self._own_part(folded, part=k), tensor.id))
+                effects.append(SendTensor(node, self._own_part(k), tensor.id))
         return effects + self._check_and_reduce()
 
     def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> list[Effect]:
@@ -258,9 +261,9 @@ class Aggregation:
             self._votes[sender] = message
         return self._cast()
 
-    def _own_part(self, folded: Sequence[MicrobatchId], *, part: int) -> ReducePart:
-        context, digest = self._context, digest_of(folded)
-        return ReducePart(context.round, part, len(folded), digest, context.view.version)
+    def _own_part(self, part: int) -> ReducePart:
+        context, num, digest = self._context, len(self._folded), digest_of(self._folded)
+        return ReducePart(context.round, part, num, digest, context.view.version)
 
     def _check_and_reduce(self) -> list[Effect]:
         """Reduce this node's part when all contributions are there and add up."""
@@ -287,11 +290,11 @@ class Aggregation:
         self.state = AggregationState.REDUCING
         if not self._shares:
             if self._clipping.norm is None:
-                return self._context.compute.submit(Square(begun.num_committed))
+                return self._context.compute.submit(Square(begun.num_committed), self)
             return self._propose()
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
         job = Reduce(self._index, len(self._roster), begun.num_committed)
-        return self._context.compute.submit(job, inputs)
+        return self._context.compute.submit(job, self, inputs)
 
     def _propose(self) -> list[Effect]:
         begun, num_parts, norm = self.begun, len(self._roster), self._clipping.norm
@@ -304,7 +307,7 @@ class Aggregation:
         inputs = [self._reduced.pop(k) for k in sorted(self._reduced)]
         shared = self._replay_source.share(begun, inputs, norm) if inputs else []
         job = Propose(begun.round.iteration, len(inputs), begun.num_committed, norm)
-        return shared + self._context.compute.submit(job, inputs)
+        return shared + self._context.compute.submit(job, self, inputs)
 
     def _cast(self) -> list[Effect]:
         """Vote for the subtree when all of it has; against it as soon as one does."""

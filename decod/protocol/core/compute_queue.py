@@ -4,44 +4,55 @@ The compute process runs jobs one after another. The queue keeps it two jobs dee
 one is there when the last ends, and decides as late as possible which that is: work that frees
 memory (backward) goes before work that fills it.
 
-A reset makes everything stale that was given before it: results of stale jobs are dropped and
-their outputs freed, so no owner ever sees an answer to a question of an abandoned round.
+The result of a job goes to the machine that submitted it. A reset makes everything stale that was
+given before it: results of stale jobs are dropped and their outputs freed, so no owner ever sees an
+answer to a question of an abandoned round.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from decod.ids import JobId, TensorId
-from decod.protocol.core.effects import Effect, StartJob
+from decod.protocol.core.effects import Effect, StartJob, noted
 from decod.protocol.core.events import JobFailed, JobFinished
-from decod.protocol.core.jobs import (
-    BACKWARD_JOBS,
-    MICROBATCH_JOBS,
-    REDUCTION_JOBS,
-    Build,
-    CommitStep,
-    Embed,
-    Forward,
-    Job,
-    Load,
-    Mix,
-    Reset,
-    Retract,
-    Snapshot,
-)
+from decod.protocol.core.jobs import Job, JobScope, Propose, Reset, Retract, Turn
 from decod.protocol.core.tensor_store import TensorStore
 
 _DEPTH = 2
 """Jobs given to the compute process at a time: one that runs and one that follows at once."""
 
-_ROUNDLESS = (Build, Load, Mix, Snapshot, Reset, CommitStep)
-"""Jobs that an abandoned round does not make stale; a commit is of the round before."""
+
+class JobOwner(Protocol):
+    """A machine that submits jobs."""
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A job of this machine has ended well. Its outputs belong to the machine."""
+        ...
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
+        """A job of this machine was refused. None: the node can't go on without its result."""
+        ...
+
+
+class _Nobody:
+    """Owns jobs whose results nobody needs, but which must not fail."""
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        return []
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
+        return None
+
+
+NOBODY: JobOwner = _Nobody()
 
 
 @dataclass(slots=True)
 class _Given:
     job: Job
+    owner: JobOwner
     inputs: tuple[TensorId, ...]
     stale: bool = False
 
@@ -51,90 +62,103 @@ class ComputeQueue:
 
     def __init__(self, tensors: TensorStore) -> None:
         self._tensors = tensors
-        self._ordered: deque[_Given] = deque()
-        self._backward: deque[_Given] = deque()
-        self._forward: deque[_Given] = deque()
+        self._waiting: dict[Turn, deque[_Given]] = {turn: deque() for turn in Turn}
+        """By turn, in the order in which turns come."""
         self._given: dict[JobId, _Given] = {}
         self._next_id = 1
+        self.over = False
+        """The run is: nobody needs a result any more."""
         self.num_passes = 0
         """Of microbatches, that were computed here, whatever became of them."""
+        self.step_s = 0.0
+        """How long the last optimizer's step took."""
 
     @property
     def idle(self) -> bool:
-        return not (self._ordered or self._backward or self._forward or self._given)
+        return not (self._given or any(self._waiting.values()))
 
-    def submit(self, job: Job, inputs: Iterable[TensorId] = ()) -> list[Effect]:
-        """Queue a job; it takes over one reference to each input."""
-        entry = _Given(job, tuple(inputs))
-        if isinstance(job, BACKWARD_JOBS):
-            self._backward.append(entry)
-        elif isinstance(job, (Forward, Embed)):
-            self._forward.append(entry)
-        else:
-            self._ordered.append(entry)
+    def submit(
+        self, job: Job, owner: JobOwner = NOBODY, inputs: Iterable[TensorId] = ()
+    ) -> list[Effect]:
+        """Queue a job; it takes over one reference to each input.
+
+        Args:
+            job: What is to be done.
+            owner: Gets the result.
+            inputs: Tensors that the job reads.
+        """
+        self._waiting[job.turn].append(_Given(job, owner, tuple(inputs)))
         return self._fill()
 
-    def finished(self, event: JobFinished | JobFailed) -> tuple[Job | None, list[Effect]]:
-        """Return the job that ended, or None if its result no longer matters.
+    def finished(self, now_s: float, event: JobFinished) -> list[Effect]:
+        """A job has ended well: its owner gets the result, unless that no longer matters."""
+        entry, effects = self._taken(event)
+        assert entry is not None, event
+        self.num_passes += entry.job.is_pass
+        if isinstance(entry.job, Propose):
+            self.step_s = event.duration_s
+        for output in event.outputs:
+            self._tensors.add(output)
+            if entry.stale:
+                effects += self._tensors.release(output.id)
+        effects += self._fill()
+        if not entry.stale:
+            effects += entry.owner.job_done(now_s, entry.job, event)
+        return effects
 
-        Inputs are released. Outputs of a job that matters belong to the caller; the others are
-        freed here.
+    def failed(self, now_s: float, event: JobFailed) -> tuple[bool, list[Effect]]:
+        """A job was refused, or the compute process has ended.
+
+        Returns whether the node can go on.
         """
+        entry, effects = self._taken(event)
+        effects += self._fill()
+        if entry is None or entry.stale:
+            return not event.fatal, effects
+        kind = type(entry.job).__name__
+        effects.append(noted("job.failed", job=kind, reason=event.reason))
+        handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
+        return handled is not None, effects + (handled or [])
+
+    def _taken(self, event: JobFinished | JobFailed) -> tuple[_Given | None, list[Effect]]:
+        """Return what was given, and release its inputs. None: the process ended while idle."""
         entry = self._given.pop(event.job_id, None)
         if entry is None:
-            # The compute process ended while it had nothing to do.
-            assert isinstance(event, JobFailed), event
             return None, []
-        effects = self._tensors.release(*entry.inputs)
-        if isinstance(event, JobFinished):
-            self.num_passes += isinstance(entry.job, MICROBATCH_JOBS)
-            for output in event.outputs:
-                self._tensors.add(output)
-                if entry.stale:
-                    effects += self._tensors.release(output.id)
-        return (None if entry.stale else entry.job), effects + self._fill()
+        entry.stale = entry.stale or self.over
+        return entry, self._tensors.release(*entry.inputs)
 
     def abandon(self, job: Job) -> list[Effect]:
         """Forget a job that was submitted, this very one: if it waits, it is not run any more."""
-        effects: list[Effect] = []
-        for entry in [entry for entry in self._ordered if entry.job is job]:
-            self._ordered.remove(entry)
-            effects += self._tensors.release(*entry.inputs)
-        for entry in self._given.values():
-            entry.stale = entry.stale or entry.job is job
-        return effects
+        return self._forget(lambda entry: entry.job is job)
 
     def reset(self) -> list[Effect]:
         """Abandon the round: forget what waits, make stale what runs, then clear the device."""
-        effects: list[Effect] = []
-        for queue in (self._ordered, self._backward, self._forward):
-            kept = [entry for entry in queue if isinstance(entry.job, _ROUNDLESS)]
-            for entry in queue:
-                if not isinstance(entry.job, _ROUNDLESS):
-                    effects += self._tensors.release(*entry.inputs)
-            queue.clear()
-            queue.extend(kept)
-        for entry in self._given.values():
-            entry.stale = entry.stale or not isinstance(entry.job, _ROUNDLESS)
+        effects = self._forget(lambda entry: entry.job.scope is not JobScope.STATE)
         return effects + self.submit(Reset())
 
     def retract(self) -> list[Effect]:
         """Abandon the reduction, but not the sum: the roster has changed."""
-        effects: list[Effect] = []
-        for entry in self._ordered:
-            if isinstance(entry.job, REDUCTION_JOBS):
-                effects += self._tensors.release(*entry.inputs)
-        kept = [entry for entry in self._ordered if not isinstance(entry.job, REDUCTION_JOBS)]
-        self._ordered = deque(kept)
-        for entry in self._given.values():
-            entry.stale = entry.stale or isinstance(entry.job, REDUCTION_JOBS)
+        effects = self._forget(lambda entry: entry.job.scope is JobScope.AVERAGING)
         return effects + self.submit(Retract())
+
+    def _forget(self, over: Callable[[_Given], bool]) -> list[Effect]:
+        """Forget jobs that wait, and make stale those that run."""
+        effects: list[Effect] = []
+        for turn, queue in self._waiting.items():
+            for entry in queue:
+                if over(entry):
+                    effects += self._tensors.release(*entry.inputs)
+            self._waiting[turn] = deque(entry for entry in queue if not over(entry))
+        for entry in self._given.values():
+            entry.stale = entry.stale or over(entry)
+        return effects
 
     def _fill(self) -> list[Effect]:
         effects: list[Effect] = []
         while len(self._given) < _DEPTH:
-            queue = self._ordered or self._backward or self._forward
-            if not queue:
+            queue = next((queue for queue in self._waiting.values() if queue), None)
+            if queue is None:
                 break
             entry = queue.popleft()
             job_id = JobId(self._next_id)

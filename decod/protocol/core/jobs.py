@@ -1,82 +1,143 @@
-"""What the core asks of its host's compute process, and what comes back. Tensors are ids here."""
+"""What the core asks of its host's compute process, and what comes back. Tensors are ids here.
+
+Each kind of job says when it is run (`turn`) and what makes it stale (`scope`). A new kind needs a
+class here, its words in `driver/jobs.py`, and its arithmetic in `train/worker.py` and
+`sim/compute.py`.
+"""
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
 
 from decod.ids import MicrobatchId
 
 
+class Turn(Enum):
+    """When a job is run, beside the others that wait."""
+
+    ORDERED = "ordered"
+    """Before all others, in the order of submission."""
+    BACKWARD = "backward"
+    """It frees memory: before forward passes, so that a node drains before it fills."""
+    FORWARD = "forward"
+
+
+class JobScope(Enum):
+    """What makes a job stale."""
+
+    BATCH = "batch"
+    """The end of the round."""
+    AVERAGING = "averaging"
+    """The end of the round, or another roster."""
+    STATE = "state"
+    """Nothing: it is about what is committed."""
+
+
+class _Job:
+    """What all jobs say of themselves."""
+
+    __slots__ = ()
+    turn: ClassVar[Turn] = Turn.ORDERED
+    scope: ClassVar[JobScope] = JobScope.BATCH
+    is_pass: ClassVar[bool] = False
+    """A pass of one microbatch."""
+
+
 @dataclass(frozen=True, slots=True)
-class Build:
+class Build(_Job):
     """Make the module and optimizer of a stage from the run's seed. -> `Built`."""
+
+    scope = JobScope.STATE
 
     stage_index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(_Job):
     """Stage 0: read the microbatch's tokens and run the embedding. Outputs the activation."""
 
+    turn = Turn.FORWARD
+    is_pass = True
+
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(_Job):
     """Relay: run the blocks on the activation (input 0). Outputs the activation."""
 
+    turn = Turn.FORWARD
+    is_pass = True
+
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Head(_Job):
     """Stage 0: loss of the last activation (input 0), and its gradient (output 0). -> `Loss`."""
 
+    turn = Turn.BACKWARD
+    is_pass = True
+
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class Backward(_Job):
     """Relay: run backward from the gradient of the output (input 0) to that of the input."""
 
+    turn = Turn.BACKWARD
+    is_pass = True
+
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedBackward:
+class EmbedBackward(_Job):
     """Stage 0: end the backward pass. No output."""
 
+    turn = Turn.BACKWARD
+    is_pass = True
+
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(_Job):
     """Forget what is held for one microbatch; nothing of it has been accumulated."""
 
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(_Job):
     """Forget all microbatches and gradients, and undo a proposed step: the round is repeated."""
+
+    scope = JobScope.STATE
 
 
 @dataclass(frozen=True, slots=True)
-class Retract:
+class Retract(_Job):
     """Undo a proposed step, and nothing else: the reduction is repeated with another roster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(_Job):
     """Outputs the sum of gradients in `num_parts` parts, in the wire's format."""
+
+    scope = JobScope.AVERAGING
 
     num_parts: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(_Job):
     """Sum one part over members (inputs in roster order), divided by the total weight.
 
     Outputs the average. -> `Squared`.
     """
+
+    scope = JobScope.AVERAGING
 
     part: int
     num_parts: int
@@ -84,18 +145,22 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Square:
+class Square(_Job):
     """Square this node's own sum over `weights_total`: it is alone in its stage. -> `Squared`."""
+
+    scope = JobScope.AVERAGING
 
     weights_total: int
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
+class Propose(_Job):
     """Take the optimizer's step, undoably, from the reduced parts (inputs). -> `Proposed`.
 
     Without inputs the node is alone in its stage and uses its own sum over `weights_total`.
     """
+
+    scope = JobScope.AVERAGING
 
     iteration: int
     num_parts: int
@@ -105,22 +170,28 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitStep:
+class CommitStep(_Job):
     """Make the proposed step final."""
+
+    scope = JobScope.STATE
 
     iteration: int
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(_Job):
     """Copy the last committed state into one blob (output 0), described by a manifest."""
+
+    scope = JobScope.STATE
 
     with_optimizer: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(_Job):
     """Replace parameters and optimizer state by a verified blob (input 0). -> `Built`."""
+
+    scope = JobScope.STATE
 
     iteration: int
     manifest: str
@@ -128,12 +199,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class Mix(_Job):
     """Replace parameters by the mean of two other stages', block by block, or by a copy of one's
     (inputs 0 and 1); the optimizer begins anew. -> `Built`.
 
     Source: CheckFree (arXiv:2506.15461). Deviation: the two weigh the same.
     """
+
+    scope = JobScope.STATE
 
     iteration: int
     stages: tuple[int, ...]
@@ -143,7 +216,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(_Job):
     """Time the passes of a microbatch that is made up; leaves no trace. -> `Measured`."""
 
 
@@ -167,15 +240,6 @@ Job = (
     | Mix
     | Measure
 )
-
-BACKWARD_JOBS = (Backward, Head, EmbedBackward)
-"""Jobs that free memory: they go before forwards, so that a node drains before it fills."""
-
-MICROBATCH_JOBS = (Embed, Forward, Head, Backward, EmbedBackward)
-"""Passes of one microbatch."""
-
-REDUCTION_JOBS = (Gather, Reduce, Square, Propose)
-"""Jobs of one reduction: another roster makes them stale."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Ending:
         reason = StopReason.FAILED if decision.opening.failed else StopReason.FINISHED
         detail = decision.reason if isinstance(decision, Abort) else "the run is over"
         self._context = context
+        context.compute.over = True
         self._decision = decision
         self._stop = Stop(reason, detail)
         self._interval_s = context.config.heartbeat_interval_s
@@ -71,8 +72,10 @@ class Ending:
                 return [Send(sender, Pong(nonce))]
             case Received():
                 return released(event)
-            case JobFinished() | JobFailed():
-                return self._done(event)
+            case JobFinished():
+                return context.compute.finished(now_s, event)
+            case JobFailed():
+                return context.compute.failed(now_s, event)[1]
             case TensorSent():
                 return forwarding.sent(event) + context.tensors.release(event.tensor)
             case SendFailed():
@@ -81,10 +84,3 @@ class Ending:
             case StateFetched():
                 return context.tensors.release(context.tensors.add(event.tensor))
         return outbox.overdue(now_s)
-
-    def _done(self, event: JobFinished | JobFailed) -> list[Effect]:
-        """A job has ended whose result nobody needs any more."""
-        job, effects = self._context.compute.finished(event)
-        if job is None or isinstance(event, JobFailed):
-            return effects
-        return effects + self._context.tensors.release(*(output.id for output in event.outputs))

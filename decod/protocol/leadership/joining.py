@@ -19,6 +19,7 @@ from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
 from decod.protocol.core.events import (
+    JobFinished,
     LeaderFound,
     Received,
     SendFailed,
@@ -26,7 +27,7 @@ from decod.protocol.core.events import (
     StateFetchFailed,
 )
 from decod.protocol.core.identity import Identity
-from decod.protocol.core.jobs import Build, Built, Job, JobResult, Load
+from decod.protocol.core.jobs import Build, Built, Job, Load
 from decod.protocol.core.messages import Assign, CatchUp, Join, Prepared, Refuse
 from decod.protocol.core.messages.election import Candidacy, Canvass
 from decod.protocol.core.messages.replay import Average, Follow, Followed
@@ -34,7 +35,6 @@ from decod.protocol.core.view import Opening
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refused
-from decod.protocol.state.stage_state import StageState
 
 _AMONG_MEMBERS = (
     messages.Heartbeat
@@ -77,7 +77,7 @@ class Joining:
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
-        self.replay = Replay(context, identity.address, incarnation=offer.incarnation)
+        self.replay = Replay(context, identity.address, self, incarnation=offer.incarnation)
         self.deadline_s: float | None = None
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:
@@ -134,16 +134,20 @@ class Joining:
         prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
         return [Send(self._context.view.leader, prepared)]
 
-    def _report(self) -> list[Effect]:
+    def progressed(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """Tell the leader how far this node is, when it has caught up with what it knows of."""
         new = self.replay.abreast and self.replay.level != self._told
         return self._say_ready() if new else []
 
-    def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> list[Effect]:
         """A state has come that this candidate asked for, or that it needs no more."""
         if self.replay.takes(event):
             return self.replay.fetched(event)
-        return stage.fetched(event) if self._fetching else [FreeTensor(event.tensor.id)]
+        if not self._fetching or event.iteration != self._context.start_iteration:
+            return [FreeTensor(event.tensor.id)]
+        self._context.tensors.add(event.tensor)
+        load = Load(event.iteration, event.manifest)
+        return self._context.compute.submit(load, self, [event.tensor.id])
 
     def exchanged(
         self, now_s: float, received: Received, replay_source: ReplaySource
@@ -161,7 +165,7 @@ class Joining:
                 effects = self.replay.answered(now_s, sender, message)
             case Average() if tensor is not None:
                 effects = self.replay.average(now_s, sender, message, tensor)
-        return effects + self._report()
+        return effects + self.progressed(now_s)
 
     def missed(self, now_s: float, event: SendFailed, replay_source: ReplaySource) -> list[Effect]:
         """Something of that could not be delivered."""
@@ -236,22 +240,23 @@ class Joining:
         fields = (("stage", message.stage_index), ("reason", message.reason))
         note = Note("stage.assigned", fields)
         abandoned = self.replay.built()
-        return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index))]
+        return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index), self)]
 
-    def job_finished(self, now_s: float, job: Job, result: JobResult) -> list[Effect]:
-        """Take in the result of a job from before this node's entry."""
-        if self.replay.awaits(job):
-            return self.replay.done(now_s, result) + self._report()
-        if not isinstance(result, Built) or self._assigned is None:
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A stage has been built, or loaded with what the run starts from."""
+        result, entered = event.result, self._context.node_id in self._context.view
+        if entered or not isinstance(result, Built) or self._assigned is None:
             return []
         if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:
             return []
         return self.built(now_s, result, initial=isinstance(job, Load))
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
-        """A job from before this node's entry has failed. None: it can't do without that."""
-        following = self.replay
-        return following.failed(now_s, reason) if following.awaits(job) else None
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
+        """Without a stage this node can't take part."""
+
+    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
+        """A step of the stage that this candidate follows could not be taken here."""
+        return self.replay.restart(now_s, reason)
 
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
         """The stage stands: with weights from the seed or, `initial`, with its given state."""

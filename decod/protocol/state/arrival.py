@@ -10,12 +10,10 @@ fetch the state: that is always right, since nothing can be committed without it
 
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.jobs import Job, JobResult
 from decod.protocol.core.messages import Abort, Commit
 from decod.protocol.core.view import Opening
 from decod.protocol.state.replay import Entry, Replay
-from decod.protocol.state.replay_sources import ReplaySource
-from decod.protocol.state.stage_state import StageState
+from decod.protocol.state.stage_state import Loaded, StageState
 
 
 class Arrival:
@@ -24,13 +22,13 @@ class Arrival:
     Args:
         context: The node's.
         stage: Told what is held; fetches what nothing else brings.
-        followers: Told which parameters are held.
+        loaded: Called when the last averages have come and are stepped through.
     """
 
-    def __init__(self, context: Context, stage: StageState, replay_source: ReplaySource) -> None:
+    def __init__(self, context: Context, stage: StageState, loaded: Loaded) -> None:
         self._context = context
         self._stage = stage
-        self._replay_source = replay_source
+        self._is_here = loaded
         self._replay: Replay | None = None
         """Brings the last averages; None: nothing is lacking, or it is fetched."""
         self._round = context.round
@@ -60,24 +58,29 @@ class Arrival:
             wanted = mark.hash_of(stage)
         entry, effects = following.enter(now_s, opening, view_version, wanted)
         if entry is Entry.READY:
-            self._replay_source.base_hash = following.parameter_hash
+            self._stage.parameter_hash = following.parameter_hash
             return [*effects, *following.end(), *self._stage.holds(iteration)]
         if entry is Entry.WAITING:
             self._replay, self._round = following, opening.round
+            following.user = self
             self._stage.lacks(iteration, wanted)
             return effects
         return effects + self._stage.enter(iteration, wanted)
 
-    def progress(self) -> tuple[bool, list[Effect]]:
-        """What was lacking has come nearer, or will not come. Returns whether it is here now."""
+    def progressed(self, now_s: float) -> list[Effect]:
+        """What was lacking has come nearer, or will not come."""
         following = self._replay
         if following is None or following.waiting:
-            return False, []
+            return []
         if not following.arrived:
-            return False, self.fetch_instead()
+            return self.fetch_instead()
         self._replay = None
-        self._replay_source.base_hash = following.parameter_hash
-        return True, following.end()
+        self._stage.parameter_hash = following.parameter_hash
+        return [*following.end(), *self._is_here(now_s)]
+
+    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:  # noqa: ARG002
+        """A step could not be taken here."""
+        return self.fetch_instead()
 
     def opened(self, opening: Opening) -> list[Effect]:
         """A round is opened; another than that of the entry disturbs it."""
@@ -93,11 +96,3 @@ class Arrival:
         """Nothing is lacking any more, or something else."""
         following, self._replay = self._replay, None
         return following.end() if following is not None else []
-
-    def awaits(self, job: Job) -> bool:
-        return self._replay is not None and self._replay.awaits(job)
-
-    def done(self, now_s: float, result: JobResult) -> list[Effect]:
-        """The awaited job has ended well."""
-        assert self._replay is not None
-        return self._replay.done(now_s, result)

@@ -14,7 +14,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, KeepState, MirrorState, Note, ReadKept
 from decod.protocol.core.era import KEPT_MAX, Kept, Mark
-from decod.protocol.core.events import KeptRead, StateForgotten, StateKept, Tensor
+from decod.protocol.core.events import JobFinished, KeptRead, StateForgotten, StateKept
 from decod.protocol.core.jobs import Job, Snapshot, SnapshotTaken
 from decod.protocol.core.view import Opening, View
 
@@ -25,7 +25,7 @@ NUM_MIRRORS = 2
 class Mirrors:
     """What one node's host keeps, and when it keeps more.
 
-    Inputs: `opened`, `copied`, `copy_failed`, `examine`, `told`. Effects: `KeepState`,
+    Inputs: `opened`, jobs that have ended, `examine`, `told`. Effects: `KeepState`,
     `MirrorState`, `ReadKept`, jobs.
     """
 
@@ -58,7 +58,7 @@ class Mirrors:
         context, job = self._context, Snapshot(with_optimizer=True)
         stage = context.member.stage_index
         self._copying.append((job, Kept(stage, mark.iteration, mark.hash_of(stage))))
-        return context.compute.submit(job)
+        return context.compute.submit(job, self)
 
     def _mirror(self, mark: Mark) -> list[Effect]:
         context, effects = self._context, list[Effect]()
@@ -78,18 +78,16 @@ class Mirrors:
 
     # --- copies of this node's own state ------------------------------------------------------
 
-    def awaits(self, job: Job) -> bool:
-        """Whether a job makes a copy for this host's disk."""
-        return any(each is job for each, _ in self._copying)
-
     def _take(self, job: Job) -> Kept:
         found = next(entry for entry in self._copying if entry[0] is job)
         self._copying.remove(found)
         return found[1]
 
-    def copied(self, job: Job, result: SnapshotTaken, output: Tensor) -> list[Effect]:
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """A copy is there: have it written."""
+        assert isinstance(event.result, SnapshotTaken)
         wanted, tensors = self._take(job), self._context.tensors
+        result, output = event.result, event.outputs[0]
         here = (self._context.member.stage_index, result.iteration)
         if here != (wanted.stage_index, wanted.iteration):
             return tensors.release(output.id)
@@ -97,7 +95,7 @@ class Mirrors:
         keep = KeepState(wanted.iteration, wanted.parameter_hash, result.manifest, output.id)
         return [keep]
 
-    def copy_failed(self, job: Job, reason: str) -> list[Effect]:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device could not make a copy: this one is left out."""
         wanted = self._take(job)
         fields = (

@@ -20,11 +20,12 @@ state is fetched as it stands, which holds up the commit (`decod.protocol.state.
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from decod.ids import NodeId, Round, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
-from decod.protocol.core.events import StateFetched, StateFetchFailed, Tensor
+from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import (
     Built,
     CommitStep,
@@ -53,6 +54,18 @@ _GAP_MAX = 3
 
 
 _OTHER_STATE = "it has come to other parameters than its stage"
+
+
+class ReplayUser(Protocol):
+    """Who needs the state that is replayed: a candidate, and then a member."""
+
+    def progressed(self, now_s: float) -> list[Effect]:
+        """A job of the replay has ended well."""
+        ...
+
+    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
+        """One was refused."""
+        ...
 
 
 class Entry(Enum):
@@ -93,12 +106,16 @@ class Replay:
     Args:
         context: The node's.
         address: Where the member can reach this node.
+        user: Told how it goes.
         incarnation: Of this node. Its wishes are numbered from there: a member may still know a
             wish of an earlier life, and would answer an equal number as a repeat of that.
     """
 
-    def __init__(self, context: Context, address: str, *, incarnation: int) -> None:
+    def __init__(
+        self, context: Context, address: str, user: ReplayUser, *, incarnation: int
+    ) -> None:
         self._context = context
+        self.user = user
         self._address = address
         self._stage = 0
         self._donors: tuple[Member, ...] = ()
@@ -160,9 +177,6 @@ class Replay:
     def num_behind(self) -> int:
         """Iterations whose averages wait here."""
         return len(self._log)
-
-    def awaits(self, job: Job) -> bool:
-        return self._job is not None and job is self._job
 
     # --- beginning and ending -----------------------------------------------------------------
 
@@ -309,15 +323,24 @@ class Replay:
         self._context.tensors.add(event.tensor)
         self._job = job = Load(event.iteration, event.manifest)
         self.pristine = False
-        return self._context.compute.submit(job, [event.tensor.id])
+        return self._context.compute.submit(job, self, [event.tensor.id])
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
         return self._restart(now_s, event.reason)
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def done(self, now_s: float, result: JobResult) -> list[Effect]:
-        """The awaited job has ended well."""
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """The state has been loaded, or a step proposed."""
+        if job is not self._job:
+            return []
+        return self._done(now_s, event.result) + self.user.progressed(now_s)
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
+        """One of these was refused."""
+        return self.user.replay_failed(now_s, reason) if job is self._job else None
+
+    def _done(self, now_s: float, result: JobResult) -> list[Effect]:
         self._job = None
         match result:
             case Built(parameter_hash):
@@ -332,8 +355,8 @@ class Replay:
     def _base_iteration(self) -> int:
         return self._base.iteration if self._base is not None else 0
 
-    def failed(self, now_s: float, reason: str) -> list[Effect]:
-        """The awaited job was refused."""
+    def restart(self, now_s: float, reason: str) -> list[Effect]:
+        """What was begun can't be ended: begin again after a pause."""
         return self._restart(now_s, reason)
 
     def _advance(self, now_s: float) -> list[Effect]:
@@ -370,7 +393,7 @@ class Replay:
         self._job = job = Propose(
             step.round.iteration, len(inputs), step.num_microbatches, step.gradient_norm
         )
-        return self._context.compute.submit(job, inputs)
+        return self._context.compute.submit(job, self, inputs)
 
     def _may_be(self, step: _Step) -> bool:
         """Whether a step may be the one that was committed when this node entered."""

@@ -73,8 +73,6 @@ class ReplaySource:
         self._periods_s: deque[float] = deque(maxlen=5)
         self._past = 0
         """The iteration whose average nobody can have any more who asks now; 0: none yet."""
-        self.base_hash = ""
-        """Of this node's committed parameters; empty if it is not known."""
 
     def wants(self, round_: Round) -> bool:
         """Whether somebody is to have the average of a round. Asked once, when it would be made."""
@@ -189,7 +187,7 @@ class ReplaySource:
                     part,
                     len(parts),
                     begun.num_committed,
-                    self.base_hash,
+                    self._stage.parameter_hash,
                     gradient_norm,
                 )
                 effects.append(SendTensor(node, average, tensor))

@@ -15,11 +15,11 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Note, Send
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import StateFetched, StateFetchFailed
+from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.jobs import Build, Built, Job, Load, Mix
 from decod.protocol.core.messages import Suspect
 from decod.protocol.core.view import Opening
-from decod.protocol.state.stage_state import StageState
+from decod.protocol.state.stage_state import Loaded, StageState
 
 _LOADS_MAX = 3
 """Times that a state is fetched anew because what came can't be loaded."""
@@ -31,11 +31,13 @@ class Rollback:
     Args:
         context: The node's.
         stage: Told what is held.
+        loaded: Called when the era's state stands on the device.
     """
 
-    def __init__(self, context: Context, stage: StageState) -> None:
+    def __init__(self, context: Context, stage: StageState, loaded: Loaded) -> None:
         self._context = context
         self._stage = stage
+        self._is_here = loaded
         self._opening: Opening | None = None
         """Of the era, while its state is not here yet."""
         self._job: Job | None = None
@@ -111,7 +113,7 @@ class Rollback:
     def _submit(self, job: Job) -> list[Effect]:
         self._job = job
         inputs = [self._arrived.pop(stage).tensor.id for stage in self._awaited if self._arrived]
-        return self._context.compute.submit(job, inputs)
+        return self._context.compute.submit(job, self, inputs)
 
     # --- fetching -----------------------------------------------------------------------------
 
@@ -207,19 +209,26 @@ class Rollback:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def awaits(self, job: Job) -> bool:
-        return self._job is not None and job is self._job
-
-    def done(self, result: Built) -> tuple[bool, list[Effect]]:
-        """The job has ended well. Returns whether the state is here now."""
-        job, self._job = self._job, None
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A stage was built, or what came has been loaded."""
+        if job is not self._job:
+            return []
+        assert isinstance(event.result, Built)
+        self._job, parameter_hash = None, event.result.parameter_hash
+        self._stage.parameter_hash = ""
         if isinstance(job, Build):
             if self._origin.source is not Source.START or self._context.fetches_initial:
-                return False, self._fetch()
-        elif isinstance(job, Load) and self._hash not in ("", result.parameter_hash):
-            return False, self.load_failed("it is not what was committed")
-        self._stuck_at = None
-        return True, self._abandon()
+                return self._fetch()
+        elif isinstance(job, Load) and self._hash not in ("", parameter_hash):
+            return self.load_failed("it is not what was committed")
+        self._stuck_at, self._stage.parameter_hash = None, parameter_hash
+        return [*self._abandon(), *self._is_here(now_s)]
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:  # noqa: ARG002
+        """What came could not be loaded. None: not even a stage can be built here."""
+        if isinstance(job, Build):
+            return None
+        return self.load_failed(reason) if job is self._job else []
 
     def load_failed(self, reason: str) -> list[Effect]:
         """What came could not be loaded: others are asked first now."""

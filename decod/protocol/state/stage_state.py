@@ -11,6 +11,7 @@ the same way, but only what its own differs in.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
@@ -24,8 +25,14 @@ from decod.protocol.core.effects import (
     Stop,
     StopReason,
 )
-from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested, Tensor
-from decod.protocol.core.jobs import Job, Load, Snapshot, SnapshotTaken
+from decod.protocol.core.events import (
+    JobFinished,
+    StateFetched,
+    StateFetchFailed,
+    StateRequested,
+    Tensor,
+)
+from decod.protocol.core.jobs import Built, Job, Load, Snapshot, SnapshotTaken
 from decod.protocol.core.messages import Differs, Leave
 
 _NOBODY = "no member could give this node its stage's state"
@@ -37,15 +44,27 @@ _WAITING_MAX = 64
 """Requests for state that may wait for a commit or a copy."""
 
 
-class StageState:
-    """Whether this node holds its stage's committed state, and whom it gives copies to."""
+Loaded = Callable[[float], list[Effect]]
+"""Goes on with the round: the stage's committed state is there."""
 
-    def __init__(self, context: Context) -> None:
+
+class StageState:
+    """Whether this node holds its stage's committed state, and whom it gives copies to.
+
+    Args:
+        context: The node's.
+        loaded: Called when a state that was fetched stands on the device.
+    """
+
+    def __init__(self, context: Context, loaded: Loaded) -> None:
         self._context = context
+        self._is_here = loaded
         self.iteration = context.start_iteration
         """The committed iteration whose state this node holds, or is loading."""
         self.loaded = False
-        self._hash = ""
+        self.parameter_hash = ""
+        """Of this node's committed parameters; empty if it is not known."""
+        self._wanted_hash = ""
         self._donors: deque[NodeId] = deque()
         self._num_loads_left = 0
         """A blob that can't be loaded is fetched again, once from each donor first."""
@@ -67,7 +86,7 @@ class StageState:
             parameter_hash: Of that, if it is known: a disk may hold one of a future that was given
                 up when the run went back.
         """
-        self.iteration, self._hash = iteration, parameter_hash
+        self.iteration, self._wanted_hash = iteration, parameter_hash
         if iteration == self._context.start_iteration:
             self.loaded = True
             return []
@@ -91,7 +110,7 @@ class StageState:
 
     def lacks(self, iteration: int, parameter_hash: str) -> None:
         """The node takes part from now on, and is about to step to the state of `iteration`."""
-        self.iteration, self._hash, self.loaded = iteration, parameter_hash, False
+        self.iteration, self._wanted_hash, self.loaded = iteration, parameter_hash, False
 
     def fetch_back(self, iteration: int) -> list[Effect]:
         """This node has given up what it held, and could not go back: ask the others of its stage
@@ -109,7 +128,7 @@ class StageState:
         donors, stage = tuple(self._donors), self._context.member.stage_index
         fields = (("num_donors", len(donors)), ("iteration", self.iteration))
         alike = self._amended == self.iteration
-        wanted = FetchState(donors, stage, self.iteration, self._hash, alike=alike)
+        wanted = FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike)
         return [Note("state.requested", fields), wanted]
 
     def give_up(self, reason: str) -> list[Effect]:
@@ -129,9 +148,25 @@ class StageState:
         if not self._wants(event):
             return self._context.tensors.release(event.tensor.id)
         self._job = job = Load(event.iteration, event.manifest)
-        return self._context.compute.submit(job, [event.tensor.id])
+        return self._context.compute.submit(job, self, [event.tensor.id])
 
-    def awaits(self, job: Job) -> bool:
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A state has been loaded, or copied."""
+        match event.result:
+            case SnapshotTaken() as taken:
+                return self.copied(taken, event.outputs[0])
+            case Built(parameter_hash) if self._awaits(job):
+                self.parameter_hash = parameter_hash
+                return self._is_here(now_s)
+        return []
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """A state could not be loaded, or not copied."""
+        if isinstance(job, Snapshot):
+            return self._refuse(self._copying.popleft(), reason)
+        return self.load_failed(reason) if self._awaits(job) else []
+
+    def _awaits(self, job: Job) -> bool:
         """Whether a job loads what this node still wants."""
         return job is self._job and not self.loaded
 
@@ -182,7 +217,7 @@ class StageState:
         donors = [m.node_id for m in roster if m.node_id not in odd]
         if not donors:
             return []
-        self._amended, self._hash, self.loaded, self._job = self.iteration, "", False, None
+        self._amended, self._wanted_hash, self.loaded, self._job = self.iteration, "", False, None
         self._donors, self._num_loads_left = deque(donors), len(donors)
         context.why = "its state differed from that of its stage"
         fields = (("stage", context.member.stage_index), ("iteration", self.iteration))
@@ -220,7 +255,7 @@ class StageState:
                 batch.append(event)
                 return []
         self._copying.append([event])
-        return self._context.compute.submit(Snapshot(event.with_optimizer))
+        return self._context.compute.submit(Snapshot(event.with_optimizer), self)
 
     def copied(self, result: SnapshotTaken, output: Tensor) -> list[Effect]:
         batch = self._copying.popleft()
@@ -230,9 +265,6 @@ class StageState:
         self._context.tensors.hand_over(output.id)
         request_ids = tuple(request.request_id for request in batch)
         return [ServeState(request_ids, result.iteration, result.manifest, output.id)]
-
-    def copy_failed(self, reason: str) -> list[Effect]:
-        return self._refuse(self._copying.popleft(), reason)
 
     def _refuse(self, batch: list[StateRequested], reason: str) -> list[Effect]:
         return [RefuseState(request.request_id, reason) for request in batch]

@@ -17,8 +17,8 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import MARKS_MAX
-from decod.protocol.core.events import SendFailed, Tensor
-from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Loss
+from decod.protocol.core.events import JobFinished, SendFailed, Tensor
+from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
     BackwardGradient,
     Complete,
@@ -51,13 +51,26 @@ class _Deferral:
 
 
 class DataMicrobatches:
-    """A data node's share of the batch: injected as flows allow, counted when it comes home."""
+    """A data node's share of the batch: injected as flows allow, counted when it comes home.
+
+    Args:
+        context: The node's.
+        flows: Returns the flows in use.
+        folded: Called when a microbatch has come all the way home.
+        num_microbatches: Of each share, per iteration.
+    """
 
     def __init__(
-        self, context: Context, flows: Callable[[], DataFlows], *, num_microbatches: int
+        self,
+        context: Context,
+        flows: Callable[[], DataFlows],
+        folded: Callable[[], list[Effect]],
+        *,
+        num_microbatches: int,
     ) -> None:
         self._context = context
         self._flows = flows
+        self._has_folded = folded
         self._num_microbatches = num_microbatches
         self.held: dict[MicrobatchId, HeldMicrobatch] = {}
         """Under way."""
@@ -211,8 +224,20 @@ class DataMicrobatches:
             self.held[microbatch] = HeldMicrobatch(
                 microbatch, flow_id, granted.path, granted.path_version, stage_index=0
             )
-            effects += self._context.compute.submit(Embed(microbatch))
+            effects += self._context.compute.submit(Embed(microbatch), self)
         return effects
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A pass has been computed."""
+        self._context.links.computed(job, event.duration_s)
+        match job, event.result:
+            case Embed(microbatch), _:
+                return self.embedded(now_s, microbatch, event.outputs[0].id)
+            case Head(microbatch), Loss() as loss:
+                return self.headed(microbatch, loss, event.outputs[0].id, event.duration_s)
+            case EmbedBackward(microbatch), _:
+                return self.returned(microbatch) + self._has_folded()
+        raise AssertionError(f"{job} is no pass of a data node's")
 
     def embedded(self, now_s: float, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         held = self.held[microbatch]
@@ -241,7 +266,7 @@ class DataMicrobatches:
             complete = Send(sender, Complete(context.round, message.microbatch, 0.0))
             return [*context.tensors.release(tensor.id), complete]
         held.phase, held.complete_by_s = Phase.HEAD, None
-        return context.compute.submit(Head(message.microbatch), [tensor.id])
+        return context.compute.submit(Head(message.microbatch), self, [tensor.id])
 
     def headed(
         self, microbatch: MicrobatchId, loss: Loss, output: TensorId, duration_s: float
@@ -275,7 +300,7 @@ class DataMicrobatches:
         if held is None or not awaited or not self._of_stage(sender, 1):
             return context.tensors.release(tensor.id)
         held.phase = Phase.RETURNING
-        effects = context.compute.submit(EmbedBackward(message.microbatch), [tensor.id])
+        effects = context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])
         return effects + self._report()
 
     def returned(self, microbatch: MicrobatchId) -> list[Effect]:
@@ -305,9 +330,10 @@ class DataMicrobatches:
             return self._put_back(held, message.reason)
         return self._fail_round(held, message.reason)
 
-    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:  # noqa: ARG002 - as above.
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """This node's device refused the microbatch."""
-        held = self.held.get(microbatch)
+        assert isinstance(job, (Embed, Head, EmbedBackward))
+        held = self.held.get(job.microbatch)
         if held is None:
             return []
         if held.phase is Phase.COMPUTING:

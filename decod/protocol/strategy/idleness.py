@@ -12,7 +12,7 @@ Deviation: GWTF takes all costs as known.
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished
-from decod.protocol.core.jobs import Job, Measure, Measured, Propose
+from decod.protocol.core.jobs import Job, Measure, Measured
 from decod.protocol.core.view import Role
 
 _IDLE_ROUNDS = 2
@@ -36,8 +36,8 @@ class Idleness:
         self._context = context
         self._num_idle = 0
         self._again_s = 0.0
-        self._step_s = self._step_then_s = 0.0
-        """What the last step took, and what one took when the device was timed last."""
+        self._step_then_s = 0.0
+        """What a step took when the device was timed last."""
 
     def opened(self, now_s: float, *, idle: bool) -> list[Effect]:
         """A round begins.
@@ -49,18 +49,21 @@ class Idleness:
         self._num_idle = self._num_idle + 1 if idle else 0
         member = self._context.member
         relay = member.role is Role.RELAY and member.capacity > 0
-        quicker = self._step_s <= _QUICKER * self._step_then_s
+        quicker = self._context.compute.step_s <= _QUICKER * self._step_then_s
         early = now_s < self._again_s and not quicker
         if not relay or self._num_idle < _IDLE_ROUNDS or early:
             return []
         self._num_idle = 0
-        return self._context.compute.submit(Measure())
+        return self._context.compute.submit(Measure(), self)
 
-    def done(self, now_s: float, job: Job, event: JobFinished) -> None:
-        """A job of this node has ended."""
-        if isinstance(job, Propose):
-            self._step_s = event.duration_s
-        elif isinstance(event.result, Measured):
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The device has been timed."""
+        if isinstance(event.result, Measured):
             self._again_s = now_s + _PAUSE_RATIO * event.duration_s
-            self._step_then_s = self._step_s
+            self._step_then_s = self._context.compute.step_s
             self._context.links.measured_anew(event.result)
+        return []
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """It is timed another time."""
+        return []

@@ -16,8 +16,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed
-from decod.protocol.core.jobs import MICROBATCH_JOBS, REDUCTION_JOBS
+from decod.protocol.core.events import Received, StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.view import Opening, Role
@@ -57,18 +56,21 @@ class Pipeline:
     def __init__(self, context: Context, role: Role, *, num_microbatches: int, rng: Random) -> None:
         self._context = context
         self._role = role
-        self.stage = StageState(context)
-        self.rollback = Rollback(context, self.stage)
+        self.stage = StageState(context, self._state_came)
+        self.rollback = Rollback(context, self.stage, self._state_came)
         self.mirrors = Mirrors(context)
         self.replay_source = ReplaySource(context, self.stage)
-        self.arrival = Arrival(context, self.stage, self.replay_source)
+        self.arrival = Arrival(context, self.stage, self._state_came)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = LiveRouting(context, rng)
         self.aggregation: Aggregation | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
-                context, lambda: _of(DataFlows, self.flows), num_microbatches=num_microbatches
+                context,
+                lambda: _of(DataFlows, self.flows),
+                self._contribute,
+                num_microbatches=num_microbatches,
             )
         else:
             self.microbatches = RelayMicrobatches(
@@ -148,16 +150,11 @@ class Pipeline:
                 self.positions.committed(aggregation.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
-            self.replay_source.base_hash = aggregation.proposal
+            self.stage.parameter_hash = aggregation.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.iteration))
         elif aggregation is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
-
-    def followed(self, now_s: float) -> list[Effect]:
-        """What this node lacked when it entered has come a step nearer, or will not come."""
-        here, effects = self.arrival.progress()
-        return effects + (self._loaded(now_s) if here else [])
 
     def begin_era(
         self, decision: _Decision, stage_before: int | None, *, pristine: bool = True
@@ -186,7 +183,7 @@ class Pipeline:
             told = (("stage", self._context.member.stage_index), ("reason", self._context.why))
             effects.append(Note("stage.assigned", told))
         effects += self.arrival.end()
-        self.replay_source.base_hash = ""
+        self.stage.parameter_hash = ""
         back = origin.source is not Source.NEIGHBOURS
         if back:
             self.positions.go_back(iteration)
@@ -264,6 +261,10 @@ class Pipeline:
         if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
             effects += self.microbatches.open(now_s)
         return effects + self._tell_ready()
+
+    def _state_came(self, now_s: float) -> list[Effect]:
+        """The state that this node lacked stands on its device."""
+        return self.arrival.end() + self._loaded(now_s)
 
     def _loaded(self, now_s: float) -> list[Effect]:
         """The stage's committed state is there."""
@@ -349,8 +350,7 @@ class Pipeline:
 
     def _contribute(self) -> list[Effect]:
         """Take part in the reduction, as soon as all that this node has to add up is added."""
-        assert self.aggregation is not None
-        if not self.microbatches.settled:
+        if self.aggregation is None or not self.microbatches.settled:
             return []
         return self.aggregation.contribute(self.microbatches.folded)
 
@@ -379,69 +379,6 @@ class Pipeline:
         if self.stage.keeps_own(event):
             return self._loaded(now_s)
         return self.stage.fetch_failed(event)
-
-    # --- jobs ---------------------------------------------------------------------------------
-
-    def job_finished(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
-        """Take in the result of any job but `Build` and what comes before this node's entry."""
-        if isinstance(job, MICROBATCH_JOBS):
-            return self._microbatch_computed(now_s, job, event)
-        self._idleness.done(now_s, job, event)
-        match job, event.result:
-            case jobs.Snapshot(), jobs.SnapshotTaken() as taken if self.mirrors.awaits(job):
-                return self.mirrors.copied(job, taken, event.outputs[0])
-            case jobs.Snapshot(), jobs.SnapshotTaken() as taken:
-                return self.stage.copied(taken, event.outputs[0])
-            case _, jobs.Built() as built if self.rollback.awaits(job):
-                here, effects = self.rollback.done(built)
-                self.replay_source.base_hash = built.parameter_hash if here else ""
-                return effects + (self._loaded(now_s) if here else [])
-            case jobs.Load(), jobs.Built(parameter_hash) if self.stage.awaits(job):
-                self.replay_source.base_hash = parameter_hash
-                return self.arrival.end() + self._loaded(now_s)
-            case _ if self.arrival.awaits(job):
-                return self.arrival.done(now_s, event.result) + self.followed(now_s)
-            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
-                return self.aggregation.computed(job, event, self.microbatches.folded)
-        return []
-
-    def _microbatch_computed(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
-        output = next((tensor.id for tensor in event.outputs), None)
-        microbatches, duration_s = self.microbatches, event.duration_s
-        self._context.links.computed(job, duration_s)
-        match job, microbatches, event.result:
-            case jobs.Embed(m), DataMicrobatches(), _ if output is not None:
-                return microbatches.embedded(now_s, m, output)
-            case jobs.Head(m), DataMicrobatches(), jobs.Loss() as loss if output is not None:
-                return microbatches.headed(m, loss, output, duration_s)
-            case jobs.EmbedBackward(m), DataMicrobatches(), _:
-                return microbatches.returned(m) + self._contribute()
-            case jobs.Forward(m), RelayMicrobatches(), _ if output is not None:
-                return microbatches.forwarded(now_s, m, output, duration_s)
-            case jobs.Backward(m), RelayMicrobatches(), _ if output is not None:
-                return microbatches.returned(m, output)
-        raise AssertionError(f"{job} ended with {event.result} and {len(event.outputs)} outputs")
-
-    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> list[Effect] | None:
-        """Take in that a job was refused; None if this node can't go on without its result."""
-        if isinstance(job, MICROBATCH_JOBS):
-            return self.microbatches.failed(now_s, job.microbatch, reason)
-        match job:
-            case _ if self.arrival.awaits(job):
-                return self.arrival.fetch_instead()
-            case _ if isinstance(job, REDUCTION_JOBS) and self.aggregation is not None:
-                return self.aggregation.failed(reason)
-            case jobs.Load() | jobs.Mix() if self.rollback.awaits(job):
-                return self.rollback.load_failed(reason)
-            case jobs.Load() | jobs.Mix():
-                return self.stage.load_failed(reason) if self.stage.awaits(job) else []
-            case jobs.Snapshot() if self.mirrors.awaits(job):
-                return self.mirrors.copy_failed(job, reason)
-            case jobs.Snapshot():
-                return self.stage.copy_failed(reason)
-            case jobs.Measure():
-                return []
-        return None
 
 
 def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import SendFailed, Tensor
-from decod.protocol.core.jobs import Backward, Drop, Forward
+from decod.protocol.core.events import JobFinished, SendFailed, Tensor
+from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages import (
     BackwardGradient,
     Complete,
@@ -159,12 +159,12 @@ class RelayMicrobatches:
                 entry = self._keeper.take_entry(held)
                 assert entry is not None, held
                 held.shed, self._repeating[held.microbatch] = False, gradient
-                effects += self._context.compute.submit(Forward(held.microbatch), [entry])
+                effects += self._context.compute.submit(Forward(held.microbatch), self, [entry])
                 continue
             held, tensor = self._queue.popleft()
             held.phase = Phase.COMPUTING
             self._keeper.keep_entry(held, tensor)
-            effects += self._context.compute.submit(Forward(held.microbatch), [tensor])
+            effects += self._context.compute.submit(Forward(held.microbatch), self, [tensor])
         return effects
 
     def _has_room(self) -> bool:
@@ -189,6 +189,18 @@ class RelayMicrobatches:
                 return self._context.compute.submit(Drop(held.microbatch))
         return None
 
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+        """A pass has been computed."""
+        self._context.links.computed(job, event.duration_s)
+        assert len(event.outputs) == 1, f"{job} ended with {len(event.outputs)} outputs"
+        output = event.outputs[0]
+        match job:
+            case Forward(microbatch):
+                return self.forwarded(now_s, microbatch, output.id, event.duration_s)
+            case Backward(microbatch):
+                return self.returned(microbatch, output.id)
+        raise AssertionError(f"{job} is no pass of a relay's")
+
     def forwarded(
         self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
     ) -> list[Effect]:
@@ -196,7 +208,7 @@ class RelayMicrobatches:
         context, held = self._context, self.held[microbatch]
         if (gradient := self._repeating.pop(microbatch, None)) is not None:
             released = context.tensors.release(output)
-            return released + context.compute.submit(Backward(microbatch), [gradient])
+            return released + context.compute.submit(Backward(microbatch), self, [gradient])
         complete = Complete(context.round, microbatch, duration_s)
         effects: list[Effect] = [Send(held.upstream, complete)]
         early = self._early.pop(microbatch, None)
@@ -251,7 +263,7 @@ class RelayMicrobatches:
         """The forward pass won't be needed again, unless the round is repeated."""
         entry = self._keeper.take_entry(held)
         effects = [] if entry is None else self._context.tensors.release(entry)
-        return effects + self._context.compute.submit(Backward(held.microbatch), [gradient])
+        return effects + self._context.compute.submit(Backward(held.microbatch), self, [gradient])
 
     def _from_behind(self, sender: NodeId) -> bool:
         """Whether the sender is of the next stage: any of it may have taken a lost one's place."""
@@ -323,9 +335,10 @@ class RelayMicrobatches:
             return [Send(held.home, message)]
         return self._forget(now_s, held, message)
 
-    def failed(self, now_s: float, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:
         """This node's device refused the microbatch (a value was not finite, say)."""
-        held = self.held.get(microbatch)
+        assert isinstance(job, (Forward, Backward))
+        held = self.held.get(job.microbatch)
         if held is None:
             return []
         deny = self._refusal(held, reason)

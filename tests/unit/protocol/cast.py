@@ -3,6 +3,7 @@
 import dataclasses
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, TensorId
+from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
@@ -102,9 +103,24 @@ def end_job(
     result: JobResult | None = None,
     refused: bool = False,
 ) -> list[Effect]:
-    """End the only job that `effects` start; returns what the queue makes of it."""
+    """End the only job that `effects` start; returns what the queue makes of it.
+
+    Its owner does not hear of it: that is the test's to say.
+    """
     (start,) = (e for e in effects if isinstance(e, StartJob))
+    disown(context)
     if refused:
-        return context.compute.finished(JobFailed(start.job_id, "refused", fatal=False))[1]
+        return context.compute.failed(0.0, JobFailed(start.job_id, "refused", fatal=False))[1]
     done = JobFinished(start.job_id, result or Nothing(), outputs, duration_s=1.0)
-    return context.compute.finished(done)[1]
+    return context.compute.finished(0.0, done)
+
+
+def disown(context: Context) -> None:
+    """Have nobody hear of the jobs that the device has."""
+    for given in context.compute._given.values():
+        given.owner = NOBODY
+
+
+def not_called(*_: object) -> list[Effect]:
+    """Stands for what a machine calls when something is there that the test does not bring."""
+    raise AssertionError("called")

@@ -28,6 +28,7 @@ from tests.unit.protocol.cast import (
     freed,
     jobs_of,
     mb,
+    not_called,
     sent,
     tensor,
     view_of,
@@ -49,7 +50,7 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 
 def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
-    replay_source = ReplaySource(context, StageState(context))
+    replay_source = ReplaySource(context, StageState(context, not_called))
     return Aggregation(context, replay_source, loaded=loaded)
 
 
@@ -67,7 +68,7 @@ class Member:
         """Begin, and end the job that cuts the gradient sum into tensors 10, 11, 12."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(folded), *parts)
-        return self.machine.gathered(parts, folded)
+        return self.machine.gathered(parts)
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert jobs_of(effects) == [Gather(3)]
     parts = [tensor(10), tensor(11), tensor(12)]
     end_job(member.context, effects, *parts)
-    assert member.machine.gathered(parts, mine) == [
+    assert member.machine.gathered(parts) == [
         SendTensor(R1A, contribution(0, mine), tensor(10).id),
         SendTensor(R1C, contribution(2, mine), tensor(12).id),
     ]
@@ -171,7 +172,7 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
             begun = True
             effects = []
         elif step == "gathered":
-            effects = member.machine.gathered(parts, mine)
+            effects = member.machine.gathered(parts)
         else:
             node = NodeId(step)
             message = contribution(1, others[node])

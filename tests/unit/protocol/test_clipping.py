@@ -32,6 +32,7 @@ from tests.unit.protocol.cast import (
     end_job,
     jobs_of,
     mb,
+    not_called,
     sent,
     tensor,
     view_of,
@@ -54,7 +55,7 @@ class Member:
         config = replace(CONFIG, tree_fanout=fanout)
         self.context = context_of(node, view, config=config)
         self.context.clips = clips
-        replay_source = ReplaySource(self.context, StageState(self.context))
+        replay_source = ReplaySource(self.context, StageState(self.context, not_called))
         self.machine = Aggregation(self.context, replay_source, loaded=True)
 
     def begin(self) -> list[Effect]:
@@ -65,7 +66,7 @@ class Member:
         """Begin, and have the average of the part that this member reduces, 0.25 squared."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(), *parts)
-        self.machine.gathered(parts, BATCH)
+        self.machine.gathered(parts)
         effects: list[Effect] = []
         for other in {R1A, R1B, R1C} - {self.context.node_id}:
             effects += self.machine.part(other, ReducePart(ROUND, index, 0, 0, 1), None)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from decod.ids import JobId
 from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.effects import Effect, FreeTensor, StartJob
+from decod.protocol.core.effects import Effect, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.tensor_store import TensorStore
-from tests.unit.protocol.cast import freed, jobs_of, mb, tensor
+from tests.unit.protocol.cast import freed, jobs_of, mb, notes_of, tensor
 
 
 def done(number: int, *outputs: int) -> JobFinished:
@@ -23,6 +23,28 @@ def store() -> TensorStore:
     return TensorStore()
 
 
+class Owner:
+    """Keeps which of its jobs have ended, and lets go of what they leave."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store = store
+        self.done: list[jobs.Job] = []
+        self.failed: list[jobs.Job] = []
+
+    def job_done(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+        self.done.append(job)
+        return self._store.release(*(output.id for output in event.outputs))
+
+    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> list[Effect]:
+        self.failed.append(job)
+        return []
+
+
+@pytest.fixture
+def owner(store: TensorStore) -> Owner:
+    return Owner(store)
+
+
 @pytest.fixture
 def queue(store: TensorStore) -> ComputeQueue:
     return ComputeQueue(store)
@@ -33,19 +55,21 @@ def fill(queue: ComputeQueue) -> list[Effect]:
     return queue.submit(jobs.Embed(mb(90))) + queue.submit(jobs.Embed(mb(91)))
 
 
-def test_the_device_holds_two_jobs_and_gets_the_next_when_one_ends(queue: ComputeQueue) -> None:
+def test_the_device_holds_two_jobs_and_gets_the_next_when_one_ends(
+    queue: ComputeQueue, owner: Owner
+) -> None:
     assert queue.idle
     assert fill(queue) == [
         StartJob(JobId(1), jobs.Embed(mb(90))),
         StartJob(JobId(2), jobs.Embed(mb(91))),
     ]
-    assert queue.submit(jobs.Embed(mb(1))) == []
-    job, effects = queue.finished(done(1))
-    assert job == jobs.Embed(mb(90))
-    assert effects == [StartJob(JobId(3), jobs.Embed(mb(1)))]
-    queue.finished(done(2))
+    assert queue.submit(jobs.Embed(mb(1)), owner) == []
+    assert queue.finished(0.0, done(1)) == [StartJob(JobId(3), jobs.Embed(mb(1)))]
+    queue.finished(0.0, done(2))
     assert not queue.idle
-    queue.finished(done(3))
+    assert owner.done == [], "these were others'"
+    queue.finished(0.0, done(3))
+    assert owner.done == [jobs.Embed(mb(1))]
     assert queue.idle
 
 
@@ -59,7 +83,7 @@ def test_what_frees_memory_goes_before_what_fills_it(
     fill(queue)
     for job in (forward(mb(1)), backward(mb(2)), jobs.Drop(mb(3)), jobs.Gather(2)):
         queue.submit(job)
-    order = [job for k in range(1, 5) for job in jobs_of(queue.finished(done(k))[1])]
+    order = [job for k in range(1, 5) for job in jobs_of(queue.finished(0.0, done(k)))]
     assert order == [jobs.Drop(mb(3)), jobs.Gather(2), backward(mb(2)), forward(mb(1))]
 
 
@@ -67,61 +91,81 @@ def test_jobs_of_one_kind_keep_their_order(queue: ComputeQueue) -> None:
     fill(queue)
     for k in range(3):
         queue.submit(jobs.Forward(mb(k)))
-    order = [job for k in range(1, 4) for job in jobs_of(queue.finished(done(k))[1])]
+    order = [job for k in range(1, 4) for job in jobs_of(queue.finished(0.0, done(k)))]
     assert order == [jobs.Forward(mb(k)) for k in range(3)]
 
 
-def test_inputs_are_released_and_outputs_belong_to_the_caller(
-    queue: ComputeQueue, store: TensorStore
+def test_inputs_are_released_and_outputs_belong_to_the_owner(
+    queue: ComputeQueue, store: TensorStore, owner: Owner
 ) -> None:
-    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
-    job, effects = queue.finished(done(1, 7))
-    assert job == jobs.Forward(mb(0))
-    assert effects == [FreeTensor(tensor(1).id)]
-    assert len(store) == 1
-    assert freed(store.release(tensor(7).id)) == [7]
+    queue.submit(jobs.Forward(mb(0)), owner, [store.add(tensor(1))])
+    assert freed(queue.finished(0.0, done(1, 7))) == [1, 7]
+    assert owner.done == [jobs.Forward(mb(0))]
+    assert len(store) == 0
 
 
-def test_a_failed_job_gives_its_inputs_back(queue: ComputeQueue, store: TensorStore) -> None:
-    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
-    job, effects = queue.finished(JobFailed(JobId(1), "not finite", fatal=False))
-    assert job == jobs.Forward(mb(0))
+def test_a_failed_job_gives_its_inputs_back(
+    queue: ComputeQueue, store: TensorStore, owner: Owner
+) -> None:
+    queue.submit(jobs.Forward(mb(0)), owner, [store.add(tensor(1))])
+    goes_on, effects = queue.failed(0.0, JobFailed(JobId(1), "not finite", fatal=False))
+    assert goes_on
+    assert owner.failed == [jobs.Forward(mb(0))]
     assert freed(effects) == [1]
+    assert notes_of(effects) == ["job.failed"]
     assert queue.idle
 
 
-def test_a_reset_drops_what_waits_and_what_runs(queue: ComputeQueue, store: TensorStore) -> None:
-    queue.submit(jobs.Forward(mb(0)), [store.add(tensor(1))])
-    queue.submit(jobs.Forward(mb(1)), [store.add(tensor(2))])
-    queue.submit(jobs.Forward(mb(2)), [store.add(tensor(3))])
-    queue.submit(jobs.Backward(mb(3)), [store.add(tensor(4))])
-    queue.submit(jobs.Reduce(0, 2, 8), [store.add(tensor(5))])
+def test_a_node_can_not_go_on_if_what_nobody_answers_for_fails(queue: ComputeQueue) -> None:
+    queue.submit(jobs.CommitStep(1))
+    goes_on, effects = queue.failed(0.0, JobFailed(JobId(1), "no memory", fatal=False))
+    assert not goes_on
+    assert notes_of(effects) == ["job.failed"]
+
+
+def test_a_job_that_dies_with_its_process_is_not_its_owners_concern(
+    queue: ComputeQueue, owner: Owner
+) -> None:
+    queue.submit(jobs.Forward(mb(0)), owner)
+    assert not queue.failed(0.0, JobFailed(JobId(1), "signal 9", fatal=True))[0]
+    assert owner.failed == []
+
+
+def test_a_reset_drops_what_waits_and_what_runs(
+    queue: ComputeQueue, store: TensorStore, owner: Owner
+) -> None:
+    queue.submit(jobs.Forward(mb(0)), owner, [store.add(tensor(1))])
+    queue.submit(jobs.Forward(mb(1)), owner, [store.add(tensor(2))])
+    queue.submit(jobs.Forward(mb(2)), owner, [store.add(tensor(3))])
+    queue.submit(jobs.Backward(mb(3)), owner, [store.add(tensor(4))])
+    queue.submit(jobs.Reduce(0, 2, 8), owner, [store.add(tensor(5))])
     effects = queue.reset()
     assert sorted(freed(effects)) == [3, 4, 5]
     assert jobs_of(effects) == []
 
-    stale, effects = queue.finished(done(1, 11))
-    assert stale is None
+    effects = queue.finished(0.0, done(1, 11))
     assert freed(effects) == [1, 11]
     assert jobs_of(effects) == [jobs.Reset()]
-    assert queue.finished(JobFailed(JobId(2), "reset", fatal=False))[0] is None
-    assert queue.finished(done(3))[0] == jobs.Reset()
+    assert queue.failed(0.0, JobFailed(JobId(2), "reset", fatal=False))[0]
+    queue.finished(0.0, done(3))
     assert (len(store), queue.idle) == (0, True)
+    assert (owner.done, owner.failed) == ([], [])
 
 
 @pytest.mark.parametrize(
     "job", [jobs.Build(1), jobs.Load(3, "{}"), jobs.Snapshot(True), jobs.CommitStep(3)]
 )
-def test_a_reset_keeps_what_belongs_to_no_round(queue: ComputeQueue, job: jobs.Job) -> None:
+def test_a_reset_keeps_what_belongs_to_no_round(
+    queue: ComputeQueue, owner: Owner, job: jobs.Job
+) -> None:
     """The commit is of the round before: an abort that follows at once must not undo it."""
-    queue.submit(job)
-    queue.submit(jobs.Embed(mb(0)))
-    queue.submit(job)
+    for each in (job, jobs.Embed(mb(0)), job):
+        queue.submit(each, owner)
     queue.reset()
-    assert queue.finished(done(1))[0] == job
-    assert queue.finished(done(2))[0] is None
-    assert queue.finished(done(3))[0] == job
-    assert queue.finished(done(4))[0] == jobs.Reset()
+    for number in range(1, 5):
+        queue.finished(0.0, done(number))
+    assert owner.done == [job, job]
+    assert queue.idle
 
 
 STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset"]
@@ -131,7 +175,7 @@ STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "res
 def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
     """The oracle is a plain list of what was started and not ended."""
     store = TensorStore()
-    queue = ComputeQueue(store)
+    queue, owner = ComputeQueue(store), Owner(store)
     running: list[StartJob] = []
     next_tensor, freed_all = 1, []
 
@@ -147,21 +191,20 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
                 "backward": jobs.Backward(mb(0)),
             }
             job = kind.get(step.split()[1], jobs.Load(1, ""))
-            note(queue.submit(job, [store.add(tensor(next_tensor))]))
+            note(queue.submit(job, owner, [store.add(tensor(next_tensor))]))
             next_tensor += 1
         elif step == "reset":
             note(queue.reset())
         elif running:
             start = running.pop(0)
             if step == "fail":
-                note(queue.finished(JobFailed(start.job_id, "", fatal=False))[1])
+                note(queue.failed(0.0, JobFailed(start.job_id, "", fatal=False))[1])
                 continue
-            event = done(start.job_id, next_tensor)
-            next_tensor += 1
-            job_ended, effects = queue.finished(event)
-            note(effects)
-            if job_ended is not None:
-                note(store.release(tensor(next_tensor - 1).id))
+            event = done(start.job_id)
+            if not isinstance(start.job, jobs.Reset):
+                event = done(start.job_id, next_tensor)
+                next_tensor += 1
+            note(queue.finished(0.0, event))
     assert queue.idle
     assert len(store) == 0
     assert sorted(freed_all) == list(range(1, next_tensor))
@@ -169,6 +212,6 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
 
 def test_a_compute_process_that_ends_idle_fails_no_job(queue: ComputeQueue) -> None:
     ended = JobFailed(JobId(99), "exit code 1", fatal=True)
-    assert queue.finished(ended) == (None, [])
+    assert queue.failed(0.0, ended) == (False, [])
     with pytest.raises(AssertionError):
-        queue.finished(done(99))
+        queue.finished(0.0, done(99))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import FlowId, MicrobatchId, NodeId
+from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
 from decod.protocol.core.detours import DIRECT_MIN_S, Detour, Detours
 from decod.protocol.core.effects import Effect, Send, SendTensor
@@ -196,7 +197,7 @@ def begun(context: Context) -> DataMicrobatches:
     """Return d0's machine, with the first microbatch at its begin."""
     flows = DataFlows(0.0, context)
     flows.complete[flow(0)] = Granted(flow(0), R1A, 3.0, PATH)
-    machine = DataMicrobatches(context, lambda: flows, num_microbatches=1)
+    machine = DataMicrobatches(context, lambda: flows, list, num_microbatches=1)
     machine.open(0.0)
     end_job(context, machine.can_take(R1A), tensor(1))
     return machine
@@ -252,7 +253,7 @@ def test_what_is_for_nobody_that_is_here_is_dropped() -> None:
 def test_what_comes_home_by_way_of_another_data_node_has_come_home() -> None:
     machine = home()
     assert jobs_of(machine.activation(D1, FORWARD, tensor(2))) == [Head(M)]
-    end_job(machine._context, machine._context.compute.submit(Head(M)), tensor(3))
+    end_job(machine._context, machine._context.compute.submit(Head(M), NOBODY), tensor(3))
     effects = machine.headed(M, Loss(1.0, 1), tensor(3).id, 0.5)
     assert (R3A, Complete(ROUND, M, 0.5)) in sent(effects)
     assert jobs_of(machine.gradient(D1, GRADIENT, tensor(4))) == [EmbedBackward(M)]

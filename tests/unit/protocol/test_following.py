@@ -51,6 +51,7 @@ from tests.unit.protocol.cast import (
     freed,
     jobs_of,
     member,
+    not_called,
     notes_of,
     sent,
     tensor,
@@ -74,7 +75,7 @@ class Candidate:
             view=nobody,
             round=Round(0, 0),
         )
-        self.machine = Replay(self.context, "r1c:7700", incarnation=0)
+        self.machine = Replay(self.context, "r1c:7700", self, incarnation=0)
         self.given: list[StartJob] = []
         self.tensors = iter(range(1, 1000))
 
@@ -110,11 +111,14 @@ class Candidate:
     def pipeline(self, result: JobResult) -> tuple[Job, list[Effect]]:
         """End the oldest job."""
         start = self.given.pop(0)
-        job, effects = self.context.compute.finished(JobFinished(start.job_id, result, (), 1.0))
-        self.take(effects)
-        if job is not None and self.machine.awaits(job):
-            effects += self.take(self.machine.done(1.0, result))
-        return start.job, effects
+        effects = self.context.compute.finished(1.0, JobFinished(start.job_id, result, (), 1.0))
+        return start.job, self.take(effects)
+
+    def progressed(self, now_s: float) -> list[Effect]:
+        return []
+
+    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
+        return self.machine.restart(now_s, reason)
 
     def step(self, iteration: int) -> None:
         """Propose an iteration, whose average is here, and take that for final before it."""
@@ -324,7 +328,7 @@ class Host:
 
     def __init__(self) -> None:
         self.context = context_of(R1A, VIEW)
-        self.stage = StageState(self.context)
+        self.stage = StageState(self.context, not_called)
         self.stage.enter(0)
         self.machine = ReplaySource(self.context, self.stage)
 

@@ -37,6 +37,7 @@ from tests.unit.protocol.cast import (
     ROUND,
     STRANGER,
     jobs_of,
+    not_called,
     notes_of,
     view_of,
 )
@@ -250,7 +251,7 @@ def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
 def test_a_candidate_is_followed_by_nobody() -> None:
     """Who asks means the member that it was before it started again."""
     joining, context = machine()
-    replay_source = ReplaySource(context, StageState(context))
+    replay_source = ReplaySource(context, StageState(context, not_called))
     wish = Received(R1B, Follow(3, 1, "r1b:7700"))
     answer = Followed(3, 1, Round(0, 0), "it is no member")
     assert joining.exchanged(1.0, wish, replay_source) == [Send(R1B, answer)]

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from decod.ids import NodeId, Round
+from decod.ids import JobId, NodeId, Round
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import KeepState, MirrorState
 from decod.protocol.core.era import Kept, Mark
-from decod.protocol.core.events import StateForgotten, StateKept
+from decod.protocol.core.events import JobFinished, StateForgotten, StateKept
 from decod.protocol.core.jobs import Snapshot, SnapshotTaken
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.mirrors import NUM_MIRRORS, Mirrors, inventory, mirrors_of
@@ -83,29 +83,29 @@ def test_what_is_there_is_not_copied_again() -> None:
     assert 2 not in [e.stage_index for e in mirrored]
 
 
+def copied(iteration: int) -> JobFinished:
+    return JobFinished(JobId(1), SnapshotTaken(iteration, "manifest"), (tensor(1),), 1.0)
+
+
 def test_a_copy_is_handed_to_the_host() -> None:
     keeping, context = machine(R1A)
     job = jobs_of(keeping.opened(opening(), stepped=True))[0]
-    assert keeping.awaits(job)
-    assert not keeping.awaits(Snapshot(with_optimizer=True)), "an equal job is another's"
     context.tensors.add(tensor(1))
-    (kept,) = keeping.copied(job, SnapshotTaken(10, "manifest"), tensor(1))
+    (kept,) = keeping.job_done(0.0, job, copied(10))
     assert kept == KeepState(10, "h1", "manifest", tensor(1).id)
-    assert not keeping.awaits(job)
 
 
 def test_a_copy_of_another_iteration_is_let_go() -> None:
     keeping, context = machine(R1A)
     job = jobs_of(keeping.opened(opening(), stepped=True))[0]
     context.tensors.add(tensor(1))
-    assert freed(keeping.copied(job, SnapshotTaken(11, "manifest"), tensor(1))) == [1]
+    assert freed(keeping.job_done(0.0, job, copied(11))) == [1]
 
 
 def test_a_copy_that_fails_is_told() -> None:
     keeping, _ = machine(R1A)
     job = jobs_of(keeping.opened(opening(), stepped=True))[0]
-    assert notes_of(keeping.copy_failed(job, "no room")) == ["state.unkept"]
-    assert not keeping.awaits(job)
+    assert notes_of(keeping.job_failed(0.0, job, "no room")) == ["state.unkept"]
 
 
 def test_the_inventory_follows_the_disk() -> None:

@@ -233,7 +233,7 @@ def test_what_its_device_refuses_is_told_to_the_data_node() -> None:
     effects = relay.machine.activation(R1A, AGAIN, tensor(1))
     end_job(relay.context, effects, refused=True)
     deny = Deny(ROUND, M, flow(0), "not finite")
-    assert relay.machine.failed(1.0, M, "not finite") == [Send(D0, deny)]
+    assert relay.machine.job_failed(1.0, Backward(M), "not finite") == [Send(D0, deny)]
 
 
 def test_when_the_round_is_over_nothing_is_left() -> None:
@@ -264,7 +264,7 @@ class Data:
         self.flows = DataFlows(0.0, self.context)
         self.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, OLD)
         self.machine = DataMicrobatches(
-            self.context, lambda: self.flows, num_microbatches=num_microbatches
+            self.context, lambda: self.flows, list, num_microbatches=num_microbatches
         )
         self.machine.open(0.0)
         effects = self.machine.can_take(R1A)

@@ -206,11 +206,11 @@ def test_a_deny_of_what_is_on_its_way_back_is_too_late() -> None:
 def test_a_microbatch_that_the_device_refuses_is_denied_upstream() -> None:
     relay = Relay()
     end_job(relay.context, relay.take(), refused=True)
-    effects = relay.machine.failed(1.0, M, "not finite")
+    effects = relay.machine.job_failed(1.0, Forward(M), "not finite")
     assert sent(effects) == [(D0, Deny(ROUND, M, flow(0), "not finite"))]
     assert jobs_of(effects) == [Drop(M)]
     assert relay.flows.entries == {}
-    assert relay.machine.failed(1.0, M, "not finite") == []
+    assert relay.machine.job_failed(1.0, Forward(M), "not finite") == []
 
 
 def test_a_reset_forgets_the_round() -> None:
@@ -236,7 +236,7 @@ class Data:
             self.flows.outflows.paired[flow(slot)] = R2A
             self.flows.complete[flow(slot)] = Granted(flow(slot), R1A, float(slot), PATH)
         self.machine = DataMicrobatches(
-            self.context, lambda: self.flows, num_microbatches=num_microbatches
+            self.context, lambda: self.flows, list, num_microbatches=num_microbatches
         )
         self.next_tensor = 100
 
@@ -382,9 +382,9 @@ def test_a_microbatch_without_a_flow_is_put_off_with_all_that_wait() -> None:
 def test_what_the_device_refuses_is_put_off_and_the_others_go_on() -> None:
     data = Data(num_flows=1, num_microbatches=2)
     end_job(data.context, data.begin(), refused=True)
-    effects = data.machine.failed(1.0, M, "not finite")
+    effects = data.machine.job_failed(1.0, Embed(M), "not finite")
     assert jobs_of(effects) == [Drop(M), Embed(mb(1))]
-    assert data.machine.failed(1.0, M, "not finite") == []
+    assert data.machine.job_failed(1.0, Embed(M), "not finite") == []
 
 
 def deferred(data: Data, iteration: int) -> list[MicrobatchId]:
@@ -497,7 +497,7 @@ def test_a_backward_pass_that_breaks_asks_for_the_round_to_be_repeated(through: 
     if through == "deny":
         effects = data.machine.denied(1.0, R1A, DENY)
     else:
-        effects = data.machine.failed(1.0, M, DENY.reason)
+        effects = data.machine.job_failed(1.0, Embed(M), DENY.reason)
     assert sent(effects) == [(D0, Report(ROUND, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE))]
     data.context.round = Round(1, 2)
     data.machine.open(0.0)
@@ -519,16 +519,16 @@ def test_a_last_step_that_fails_takes_the_report_back() -> None:
     data.embed(data.begin(), M)
     assert len(sent(data.take_home(M))) == 1
     failed = Report(ROUND, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE)
-    assert sent(data.machine.failed(1.0, M, DENY.reason)) == [(D0, failed)]
+    assert sent(data.machine.job_failed(1.0, Embed(M), DENY.reason)) == [(D0, failed)]
     assert not data.machine.settled, "its sum must not enter the reduction"
-    assert data.machine.failed(1.0, M, DENY.reason) == []
+    assert data.machine.job_failed(1.0, Embed(M), DENY.reason) == []
 
 
 def test_a_long_reason_is_cut() -> None:
     data = Data(num_microbatches=1)
     data.begin()
     data.machine.held[M].phase = Phase.HEAD
-    ((_, report),) = sent(data.machine.failed(1.0, M, "x" * 999))
+    ((_, report),) = sent(data.machine.job_failed(1.0, Embed(M), "x" * 999))
     assert isinstance(report, Report)
     assert len(report.failure) == 200
 

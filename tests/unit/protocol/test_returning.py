@@ -49,9 +49,14 @@ class Node:
     def __post_init__(self) -> None:
         self.context = context_of(self.node_id, self.view)
         self.context.fetches_initial = self.fetches_initial
-        self.stage = StageState(self.context)
+        self.stage = StageState(self.context, self.came)
         self.stage.iteration, self.stage.loaded = 25, True
-        self.rollback = Rollback(self.context, self.stage)
+        self.rollback = Rollback(self.context, self.stage, self.came)
+        self.here = False
+
+    def came(self, now_s: float) -> list[Effect]:
+        self.here = True
+        return []
 
     def fetched(self, stage: int, iteration: int = 20) -> list[Effect]:
         self.tensors += 1
@@ -62,12 +67,9 @@ class Node:
     def end(self, effects: list[Effect], parameter_hash: str) -> tuple[bool, list[Effect]]:
         """End the job that was started, well."""
         (start,) = (e for e in effects if isinstance(e, StartJob))
-        built = Built(parameter_hash)
-        job, freed_now = self.context.compute.finished(JobFinished(start.job_id, built, (), 1.0))
-        assert job is not None
-        assert self.rollback.awaits(job)
-        here, more = self.rollback.done(built)
-        return here, freed_now + more
+        event = JobFinished(start.job_id, Built(parameter_hash), (), 1.0)
+        effects = self.context.compute.finished(0.0, event)
+        return self.here, effects
 
 
 def fetches(effects: list[Effect]) -> list[FetchState]:

@@ -15,6 +15,7 @@ from tests.unit.protocol.cast import (
     ROUND,
     configured,
     context_of,
+    disown,
     end_job,
     flow,
     freed,
@@ -82,9 +83,10 @@ def test_a_full_relay_sheds_what_waits_for_its_gradient_and_computes_it_again() 
 def end_jobs(context: Context, effects: list[Effect], output: Tensor) -> None:
     """End all jobs that `effects` start, in order; the last has an output."""
     started = [e for e in effects if isinstance(e, StartJob)]
+    disown(context)
     for start in started:
         outputs = (output,) if start is started[-1] else ()
-        context.compute.finished(JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
+        context.compute.finished(0.0, JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
 
 
 def test_what_was_shed_and_kept_is_let_go_of_with_the_round() -> None:

@@ -19,6 +19,7 @@ from tests.unit.protocol.cast import (
     freed,
     jobs_of,
     member,
+    not_called,
     sent,
     tensor,
     view_of,
@@ -39,7 +40,7 @@ def fetch_of(effects: object) -> list[NodeId]:
 
 
 def test_at_the_start_of_the_run_everybody_holds_the_state_already() -> None:
-    state = StageState(context_of(R1A, VIEW))
+    state = StageState(context_of(R1A, VIEW), not_called)
     assert not state.loaded
     assert state.enter(0) == []
     assert state.loaded
@@ -48,19 +49,21 @@ def test_at_the_start_of_the_run_everybody_holds_the_state_already() -> None:
 def test_at_the_start_of_a_resumed_run_everybody_holds_the_state_already() -> None:
     context = context_of(R1A, VIEW)
     context.start_iteration = 40
-    state = StageState(context)
+    state = StageState(context, not_called)
     assert state.iteration == 40
     assert state.enter(40) == []
     assert state.loaded
 
 
 def test_newcomers_spread_over_the_older_members() -> None:
-    asked = [fetch_of(StageState(context_of(node, VIEW)).enter(4)) for node in (X, Y, Z)]
+    asked = [
+        fetch_of(StageState(context_of(node, VIEW), not_called).enter(4)) for node in (X, Y, Z)
+    ]
     assert asked == [[R1A, R1B], [R1B, R1A], [R1A, R1B]]
 
 
 def test_other_donors_come_first_when_a_state_does_not_load_and_then_the_node_leaves() -> None:
-    state = StageState(context_of(Y, VIEW))
+    state = StageState(context_of(Y, VIEW), not_called)
     effects = state.enter(4)
     assert effects[-1] == FetchState((R1B, R1A), 1, 4)
     assert fetch_of(state.load_failed("not finite")) == [R1A, R1B]
@@ -71,7 +74,7 @@ def test_other_donors_come_first_when_a_state_does_not_load_and_then_the_node_le
 
 
 def test_a_node_leaves_when_no_donor_gives_what_it_wants_now() -> None:
-    state = StageState(context_of(Y, VIEW))
+    state = StageState(context_of(Y, VIEW), not_called)
     state.enter(4)
     for stage, iteration in ((1, 3), (2, 4)):
         assert state.fetch_failed(StateFetchFailed(stage, iteration, "reset")) == []
@@ -124,22 +127,22 @@ def test_what_was_committed_meanwhile_needs_no_amendment() -> None:
 
 
 def test_a_newcomer_among_newcomers_finds_no_donor() -> None:
-    state = StageState(context_of(X, view_of("d0", *NEW)))
+    state = StageState(context_of(X, view_of("d0", *NEW)), not_called)
     assert isinstance(state.enter(4)[-1], Stop)
 
 
 def test_who_leads_and_can_have_no_state_asks_nobody_to_let_it_go() -> None:
     """It would have to make a view without its leader: the others elect one."""
-    state = StageState(context_of(D0, VIEW))
+    state = StageState(context_of(D0, VIEW), not_called)
     (stop,) = state.give_up("its disk is broken")
     assert isinstance(stop, Stop)
-    *left, stop = StageState(context_of(X, VIEW)).give_up("its disk is broken")
+    *left, stop = StageState(context_of(X, VIEW), not_called).give_up("its disk is broken")
     assert len(left) == 1
 
 
 def test_what_was_fetched_is_loaded() -> None:
     context = context_of(X, VIEW)
-    state = StageState(context)
+    state = StageState(context, not_called)
     state.enter(4)
     effects = state.fetched(StateFetched(1, 4, "{}", tensor(1)))
     assert jobs_of(effects) == [Load(4, "{}")]
@@ -150,7 +153,7 @@ def test_what_was_fetched_is_loaded() -> None:
     ("stage", "iteration", "loaded"), [(1, 3, False), (1, 4, True), (2, 4, False)]
 )
 def test_state_that_is_not_wanted_is_freed(stage: int, iteration: int, loaded: bool) -> None:
-    state = StageState(context_of(X, VIEW))
+    state = StageState(context_of(X, VIEW), not_called)
     state.enter(4)
     state.loaded = loaded
     effects = state.fetched(StateFetched(stage, iteration, "{}", tensor(1)))
@@ -163,7 +166,7 @@ def test_state_that_is_not_wanted_is_freed(stage: int, iteration: int, loaded: b
 
 def holder(iteration: int = 4) -> tuple[StageState, Context]:
     context = context_of(R1A, VIEW)
-    state = StageState(context)
+    state = StageState(context, not_called)
     state.enter(0)
     state.committed(iteration)
     return state, context
@@ -213,7 +216,7 @@ def test_another_stages_state_is_refused() -> None:
 
 
 def test_a_node_that_has_not_loaded_gives_nothing() -> None:
-    state = StageState(context_of(X, VIEW))
+    state = StageState(context_of(X, VIEW), not_called)
     state.enter(4)
     assert isinstance(state.requested(ask(1))[0], RefuseState)
 
@@ -245,10 +248,12 @@ def test_a_copy_that_fails_is_refused_to_all_who_waited() -> None:
     state, _ = holder()
     state.requested(ask(1))
     state.requested(ask(2))
-    assert state.copy_failed("no memory") == [RefuseState(k, "no memory") for k in (1, 2)]
+    assert state.job_failed(0.0, Snapshot(with_optimizer=True), "no memory") == [
+        RefuseState(k, "no memory") for k in (1, 2)
+    ]
 
 
 def test_a_member_is_no_newcomer_of_a_later_iteration() -> None:
     """Whoever was admitted before the last commit can give state to who was admitted after it."""
     view = view_of("d0", member("r1b", since_iteration=3), member("r1c", since_iteration=4))
-    assert fetch_of(StageState(context_of(R1C, view)).enter(4)) == [R1B]
+    assert fetch_of(StageState(context_of(R1C, view), not_called).enter(4)) == [R1B]
