@@ -8,6 +8,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from decod.sim.__main__ import _parsed, main
 from decod.sim.elections import election_storm
@@ -23,11 +24,19 @@ _CHUNK = 200
 """Seeds of one test: they are dealt out among the processes that run the tests. How often leaders
 are lost, which is asked of each test, varies much among fewer."""
 
-_CHUNK_OF_ELECTIONS = 50
+_CHUNK_OF_ELECTIONS = 40
+
+
+def _chunks(num_seeds: int, chunk: int) -> list[ParameterSet]:
+    """Returns the first seed of every chunk. All but the first chunk take long."""
+    later = [
+        pytest.param(first, marks=pytest.mark.slow) for first in range(chunk, num_seeds, chunk)
+    ]
+    return [pytest.param(0), *later]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, _CHUNK))
+@pytest.mark.parametrize("first", _chunks(NUM_SEEDS, _CHUNK))
 def test_runs_survive_storms_and_then_commit_again(first: int) -> None:
     """Or lose a whole stage, or more than half of the members at once, and say so."""
     num = min(_CHUNK, NUM_SEEDS - first)
@@ -53,7 +62,7 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, NUM_ELECTIONS, _CHUNK_OF_ELECTIONS))
+@pytest.mark.parametrize("first", _chunks(NUM_ELECTIONS, _CHUNK_OF_ELECTIONS))
 def test_runs_survive_what_strikes_their_leaders(first: int) -> None:
     num = min(_CHUNK_OF_ELECTIONS, NUM_ELECTIONS - first)
     failures, tally = weather(range(first, first + num), election_storm)
