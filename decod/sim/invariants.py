@@ -252,6 +252,7 @@ class Checker:
         era = _era_of(host, step)
         self._check_once(host, step, era)
         self._check_same(host, step, era)
+        self._commits.stepped(host, era, step.iteration)
         self._check_quiet(host)
         self.num_iterations = max(self.num_iterations, step.iteration)
 
@@ -399,7 +400,8 @@ class Checker:
     def _decided(self, host: Host, message: Message) -> None:
         assert isinstance(message, (msg.Commit, msg.Abort))
         if isinstance(message, msg.Commit):
-            self._refuse("I3", host, self._commits.decided(message))
+            assert self._world is not None
+            self._refuse("I3", host, self._commits.decided(host, message, self._world.hosts))
             self._check_loss(host, message)
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)

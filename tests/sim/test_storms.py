@@ -166,6 +166,30 @@ def test_who_was_cut_off_and_is_back_makes_a_quorum_with_who_has_started_again()
     assert main(_words(words, faults, cuts)) == 0
 
 
+def test_a_commit_is_made_again_if_all_who_knew_of_it_have_started_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A leader that slept goes on in its term: more than half of the run elected another, which
+    committed, and then all of these were killed."""
+    faults = (
+        "freeze:data0@15.643+9.811 restart:relay1@17.494+3.624 freeze:relay3@17.777+21.009"
+        " restart:relay3@19.656+1.72 restart:data1@19.928+1.065"
+    )
+    cuts = (
+        "data1,relay3,relay1|data0,relay0,relay2@12.96+4.777"
+        " relay0|relay2,relay1,data0,relay3,data1@5.383+7.917"
+        " data0,relay0|relay2,data1,relay3@16.803+1.626"
+    )
+    words = (
+        "--seed 179544325535629 --data-nodes 2 --stages 1 --microbatches 2 --clip-norm 1.0"
+        " --parameter-bytes 400000 --routing greedy --calm-s 32.049"
+    )
+    assert main(_words(words, faults, cuts)) == 0
+    told = capsys.readouterr().out
+    assert "iteration 10.1 is committed" in told
+    assert "iteration 10.4 is committed" in told
+
+
 def test_a_newcomer_leaves_a_donor_that_has_started_again() -> None:
     """It knew of nobody who followed it, and said nothing until both had entered."""
     faults = (
