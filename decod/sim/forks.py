@@ -32,16 +32,18 @@ class Commits:
     """
 
     def __init__(self) -> None:
+        self.hosts: Mapping[NodeId, Host] = {}
+        """Of the run."""
         self._known: dict[tuple[int, int], _Known] = {}
         """By era and iteration."""
 
-    def decided(self, host: Host, message: Commit, hosts: Mapping[NodeId, Host]) -> str:
+    def decided(self, host: Host, message: Commit) -> str:
         """Take in a commit that a host tells of. Returns what is wrong, or nothing."""
         round_ = message.round
         told = (round_, message.view_term, message.view_version)
         place = (round_.era, round_.iteration)
         known = self._known.setdefault(place, _Known(told))
-        if known.told != told and not _remembered(known, hosts):
+        if known.told != told and not self._remembered(known):
             known = self._known[place] = _Known(told)
         if known.told == told:
             known.lives[host.node_id] = host.life
@@ -54,10 +56,9 @@ class Commits:
         if (known := self._known.get((era, iteration))) is not None:
             known.lives[host.node_id] = host.life
 
-
-def _remembered(known: _Known, hosts: Mapping[NodeId, Host]) -> bool:
-    """Whether somebody still knows of a commit."""
-    return any(hosts[node].life == life for node, life in known.lives.items())
+    def _remembered(self, known: _Known) -> bool:
+        """Whether somebody still knows of a commit."""
+        return any(self.hosts[node].life == life for node, life in known.lives.items())
 
 
 class Decisions:

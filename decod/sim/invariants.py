@@ -196,7 +196,7 @@ class Checker:
 
     def watch(self, world: World) -> None:
         """Say which world it is: from now on flows can be followed from host to host."""
-        self._world = world
+        self._world, self._commits.hosts = world, world.hosts
         self._names.update({host.node_id: host.name for host in world.hosts.values()})
 
     @property
@@ -400,8 +400,7 @@ class Checker:
     def _decided(self, host: Host, message: Message) -> None:
         assert isinstance(message, (msg.Commit, msg.Abort))
         if isinstance(message, msg.Commit):
-            assert self._world is not None
-            self._refuse("I3", host, self._commits.decided(host, message, self._world.hosts))
+            self._refuse("I3", host, self._commits.decided(host, message))
             self._check_loss(host, message)
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
