@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decod.ids import MicrobatchId, Round
 from decod.sim.compute import Step
 from decod.sim.core import positions_of
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 
 
 class DataChecker:
@@ -49,7 +49,7 @@ class DataChecker:
             return f"{text}, and nothing is put off"
         return ""
 
-    def counted(self, host: SimulatedHost, num_iterations: int) -> str:
+    def counted(self, host: SimHost, num_iterations: int) -> str:
         """Compare with what a node has counted that has seen all iterations; likewise."""
         positions = positions_of(host.machine)
         last = host.compute.iteration == num_iterations

@@ -15,7 +15,7 @@ from decod.sim.compute import Activation, Gradient, MisuseError
 from decod.sim.kernel import Kernel
 
 if TYPE_CHECKING:
-    from decod.sim.host import Observer, SimulatedHost
+    from decod.sim.host import Observer, SimHost
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Device:
 
     def __init__(
         self,
-        host: "SimulatedHost",
+        host: "SimHost",
         kernel: Kernel,
         observer: "Observer",
         protocol: ProtocolConfig,

@@ -5,28 +5,60 @@ other parameters to be a fork: two halves of a run that repeat each other's iter
 to the same ones, until a batch differs.
 """
 
-from decod.ids import Round
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from decod.ids import NodeId, Round
 from decod.protocol.core.messages import Abort, Commit, Message
 from decod.sim.core import NodeProgress
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
+
+
+@dataclass(slots=True)
+class _Known:
+    """One iteration's commit."""
+
+    told: tuple[Round, int, int]
+    """The round, and the term and version of the view that voted."""
+    lives: dict[NodeId, int] = field(default_factory=dict)
+    """Hosts that know of it, and in which life."""
 
 
 class Commits:
-    """Remembers in which round each iteration was committed."""
+    """Remembers in which round each iteration was committed, and who knows of that.
+
+    If all who know have started again since, nothing is left of the commit: the others can't but
+    repeat the iteration.
+    """
 
     def __init__(self) -> None:
-        self._rounds: dict[tuple[int, int], tuple[Round, int, int]] = {}
-        """By era and iteration: the round, and the term and version of the view that voted."""
+        self.hosts: Mapping[NodeId, SimHost] = {}
+        """Of the run."""
+        self._known: dict[tuple[int, int], _Known] = {}
+        """By era and iteration."""
 
-    def decided(self, message: Commit) -> str:
-        """Take in a commit that somebody tells of. Returns what is wrong, or nothing."""
+    def decided(self, host: SimHost, message: Commit) -> str:
+        """Take in a commit that a host tells of. Returns what is wrong, or nothing."""
         round_ = message.round
         told = (round_, message.view_term, message.view_version)
-        first = self._rounds.setdefault((round_.era, round_.iteration), told)
-        if first == told:
+        place = (round_.era, round_.iteration)
+        known = self._known.setdefault(place, _Known(told))
+        if known.told != told and not self._remembered(known):
+            known = self._known[place] = _Known(told)
+        if known.told == told:
+            known.lives[host.node_id] = host.life
             return ""
-        was, now = (f"{r} by view {version} of term {term}" for r, term, version in (first, told))
+        was, now = (f"{r} by view {v} of term {t}" for r, t, v in (known.told, told))
         return f"iteration {round_.iteration} is committed twice: in round {was}, and {now}"
+
+    def stepped(self, host: SimHost, era: int, iteration: int) -> None:
+        """A host has taken the step of an iteration, which it was told of."""
+        if (known := self._known.get((era, iteration))) is not None:
+            known.lives[host.node_id] = host.life
+
+    def _remembered(self, known: _Known) -> bool:
+        """Whether somebody still knows of a commit."""
+        return any(self.hosts[node].life == life for node, life in known.lives.items())
 
 
 class Decisions:
@@ -57,7 +89,7 @@ class Decisions:
         return ""
 
 
-def missed(host: SimulatedHost, place: NodeProgress, message: Message) -> str:
+def missed(host: SimHost, place: NodeProgress, message: Message) -> str:
     """Return what is wrong if a node has been told of a leader's opening and does not follow.
 
     Args:

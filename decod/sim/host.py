@@ -42,25 +42,23 @@ _RESULT_S = 1.0
 class Observer(Protocol):
     """Sees everything that happens; raises if it must not happen."""
 
-    def stepped(self, host: "SimulatedHost", event: Event | None) -> None:
+    def stepped(self, host: "SimHost", event: Event | None) -> None:
         """The machine has taken an event (None: its start, or what it passes on) and its effects
         are carried out."""
 
-    def sent(self, host: "SimulatedHost", to: NodeId, message: Message) -> None:
+    def sent(self, host: "SimHost", to: NodeId, message: Message) -> None:
         """The machine wants a message of its own to get to a peer."""
 
-    def computed(self, host: "SimulatedHost", job: Job, duration_s: float) -> None:
+    def computed(self, host: "SimHost", job: Job, duration_s: float) -> None:
         """A job has ended on this host."""
 
-    def committed(self, host: "SimulatedHost", step: Step) -> None:
+    def committed(self, host: "SimHost", step: Step) -> None:
         """A step has become final on this host."""
 
-    def noted(
-        self, host: "SimulatedHost", event: str, fields: tuple[tuple[str, object], ...]
-    ) -> None:
+    def noted(self, host: "SimHost", event: str, fields: tuple[tuple[str, object], ...]) -> None:
         """Something is worth a line of the trace."""
 
-    def misused(self, host: "SimulatedHost", text: str, cause: BaseException | None) -> None:
+    def misused(self, host: "SimHost", text: str, cause: BaseException | None) -> None:
         """The core did what it must never do. Does not return."""
 
 
@@ -73,7 +71,7 @@ class World:
     profile: ComputeProfile
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
-    hosts: dict[NodeId, "SimulatedHost"] = field(default_factory=dict)
+    hosts: dict[NodeId, "SimHost"] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ class _Spins:
         return self.num > _SPIN_LIMIT
 
 
-class SimulatedHost:
+class SimHost:
     """One node of a simulated run.
 
     Attributes:
@@ -123,7 +121,7 @@ class SimulatedHost:
         self.refuses = True
         self.frozen_until_s = 0.0
         self.stop: fx.Stop | None = None
-        self.on_stop: Callable[[SimulatedHost], None] = _nothing
+        self.on_stop: Callable[[SimHost], None] = _nothing
         self.num_events = 0
         self.num_control_sent = 0
         self.control_by_kind: Counter[type] = Counter()
@@ -189,7 +187,7 @@ class SimulatedHost:
         """Grows with every start and end of this host: what belongs to an earlier one is void."""
         return self._life
 
-    def peer(self, node: NodeId) -> "SimulatedHost | None":
+    def peer(self, node: NodeId) -> "SimHost | None":
         """Return another host of the run, if there is one with this id."""
         return self._world.hosts.get(node)
 

@@ -9,7 +9,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
 from decod.sim.churn import Churn, Instants
 from decod.sim.core import ends_run, stage_peers
-from decod.sim.host import SimulatedHost, World
+from decod.sim.host import SimHost, World
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
 _RETURN_S = 2.0
@@ -41,14 +41,14 @@ class Injection:
         self,
         scenario: Scenario,
         world: World,
-        hosts: dict[str, SimulatedHost],
-        start: Callable[[SimulatedHost], None],
+        hosts: dict[str, SimHost],
+        start: Callable[[SimHost], None],
     ) -> None:
         self.num_coming = len(hosts)
         self._instants = Instants(scenario.churn)
         self._num_slow: Counter[str] = Counter()
         """Reasons for which a host is slow now: several make it no slower."""
-        self._strikes: dict[FaultKind, Callable[[SimulatedHost, float], None]] = {
+        self._strikes: dict[FaultKind, Callable[[SimHost, float], None]] = {
             FaultKind.KILL: self._kill,
             FaultKind.VANISH: self._vanish,
             FaultKind.FREEZE: self._freeze,
@@ -93,7 +93,7 @@ class Injection:
         else:
             host.on_event(fault.after_num_events, lambda: kernel.after(0.0, strike))
 
-    def _strike(self, fault: HostFault, host: SimulatedHost) -> None:
+    def _strike(self, fault: HostFault, host: SimHost) -> None:
         # What a fault waits for may be said only when they are to be over.
         late = self._calm_s is not None and self._world.kernel.now_s > self._calm_s
         if late or not host.reachable:
@@ -115,7 +115,7 @@ class Injection:
         elif host.reachable and not self._needed(host):
             host.kill(vanish=True)
 
-    def _needed(self, host: SimulatedHost) -> bool:
+    def _needed(self, host: SimHost) -> bool:
         """Whether nobody else of a host's stage holds what the run has committed."""
         hosts = [other for other in self._hosts.values() if other.reachable]
         newest = max((other.compute.iteration for other in hosts), default=0)
@@ -126,82 +126,82 @@ class Injection:
             if other.compute.stage_index == host.compute.stage_index
         )
 
-    def _kill(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _kill(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         host.kill()
 
-    def _vanish(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _vanish(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         host.kill(vanish=True)
 
-    def _stage(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _stage(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         for peer in dict.fromkeys((host.node_id, *stage_peers(host.machine))):
             self._world.hosts[peer].kill()
 
-    def _freeze(self, host: SimulatedHost, duration_s: float) -> None:
+    def _freeze(self, host: SimHost, duration_s: float) -> None:
         host.freeze(duration_s)
 
-    def _stop_clock(self, host: SimulatedHost, duration_s: float) -> None:
+    def _stop_clock(self, host: SimHost, duration_s: float) -> None:
         self._note(host, "clock.stopped", duration_s=duration_s)
         host.clock.stop(duration_s)
 
-    def _restart(self, host: SimulatedHost, duration_s: float) -> None:
+    def _restart(self, host: SimHost, duration_s: float) -> None:
         host.kill()
         self._world.kernel.after(duration_s, self._start, host)
 
-    def _compute(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _compute(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         if self._calm_s is not None and ends_run(host.machine):
             self._note(host, "compute.spared")  # As with `_drain`.
         else:
             host.device.fail()
 
-    def _hang(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _hang(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         host.device.hang()
 
-    def _drain(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _drain(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         if self._calm_s is not None and ends_run(host.machine):
             self._note(host, "drain.spared")  # It would end the run, which proves nothing.
         else:
             host.deliver(ev.DrainRequested())
 
-    def _pause(self, host: SimulatedHost, duration_s: float) -> None:
+    def _pause(self, host: SimHost, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True))
         self._world.kernel.after(duration_s, host.deliver, ev.PauseRequested(paused=False))
 
-    def _free(self, host: SimulatedHost, duration_s: float) -> None:
+    def _free(self, host: SimHost, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True, frees_device=True))
         self._world.kernel.after(duration_s, self._resume, host)
 
-    def _resume(self, host: SimulatedHost) -> None:
+    def _resume(self, host: SimHost) -> None:
         if host.stop is not None and host.stop.reason is StopReason.PAUSED:
             self.num_coming += 1
             self._start(host)
         else:
             host.deliver(ev.PauseRequested(paused=False))
 
-    def _slow(self, host: SimulatedHost, duration_s: float) -> None:
+    def _slow(self, host: SimHost, duration_s: float) -> None:
         self._note(host, "host.slowed", duration_s=duration_s)
         self._num_slow[host.name] += 1
         if self._num_slow[host.name] == 1:
             host.speed /= _SLOWNESS
         self._world.kernel.after(duration_s, self._hasten, host)
 
-    def _disk(self, host: SimulatedHost, duration_s: float) -> None:
+    def _disk(self, host: SimHost, duration_s: float) -> None:
         self._note(host, "disk.filled", duration_s=duration_s)
         until_s = self._world.kernel.now_s + duration_s
         host.disk.full_until_s = max(host.disk.full_until_s, until_s)
 
-    def _spoil(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _spoil(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         for stage, iteration in host.disk.spoil():
             self._note(host, "disk.altered", stage=stage, iteration=iteration)
 
-    def _rot(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - Once.
+    def _rot(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Once.
         self._note(host, "memory.rotted")
         host.compute.rotten = f" bit of {host.name}"
 
-    def _flip(self, host: SimulatedHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
         self._note(host, "memory.flipped")
         host.compute.flip()
 
-    def _hasten(self, host: SimulatedHost) -> None:
+    def _hasten(self, host: SimHost) -> None:
         self._num_slow[host.name] -= 1
         if not self._num_slow[host.name]:
             host.speed *= _SLOWNESS
@@ -222,11 +222,11 @@ class Injection:
         else:
             self._world.network.cut(sender, receiver, until_s=until_s)
 
-    def _bring_back(self, host: SimulatedHost) -> None:
+    def _bring_back(self, host: SimHost) -> None:
         """Plan the return of a node that the run has given up, as those who care for it do."""
         if host.stop is not None and host.stop.reason in _RETURNING:
             self.num_coming += 1
             self._world.kernel.after(_RETURN_S, self._start, host)
 
-    def _note(self, host: SimulatedHost, event: str, **fields: object) -> None:
+    def _note(self, host: SimHost, event: str, **fields: object) -> None:
         self._world.observer.noted(host, event, tuple(fields.items()))

@@ -44,7 +44,7 @@ from decod.sim.compute import ComputeProfile, Counts, Step
 from decod.sim.core import FlowTable, NodeProgress, Whereabouts, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
-from decod.sim.host import SimulatedHost, World
+from decod.sim.host import SimHost, World
 from decod.sim.trace import Trace
 
 _ADMISSION = frozenset(
@@ -187,7 +187,7 @@ class Checker:
         self._num_complete: dict[NodeId, int] = {}
         self._losses: dict[int, float] = {}
         self._memory_bounds: dict[NodeId, int] = {}
-        self._per_message: dict[type, Callable[[SimulatedHost, Message], None]] = {
+        self._per_message: dict[type, Callable[[SimHost, Message], None]] = {
             msg.Report: self._reported,
             msg.BeginAggregation: self._begun,
             msg.Commit: self._decided,
@@ -196,7 +196,7 @@ class Checker:
 
     def watch(self, world: World) -> None:
         """Say which world it is: from now on flows can be followed from host to host."""
-        self._world = world
+        self._world, self._commits.hosts = world, world.hosts
         self._names.update({host.node_id: host.name for host in world.hosts.values()})
 
     @property
@@ -204,11 +204,11 @@ class Checker:
         """Mean loss of each iteration that was announced as committed."""
         return tuple(self._losses[iteration] for iteration in sorted(self._losses))
 
-    def check_counted(self, host: SimulatedHost) -> None:
+    def check_counted(self, host: SimHost) -> None:
         """Compare what a node that has seen all iterations says of skipped positions."""
         self._refuse("I5", host, self._data.counted(host, self.num_iterations))
 
-    def violated(self, invariant: str, host: SimulatedHost | None, what: str) -> InvariantViolation:
+    def violated(self, invariant: str, host: SimHost | None, what: str) -> InvariantViolation:
         """Return the exception that names a violation."""
         return InvariantViolation(
             invariant,
@@ -218,7 +218,7 @@ class Checker:
             replay=self._replay,
         )
 
-    def _refuse(self, invariant: str, host: SimulatedHost, what: str) -> None:
+    def _refuse(self, invariant: str, host: SimHost, what: str) -> None:
         if what:
             raise self.violated(invariant, host, what)
 
@@ -228,7 +228,7 @@ class Checker:
 
     # --- what the hosts say -------------------------------------------------------------------
 
-    def stepped(self, host: SimulatedHost, event: Event | None) -> None:
+    def stepped(self, host: SimHost, event: Event | None) -> None:
         if not host.reachable:
             return
         kind = type(event.message) if isinstance(event, Received) else type(event)
@@ -237,7 +237,7 @@ class Checker:
         self._check_memory(host)
         self._check_term(host, event)
 
-    def sent(self, host: SimulatedHost, to: NodeId, message: Message) -> None:
+    def sent(self, host: SimHost, to: NodeId, message: Message) -> None:
         del to
         if type(message) in _ADMISSION:
             self._counts(host).num_admission += 1
@@ -245,19 +245,18 @@ class Checker:
         if look is not None:
             look(host, message)
 
-    def computed(self, host: SimulatedHost, job: Job, duration_s: float) -> None:
+    def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
         """Nothing to check: how long jobs take is the scenario's affair."""
 
-    def committed(self, host: SimulatedHost, step: Step) -> None:
+    def committed(self, host: SimHost, step: Step) -> None:
         era = _era_of(host, step)
         self._check_once(host, step, era)
         self._check_same(host, step, era)
+        self._commits.stepped(host, era, step.iteration)
         self._check_quiet(host)
         self.num_iterations = max(self.num_iterations, step.iteration)
 
-    def noted(
-        self, host: SimulatedHost, event: str, fields: tuple[tuple[str, object], ...]
-    ) -> None:
+    def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
         # Names say more than ids of 52 characters.
         shown = {
             key: self._names.get(value, value) if isinstance(value, str) else value
@@ -268,12 +267,12 @@ class Checker:
             self._num_put_off += self._batch if shown["microbatch"] == "all" else 1
             self._memory_bounds.clear()
 
-    def misused(self, host: SimulatedHost, text: str, cause: BaseException | None) -> None:
+    def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
         raise self.violated("CORE", host, text) from cause
 
     # --- I1 -----------------------------------------------------------------------------------
 
-    def _check_flows(self, host: SimulatedHost, table: FlowTable) -> None:
+    def _check_flows(self, host: SimHost, table: FlowTable) -> None:
         # What the node reckons with is not taken at its word.
         room = min(table.capacity, max(self._capacities[host.node_id], table.num_data_nodes))
         if (num := len(table.downstream) + table.num_pending) > room:
@@ -285,7 +284,7 @@ class Checker:
             for flow_id in table.downstream:
                 self._follow(host, table, flow_id)
 
-    def _check_entries(self, host: SimulatedHost, table: FlowTable) -> None:
+    def _check_entries(self, host: SimHost, table: FlowTable) -> None:
         downstream, upstream, unpaired = table.downstream, table.upstream, table.unpaired
         for flow_id in downstream:
             if (flow_id in upstream) == (flow_id in unpaired):
@@ -298,7 +297,7 @@ class Checker:
                 "I1", host, f"inflows without outflow: {', '.join(str(f) for f in extra)}"
             )
 
-    def _follow(self, data_host: SimulatedHost, table: FlowTable, flow_id: FlowId) -> None:
+    def _follow(self, data_host: SimHost, table: FlowTable, flow_id: FlowId) -> None:
         """Walk a complete flow from its data node; it must come home."""
         if flow_id.data_node != data_host.node_id:
             raise self.violated("I1", data_host, f"flow {flow_id} is another data node's")
@@ -322,7 +321,7 @@ class Checker:
 
     # --- I2 -----------------------------------------------------------------------------------
 
-    def _check_once(self, host: SimulatedHost, step: Step, era: int) -> None:
+    def _check_once(self, host: SimHost, step: Step, era: int) -> None:
         for microbatch, num in step.counts:
             if num != 1:
                 raise self.violated("I2", host, f"microbatch {microbatch} is folded in {num} times")
@@ -346,7 +345,7 @@ class Checker:
             what = f"{len(step.counts)} microbatches, {self._announced[max(rounds)]} announced"
             raise self.violated("I2", host, f"round {max(rounds)[1]} committed {what}")
 
-    def _reported(self, host: SimulatedHost, message: Message) -> None:
+    def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)
         if message.failure:
             return  # It asks for the round to be repeated: nothing of it will be committed.
@@ -356,7 +355,7 @@ class Checker:
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
             raise self.violated("I2", host, f"two different reports of round {message.round}")
 
-    def _begun(self, host: SimulatedHost, message: Message) -> None:
+    def _begun(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.BeginAggregation)
         round_ = self._term_of(host, message.round)
         num = self._announced.setdefault(round_, message.num_committed)
@@ -370,7 +369,7 @@ class Checker:
 
     # --- I3 -----------------------------------------------------------------------------------
 
-    def _check_same(self, host: SimulatedHost, step: Step, era: int) -> None:
+    def _check_same(self, host: SimHost, step: Step, era: int) -> None:
         known = self._iterations[era, step.iteration]
         stage = host.compute.stage_index
         first = known.hashes.setdefault(stage, (step.parameter_hash, host.name))
@@ -398,10 +397,10 @@ class Checker:
             era -= 1
         return self._iterations.get((era, iteration))
 
-    def _decided(self, host: SimulatedHost, message: Message) -> None:
+    def _decided(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, (msg.Commit, msg.Abort))
         if isinstance(message, msg.Commit):
-            self._refuse("I3", host, self._commits.decided(message))
+            self._refuse("I3", host, self._commits.decided(host, message))
             self._check_loss(host, message)
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
@@ -418,7 +417,7 @@ class Checker:
         if origin.source is Source.NEIGHBOURS or era - 1 in self._made_up:
             self._made_up.add(era)
 
-    def _check_loss(self, host: SimulatedHost, message: msg.Commit) -> None:
+    def _check_loss(self, host: SimHost, message: msg.Commit) -> None:
         iteration, era = message.round.iteration, message.round.era
         known = self._iterations.get((era, iteration))
         again = known is not None and known.again is not None
@@ -430,7 +429,7 @@ class Checker:
 
     # --- I4 -----------------------------------------------------------------------------------
 
-    def _check_term(self, host: SimulatedHost, event: Event | None) -> None:
+    def _check_term(self, host: SimHost, event: Event | None) -> None:
         seen = self._whereabouts[host.node_id]
         moved = seen.moved(host.machine)
         place = seen.place
@@ -449,13 +448,13 @@ class Checker:
         if leader != host.name:
             raise self.violated("I4", host, f"it leads term {place.term}, which {leader} has led")
 
-    def _term_of(self, host: SimulatedHost, round_: Round) -> "_Term":
+    def _term_of(self, host: SimHost, round_: Round) -> "_Term":
         place = place_of(host.machine)
         return (place.term if place is not None else 0, round_)
 
     # --- I6 -----------------------------------------------------------------------------------
 
-    def memory_bound_bytes(self, host: SimulatedHost) -> int:
+    def memory_bound_bytes(self, host: SimHost) -> int:
         """Return how much a node may store.
 
         For every microbatch that it holds: the activation that came and the one that went, and
@@ -471,7 +470,7 @@ class Checker:
         parts = (13 + FOLLOWERS_MAX * LAG_MAX) * self._profile.parameter_bytes
         return flows + parts + 4 * len(self._capacities)
 
-    def _check_memory(self, host: SimulatedHost) -> None:
+    def _check_memory(self, host: SimHost) -> None:
         bound_bytes = self._memory_bounds.get(host.node_id)
         if bound_bytes is None:
             bound_bytes = self._memory_bounds[host.node_id] = self.memory_bound_bytes(host)
@@ -489,7 +488,7 @@ class Checker:
     # --- I8 -----------------------------------------------------------------------------------
 
     def quiet_bound(
-        self, host: SimulatedHost, *, duration_s: float, num_microbatches: int, num_views: int = 1
+        self, host: SimHost, *, duration_s: float, num_microbatches: int, num_views: int = 1
     ) -> int:
         """Return how many control messages a node may send in an iteration.
 
@@ -520,7 +519,7 @@ class Checker:
         search += 3 * self._batch * (num_views - 1)
         return int(beats + reports + search + tree + flows + 2 * num_microbatches + repeats) + 16
 
-    def _check_quiet(self, host: SimulatedHost) -> None:
+    def _check_quiet(self, host: SimHost) -> None:
         counts = self._counts(host)
         num = host.num_control_sent - counts.num_admission - counts.control_at_commit
         table = flow_table(host.machine) if host.reachable else None
@@ -539,11 +538,11 @@ class Checker:
         if num > bound:
             raise self.violated("I8", host, f"{num} control messages sent, {bound} allowed")
 
-    def _counts(self, host: SimulatedHost) -> NodeCounts:
+    def _counts(self, host: SimHost) -> NodeCounts:
         return self.nodes.setdefault(host.name, NodeCounts())
 
 
-def _era_of(host: SimulatedHost, step: Step) -> int:
+def _era_of(host: SimHost, step: Step) -> int:
     """Return the era that a step belongs to: its node may have gone back since it was voted on."""
     place = place_of(host.machine) if host.reachable else None
     if place is None:

@@ -11,7 +11,7 @@ from decod.protocol.core.events import Event, Received
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation, Message
 from decod.sim.compute import Step
-from decod.sim.host import Observer, SimulatedHost
+from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import Kernel
 
 _TRAVELLING = frozenset((ForwardActivation, BackwardGradient))
@@ -95,7 +95,7 @@ class Meter:
 
     # --- as an observer -----------------------------------------------------------------------
 
-    def stepped(self, host: SimulatedHost, event: Event | None) -> None:
+    def stepped(self, host: SimHost, event: Event | None) -> None:
         """An activation or gradient may have arrived."""
         if type(event) is Received and type(event.message) in _TRAVELLING:
             sent_s = self._under_way.pop((event.sender, host.node_id, event.message), None)
@@ -104,26 +104,26 @@ class Meter:
                 tally.communication_s += self.kernel.now_s - sent_s
         self.inner.stepped(host, event)
 
-    def sent(self, host: SimulatedHost, to: NodeId, message: Message) -> None:
+    def sent(self, host: SimHost, to: NodeId, message: Message) -> None:
         """An activation or gradient may set out."""
         if type(message) in _TRAVELLING:
             self._under_way[host.node_id, to, message] = self.kernel.now_s
         self.inner.sent(host, to, message)
 
-    def computed(self, host: SimulatedHost, job: Job, duration_s: float) -> None:
+    def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
         """Compute was spent, or what it gave is thrown away.
 
         What was dropped counts as useful if the host computes it again and its step holds it: what
         its forward pass gave has gone on then.
         """
         spent_s = self._spent_s[host.name]
-        if job.is_pass:
+        if isinstance(job, jobs.Pass):
             spent_s[job.microbatch] += duration_s
         elif isinstance(job, (jobs.Reset, jobs.Build, jobs.Load)):
             self._throw_away(host)
         self.inner.computed(host, job, duration_s)
 
-    def committed(self, host: SimulatedHost, step: Step) -> None:
+    def committed(self, host: SimHost, step: Step) -> None:
         """A host has taken its step."""
         kept = {microbatch for microbatch, _ in step.counts}
         spent_s = self._spent_s.pop(host.name, {})
@@ -139,9 +139,7 @@ class Meter:
         self._stepped_s[host.name] = now_s
         self.inner.committed(host, step)
 
-    def noted(
-        self, host: SimulatedHost, event: str, fields: tuple[tuple[str, object], ...]
-    ) -> None:
+    def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
         """A round may have been opened, or a host have ended."""
         if event == "round.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
@@ -150,7 +148,7 @@ class Meter:
             self._tallies[self._num_committed + 1].lost_s += self._throw_away(host)
         self.inner.noted(host, event, fields)
 
-    def misused(self, host: SimulatedHost, text: str, cause: BaseException | None) -> None:
+    def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
         """Pass on what ends the run."""
         self.inner.misused(host, text, cause)
 
@@ -159,7 +157,7 @@ class Meter:
             self._num_opened = iteration
             self.opened(iteration)
 
-    def _throw_away(self, host: SimulatedHost) -> float:
+    def _throw_away(self, host: SimHost) -> float:
         spent_s = sum(self._spent_s.pop(host.name, {}).values())
         self._waste(spent_s)
         return spent_s

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from decod.protocol.leadership.quorum import is_quorum
 from decod.sim.core import Wait, standing_of
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
@@ -28,10 +28,10 @@ class _Run(Protocol):
     """What is looked at of a simulation."""
 
     checker: Checker
-    hosts: dict[str, SimulatedHost]
+    hosts: dict[str, SimHost]
 
     @property
-    def acting(self) -> SimulatedHost | None: ...
+    def acting(self) -> SimHost | None: ...
 
 
 class ProgressCheck:
@@ -147,7 +147,7 @@ class ProgressCheck:
             raise self._stuck(None, "a quorum is there and elects nobody", self._bound_s)
         return "a leader"
 
-    def _stuck(self, host: SimulatedHost | None, what: str, waited_s: float) -> InvariantViolation:
+    def _stuck(self, host: SimHost | None, what: str, waited_s: float) -> InvariantViolation:
         text = f"nothing committed for {waited_s:.0f} s after faults were over: {what}"
         return self._run.checker.violated("I7", host, text)
 

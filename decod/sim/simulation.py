@@ -25,7 +25,7 @@ from decod.sim.core import (
     place_of,
     standing_of,
 )
-from decod.sim.host import SimulatedHost, World
+from decod.sim.host import SimHost, World
 from decod.sim.injection import Injection
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.kernel import Kernel, seeded
@@ -131,19 +131,19 @@ class Simulation:
             self._tell_who_leads()
 
     @cached_property
-    def leader(self) -> SimulatedHost:
+    def leader(self) -> SimHost:
         """The first leader."""
         return self.hosts[self.scenario.host_names[0]]
 
     @property
-    def acting(self) -> SimulatedHost | None:
+    def acting(self) -> SimHost | None:
         """The leader of the highest term, as a look into the DHT would tell."""
         places = [(place_of(host.machine), host) for host in self.data_hosts if host.reachable]
         leading = [(place.term, host) for place, host in places if place and place.leads]
         return max(leading, key=lambda found: found[0])[1] if leading else None
 
     @cached_property
-    def data_hosts(self) -> list[SimulatedHost]:
+    def data_hosts(self) -> list[SimHost]:
         names = self.scenario.host_names[: self.scenario.num_data_nodes]
         return [self.hosts[name] for name in names]
 
@@ -277,11 +277,11 @@ class Simulation:
         rng = seeded(scenario.seed, "capacity", name)
         return rng.randint(scenario.capacity_min, scenario.capacity_max)
 
-    def _host(self, name: str, node_id: NodeId) -> SimulatedHost:
+    def _host(self, name: str, node_id: NodeId) -> SimHost:
         scenario = self.scenario
         spread, described = scenario.speed_spread_ratio, scenario.described(name)
         drawn = seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread)
-        host = SimulatedHost(
+        host = SimHost(
             name,
             node_id,
             self.world,
@@ -301,7 +301,7 @@ class Simulation:
             clips=scenario.clip_norm > 0,
         )
 
-    def _machine(self, host: SimulatedHost) -> Machine:
+    def _machine(self, host: SimHost) -> Machine:
         scenario, described = self.scenario, self.scenario.described(host.name)
         leader = self.leader if self.leader.life <= 1 else self.acting or self.leader
         founding = Founding(
@@ -338,7 +338,7 @@ class Simulation:
                 delay_s = rng.uniform(0.0, self.scenario.join_spread_s)
             self.kernel.after(delay_s, self._start, host)
 
-    def _start(self, host: SimulatedHost) -> None:
+    def _start(self, host: SimHost) -> None:
         if host.life and self.scenario.num_data_nodes > 1 and self.acting is None:
             # It has run before, and knows by now that there is nobody to knock at.
             self.kernel.after(_SEARCH_S, self._start, host)
@@ -360,7 +360,7 @@ class Simulation:
                     host.deliver(found)
         self.kernel.after(_SEARCH_S, self._tell_who_leads)
 
-    def _seeks(self, host: SimulatedHost, acting: SimulatedHost) -> bool:
+    def _seeks(self, host: SimHost, acting: SimHost) -> bool:
         place = place_of(host.machine)
         if place is None or not place.leads:
             return place is not None and not place.round.iteration
@@ -455,7 +455,7 @@ def run_scenario(scenario: Scenario, *, wrap: Wrap | None = None) -> Result:
     return Simulation(scenario, wrap=wrap).run()
 
 
-def _ends_run(host: SimulatedHost, stop: fx.Stop) -> bool:
+def _ends_run(host: SimHost, stop: fx.Stop) -> bool:
     place = place_of(host.machine)
     leads = place is not None and place.leads
     return stop.reason is StopReason.FINISHED or (stop.reason is StopReason.FAILED and leads)

@@ -19,7 +19,7 @@ from decod.sim.kernel import Kernel
 from decod.sim.network import InFlight, Network
 
 if TYPE_CHECKING:
-    from decod.sim.host import SimulatedHost
+    from decod.sim.host import SimHost
 
 _PIECE_BYTES = 1 << 20
 """A state travels in pieces, one after another: other tensors go between them."""
@@ -37,7 +37,7 @@ _VANISHED_S = 3.0
 class _Fetch:
     """A host's wish for a stage's state, asked of one of its donors: it ends once, well or not."""
 
-    asker: "SimulatedHost"
+    asker: "SimHost"
     life: int
     wanted: fx.FetchState | fx.MirrorState
     num_asked: int
@@ -77,7 +77,7 @@ class States:
         network: Carries everything.
     """
 
-    def __init__(self, host: "SimulatedHost", kernel: Kernel, network: Network) -> None:
+    def __init__(self, host: "SimHost", kernel: Kernel, network: Network) -> None:
         self._host = host
         self._kernel = kernel
         self._network = network

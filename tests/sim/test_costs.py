@@ -9,7 +9,7 @@ from decod.planner.cost import Link, link_cost_s
 from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -29,19 +29,19 @@ SCENARIO = Scenario(
 """Each direction of each link has its own latency and bandwidth, up to nine times each other's."""
 
 
-def core(host: SimulatedHost) -> NodeMachine:
+def core(host: SimHost) -> NodeMachine:
     assert isinstance(host.machine, NodeMachine)
     return host.machine
 
 
-def true_compute_s(host: SimulatedHost) -> float:
+def true_compute_s(host: SimHost) -> float:
     if host.name.startswith("data"):
         # Embedding forward and backward, which is twice as long, and the head both ways.
         return (3 * PROFILE.embed_s + PROFILE.head_s) / 2 / host.speed
     return (PROFILE.forward_s + 2 * PROFILE.forward_s) / 2 / host.speed
 
 
-def true_cost_s(simulation: Simulation, here: SimulatedHost, there: SimulatedHost) -> float:
+def true_cost_s(simulation: Simulation, here: SimHost, there: SimHost) -> float:
     forth = simulation.world.network.spec(here, there)
     back = simulation.world.network.spec(there, here)
     return link_cost_s(
@@ -53,14 +53,14 @@ def true_cost_s(simulation: Simulation, here: SimulatedHost, there: SimulatedHos
     )
 
 
-def neighbours(simulation: Simulation) -> Iterator[tuple[SimulatedHost, SimulatedHost]]:
+def neighbours(simulation: Simulation) -> Iterator[tuple[SimHost, SimHost]]:
     hosts = simulation.world.hosts
     for host in hosts.values():
         for peer in core(host).context.next:
             yield host, hosts[peer]
 
 
-def believed_s(here: SimulatedHost, there: SimulatedHost) -> float:
+def believed_s(here: SimHost, there: SimHost) -> float:
     return core(here).context.links.cost_s(there.node_id)
 
 
@@ -103,7 +103,7 @@ def test_a_link_and_a_host_that_become_ten_times_slower_are_seen_by_their_neighb
     relays = [host for name, host in simulation.hosts.items() if not name.startswith("data")]
     seen: dict[str, float] = {}
 
-    def used() -> tuple[SimulatedHost, SimulatedHost]:
+    def used() -> tuple[SimHost, SimHost]:
         """A link between relays that carries a flow, so that transfers measure it."""
         for host in relays:
             for entry in getattr(core(host).pipeline.flows, "entries", {}).values():
@@ -120,7 +120,7 @@ def test_a_link_and_a_host_that_become_ten_times_slower_are_seen_by_their_neighb
         there.speed /= 10
         simulation.kernel.after(0.5, look, here, there, simulation.checker.num_iterations)
 
-    def look(here: SimulatedHost, there: SimulatedHost, iteration: int) -> None:
+    def look(here: SimHost, there: SimHost, iteration: int) -> None:
         true_s = true_cost_s(simulation, here, there)
         for host, peer in ((here, there), (there, here)):
             if abs(believed_s(host, peer) / true_s - 1) < 0.1:

@@ -8,7 +8,7 @@ import pytest
 from decod.protocol.core import effects as fx
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile, SimulatedState
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
@@ -140,7 +140,7 @@ def test_a_state_of_a_liar_never_enters() -> None:
     assert when(story, "relay2", r"round \d+\.1 with 4 members") > 12.0
 
 
-def lie_once(host: SimulatedHost, liars: list[SimulatedHost]) -> None:
+def lie_once(host: SimHost, liars: list[SimHost]) -> None:
     """Let the first state that one of these hosts gives be another."""
     serve = host._perform_one[fx.ServeState]
 

@@ -11,7 +11,7 @@ import pytest
 
 from decod.protocol.core.messages import Commit
 from decod.protocol.core.params import ProtocolConfig
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 from tests.sim.test_elections import TOGETHER, simulation_of_death
@@ -42,7 +42,7 @@ def recorded(simulation: Simulation) -> Records:
     records: Records = {}
     lives: dict[str, int] = {}
 
-    def noted(host: SimulatedHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
+    def noted(host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
         of_host = records.setdefault(host.name, [])
         if lives.setdefault(host.name, host.life) != host.life or not of_host:
             lives[host.name] = host.life

@@ -14,7 +14,7 @@ from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
 from decod.sim.clock import _STALL_COUNTS_S
 from decod.sim.compute import ComputeProfile, StageModel, Step
-from decod.sim.host import SimulatedHost, World
+from decod.sim.host import SimHost, World
 from decod.sim.kernel import Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 
@@ -32,19 +32,17 @@ class Misused(Exception):  # noqa: N818 - The name says what the test expects.
 class Silent:
     """An observer that minds only misuse."""
 
-    def stepped(self, host: SimulatedHost, event: Event | None) -> None: ...
+    def stepped(self, host: SimHost, event: Event | None) -> None: ...
 
-    def sent(self, host: SimulatedHost, to: NodeId, message: Message) -> None: ...
+    def sent(self, host: SimHost, to: NodeId, message: Message) -> None: ...
 
-    def computed(self, host: SimulatedHost, job: jobs.Job, duration_s: float) -> None: ...
+    def computed(self, host: SimHost, job: jobs.Job, duration_s: float) -> None: ...
 
-    def committed(self, host: SimulatedHost, step: Step) -> None: ...
+    def committed(self, host: SimHost, step: Step) -> None: ...
 
-    def noted(
-        self, host: SimulatedHost, event: str, fields: tuple[tuple[str, object], ...]
-    ) -> None: ...
+    def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None: ...
 
-    def misused(self, host: SimulatedHost, text: str, cause: BaseException | None) -> None:
+    def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
         raise Misused(text)
 
 
@@ -81,7 +79,7 @@ class Pair:
         self.hosts = {}
         for node_id in (A, B):
             compute = StageModel(seed=1, num_stages=2)
-            host = SimulatedHost(node_id, node_id, self.world, compute, rng=seeded(1, node_id))
+            host = SimHost(node_id, node_id, self.world, compute, rng=seeded(1, node_id))
             self.hosts[node_id] = self.world.hosts[node_id] = host
 
     def run(self, until_s: float = 100.0) -> None:

@@ -17,7 +17,7 @@ from decod.protocol.node import NodeMachine
 from decod.sim.compute import Counts, Step
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation, Wrap, run_scenario
@@ -219,7 +219,7 @@ def test_a_place_that_is_not_looked_up_again_is_what_it_would_be(
 ) -> None:
     check, num = Checker._check_term, 0
 
-    def check_twice(checker: Checker, host: SimulatedHost, event: Event | None) -> None:
+    def check_twice(checker: Checker, host: SimHost, event: Event | None) -> None:
         nonlocal num
         check(checker, host, event)
         num += 1

@@ -10,7 +10,7 @@ from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -30,7 +30,7 @@ SCENARIO = Scenario(
 )
 
 
-def core(host: SimulatedHost) -> NodeMachine:
+def core(host: SimHost) -> NodeMachine:
     assert isinstance(host.machine, NodeMachine)
     return host.machine
 

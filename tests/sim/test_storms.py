@@ -8,6 +8,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from decod.sim.__main__ import _parsed, main
 from decod.sim.elections import election_storm
@@ -23,11 +24,19 @@ _CHUNK = 200
 """Seeds of one test: they are dealt out among the processes that run the tests. How often leaders
 are lost, which is asked of each test, varies much among fewer."""
 
-_CHUNK_OF_ELECTIONS = 50
+_CHUNK_OF_ELECTIONS = 40
+
+
+def _chunks(num_seeds: int, chunk: int) -> list[ParameterSet]:
+    """Returns the first seed of every chunk. All but the first chunk take long."""
+    later = [
+        pytest.param(first, marks=pytest.mark.slow) for first in range(chunk, num_seeds, chunk)
+    ]
+    return [pytest.param(0), *later]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, _CHUNK))
+@pytest.mark.parametrize("first", _chunks(NUM_SEEDS, _CHUNK))
 def test_runs_survive_storms_and_then_commit_again(first: int) -> None:
     """Or lose a whole stage, or more than half of the members at once, and say so."""
     num = min(_CHUNK, NUM_SEEDS - first)
@@ -53,7 +62,7 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, NUM_ELECTIONS, _CHUNK_OF_ELECTIONS))
+@pytest.mark.parametrize("first", _chunks(NUM_ELECTIONS, _CHUNK_OF_ELECTIONS))
 def test_runs_survive_what_strikes_their_leaders(first: int) -> None:
     num = min(_CHUNK_OF_ELECTIONS, NUM_ELECTIONS - first)
     failures, tally = weather(range(first, first + num), election_storm)
@@ -155,6 +164,30 @@ def test_who_was_cut_off_and_is_back_makes_a_quorum_with_who_has_started_again()
     )
     words = "--seed 3688 --data-nodes 2 --relays 2 --stages 1 --microbatches 1 --calm-s 26.338"
     assert main(_words(words, faults, cuts)) == 0
+
+
+def test_a_commit_is_made_again_if_all_who_knew_of_it_have_started_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A leader that slept goes on in its term: more than half of the run elected another, which
+    committed, and then all of these were killed."""
+    faults = (
+        "freeze:data0@15.643+9.811 restart:relay1@17.494+3.624 freeze:relay3@17.777+21.009"
+        " restart:relay3@19.656+1.72 restart:data1@19.928+1.065"
+    )
+    cuts = (
+        "data1,relay3,relay1|data0,relay0,relay2@12.96+4.777"
+        " relay0|relay2,relay1,data0,relay3,data1@5.383+7.917"
+        " data0,relay0|relay2,data1,relay3@16.803+1.626"
+    )
+    words = (
+        "--seed 179544325535629 --data-nodes 2 --stages 1 --microbatches 2 --clip-norm 1.0"
+        " --parameter-bytes 400000 --routing greedy --calm-s 32.049"
+    )
+    assert main(_words(words, faults, cuts)) == 0
+    told = capsys.readouterr().out
+    assert "iteration 10.1 is committed" in told
+    assert "iteration 10.4 is committed" in told
 
 
 def test_a_newcomer_leaves_a_donor_that_has_started_again() -> None:

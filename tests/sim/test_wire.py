@@ -8,14 +8,14 @@ from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import Routing
 from decod.sim.elections import election_storm
-from decod.sim.host import SimulatedHost
+from decod.sim.host import SimHost
 from decod.sim.storm import storm_scenario, weather
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 
 RUN_ID = RunId("a" * 26)
 
-_SAID = SimulatedHost._said
+_SAID = SimHost._said
 _SEEDS = range(16)
 
 
@@ -24,7 +24,7 @@ def test_whatever_nodes_say_in_storms_the_wire_carries() -> None:
     read: both look like a lost host, which a storm survives."""
     carried: Counter[str] = Counter()
 
-    def said(host: SimulatedHost, message: Message, way: Way | None) -> object:
+    def said(host: SimHost, message: Message, way: Way | None) -> object:
         received = _SAID(host, message, way)
         envelope = codec.encode(RUN_ID, host.node_id, received.term, 0, message, way)
         data = codec.parse(control_pb2.Envelope, envelope.SerializeToString())
@@ -35,7 +35,7 @@ def test_whatever_nodes_say_in_storms_the_wire_carries() -> None:
         carried[type(message).__name__] += 1
         return received
 
-    with patch.object(SimulatedHost, "_said", said):
+    with patch.object(SimHost, "_said", said):
         for seeds, drawn in ((_SEEDS, storm_scenario), (range(4), election_storm)):
             failures, _ = weather(seeds, drawn)
             assert not failures, "\n\n".join(failures)

@@ -54,7 +54,7 @@ MUTATIONS = (
         without="who has missed a commit goes on with its old parameters",
         owner=node_module,
         function="in_step",
-        old="return committed.iteration == work.stage.iteration or voted",
+        old="return committed.iteration == pipeline.stage.iteration or voted",
         new="return True",
         seed=44,
     ),

@@ -17,7 +17,7 @@ from typing import Protocol
 from decod.ids import JobId, TensorId
 from decod.protocol.core.effects import Effect, StartJob, noted
 from decod.protocol.core.events import JobFailed, JobFinished
-from decod.protocol.core.jobs import Job, JobScope, Propose, Reset, Retract, Turn
+from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
 from decod.protocol.core.tensor_store import TensorStore
 
 _DEPTH = 2
@@ -94,7 +94,7 @@ class ComputeQueue:
         """A job has ended well: its owner gets the result, unless that no longer matters."""
         entry, effects = self._taken(event)
         assert entry is not None, event
-        self.num_passes += entry.job.is_pass
+        self.num_passes += isinstance(entry.job, Pass)
         if isinstance(entry.job, Propose):
             self.step_s = event.duration_s
         for output in event.outputs:

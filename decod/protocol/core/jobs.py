@@ -39,8 +39,13 @@ class _Job:
     __slots__ = ()
     turn: ClassVar[Turn] = Turn.ORDERED
     scope: ClassVar[JobScope] = JobScope.BATCH
-    is_pass: ClassVar[bool] = False
-    """A pass of one microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(_Job):
+    """A pass of one microbatch through this node's stage, forward or backward."""
+
+    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,53 +58,38 @@ class Build(_Job):
 
 
 @dataclass(frozen=True, slots=True)
-class Embed(_Job):
+class Embed(Pass):
     """Stage 0: read the microbatch's tokens and run the embedding. Outputs the activation."""
 
     turn = Turn.FORWARD
-    is_pass = True
-
-    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Forward(_Job):
+class Forward(Pass):
     """Relay: run the blocks on the activation (input 0). Outputs the activation."""
 
     turn = Turn.FORWARD
-    is_pass = True
-
-    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Head(_Job):
+class Head(Pass):
     """Stage 0: loss of the last activation (input 0), and its gradient (output 0). -> `Loss`."""
 
     turn = Turn.BACKWARD
-    is_pass = True
-
-    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class Backward(_Job):
+class Backward(Pass):
     """Relay: run backward from the gradient of the output (input 0) to that of the input."""
 
     turn = Turn.BACKWARD
-    is_pass = True
-
-    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedBackward(_Job):
+class EmbedBackward(Pass):
     """Stage 0: end the backward pass. No output."""
 
     turn = Turn.BACKWARD
-    is_pass = True
-
-    microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)

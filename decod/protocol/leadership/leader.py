@@ -114,19 +114,15 @@ class Leader:
         self._num_failures, self.failure = 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
-        self._round_timer, self.polling = (
-            RoundTimer(config.round_timeout_s),
-            Polling(config, self.admission),
-        )
+        self._round_timer = RoundTimer(config.round_timeout_s)
+        self.polling = Polling(config, self.admission)
 
     # --- time ---------------------------------------------------------------------------------
 
     @property
     def deadline_s(self) -> float | None:
-        parts = (self.suspicions, self.admission)
-        return earliest(
-            *(part.deadline_s for part in parts), self._round_timer.by_s, self.polling.due_s
-        )
+        members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
+        return earliest(members_s, self._round_timer.by_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:

@@ -9,14 +9,13 @@ and must be folded in by another before the share is done.
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.era import MARKS_MAX
 from decod.protocol.core.events import JobFinished, SendFailed, Tensor
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
@@ -31,23 +30,12 @@ from decod.protocol.core.messages import (
 from decod.protocol.flows.building import DataFlows, Granted
 from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
+from decod.protocol.strategy.deferrals import Deferrals
 from decod.protocol.strategy.detour_stops import Travelling, origin_of
 from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Waits
 
-_DEFERRALS_MAX = 3
-"""Iterations that a microbatch may be put off to before it is given up, and counted as lost."""
-
 _FLOW_PATIENCE = 4
 """Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
-
-
-@dataclass(slots=True)
-class _Deferral:
-    """A microbatch that was put off."""
-
-    times: int = 0
-    not_before: int = 0
-    """First iteration that may take it again."""
 
 
 class DataMicrobatches:
@@ -80,9 +68,7 @@ class DataMicrobatches:
         """Of microbatches whose path was changed: who has taken a lost relay's place, and not yet
         said that it is done."""
         self._waiting: deque[MicrobatchId] = deque()
-        self._deferred: dict[MicrobatchId, _Deferral] = {}
-        self._marked: dict[int, dict[MicrobatchId, _Deferral]] = {}
-        """What was put off at the newest iterations whose states are kept."""
+        self.deferrals = Deferrals(context)
         self._put_off: set[MicrobatchId] = set()
         """Put off in this round; becomes a deferral when the round is committed."""
         self._can_take: set[NodeId] = set()
@@ -144,55 +130,22 @@ class DataMicrobatches:
         return effects
 
     def committed(self) -> None:
-        """The round is final: what was folded needs no second chance."""
-        for microbatch in self.folded:
-            self._deferred.pop(microbatch, None)
-        for microbatch in self._put_off:
-            self._defer(microbatch)
-        if self._is_marked():
-            copies = ((m, replace(deferral)) for m, deferral in self._deferred.items())
-            self._marked[self._context.round.iteration] = dict(copies)
-            for iteration in sorted(self._marked)[:-MARKS_MAX]:
-                del self._marked[iteration]
-
-    def _is_marked(self) -> bool:
-        every = self._context.config.snapshot_every_iterations
-        return every > 0 and self._context.round.iteration % every == 0
-
-    def go_back(self, iteration: int) -> None:
-        """The run goes on from an earlier state: so does what was put off."""
-        # A later iteration draws its microbatches again.
-        then = self._marked.get(iteration, self._deferred)
-        self._deferred = {
-            m: replace(deferral) for m, deferral in then.items() if m.iteration <= iteration
-        }
-
-    def _defer(self, microbatch: MicrobatchId) -> None:
-        deferral = self._deferred.setdefault(microbatch, _Deferral())
-        deferral.times += 1
-        deferral.not_before = self._context.round.iteration + 1
+        """The round is final."""
+        self.deferrals.committed(self.folded, self._put_off)
 
     def open(self, now_s: float) -> list[Effect]:
         """Begin the context's round with this node's shares of its batch."""
         effects = self.reset()
         context, iteration = self._context, self._context.round.iteration
         shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
-        for microbatch, deferral in sorted(self._deferred.items()):
-            if microbatch.iteration == iteration and microbatch.data_node_index not in shares:
-                # It was put off in a round that is repeated now, and another has its share.
-                del self._deferred[microbatch]
-            elif deferral.not_before <= iteration and deferral.times > _DEFERRALS_MAX:
-                del self._deferred[microbatch]
-                effects.append(Note("microbatch.lost", (("microbatch", str(microbatch)),)))
-            elif deferral.not_before <= iteration:
-                self._waiting.append(microbatch)
+        due, notes = self.deferrals.due(shares)
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
-        self._waiting.extend(m for m in batch if m not in self._deferred)
+        self._waiting.extend([*due, *(m for m in batch if m not in self.deferrals)])
         self._reported = self._failed = False
         timeout_s = self._context.config.answer_timeout_s
         self._flow_by_s, self._follow_s = now_s + _FLOW_PATIENCE * timeout_s, now_s + timeout_s
-        return effects + self.inject()
+        return effects + notes + self.inject()
 
     def can_take(self, peer: NodeId) -> list[Effect]:
         self._can_take.add(peer)
@@ -345,7 +298,7 @@ class DataMicrobatches:
         if self._failed:
             return []
         if not held.path_version or self._flows().carried:
-            self._defer(held.microbatch)
+            self.deferrals.put_off(held.microbatch)
         return self._ask_again(f"microbatch {held.microbatch}: {reason}")
 
     def _ask_again(self, reason: str) -> list[Effect]:
@@ -466,7 +419,7 @@ class DataMicrobatches:
             round=self._context.round,
             num_committed=len(done),
             digest=digest_of(done),
-            num_deferred=len(self._put_off | self._deferred.keys() - set(done)),
+            num_deferred=len(self._put_off | self.deferrals.microbatches - set(done)),
             loss_sum=math.fsum(loss.loss for loss in losses),
             num_tokens=sum(loss.num_tokens for loss in losses),
             view_version=self._context.view.version,

@@ -188,7 +188,7 @@ class Pipeline:
         if back:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.go_back(iteration)
+                self.microbatches.deferrals.go_back(iteration)
         rebuilds = moved or (entering and not pristine)
         return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
 

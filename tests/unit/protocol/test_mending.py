@@ -346,7 +346,7 @@ def test_what_was_not_kept_repeats_the_round() -> None:
     (report,) = reports(data.lose(R1A))
     assert "not kept" in report.failure
     assert report.num_deferred == 1
-    assert not data.machine._deferred, "it is not the microbatch's fault"
+    assert not data.machine.deferrals.microbatches, "it is not the microbatch's fault"
 
 
 @pytest.mark.parametrize("home", [False, True])

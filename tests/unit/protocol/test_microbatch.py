@@ -415,7 +415,7 @@ def test_what_was_put_off_by_a_failed_round_is_reported_too() -> None:
     data = Data(num_microbatches=2)
     data.embed(data.begin(), M)
     data.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, PATH)
-    data.machine._defer(M)
+    data.machine.deferrals.put_off(M)
     data.context.round = Round(1, 2)
     data.machine.open(0.0)
     data.embed(data.machine.can_take(R1A), mb(1))

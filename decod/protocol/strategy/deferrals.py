@@ -1,0 +1,86 @@
+"""Microbatches of a data node that were put off to a later iteration, since no flow took them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from decod.ids import MicrobatchId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.era import MARKS_MAX
+
+_DEFERRALS_MAX = 3
+"""Iterations that a microbatch may be put off to before it is given up, and counted as lost."""
+
+
+@dataclass(slots=True)
+class _Deferral:
+    """A microbatch that was put off."""
+
+    times: int = 0
+    not_before: int = 0
+    """First iteration that may take it again."""
+
+
+class Deferrals:
+    """What one data node has put off.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[MicrobatchId, _Deferral] = {}
+        self._marked: dict[int, dict[MicrobatchId, _Deferral]] = {}
+        """What was put off at the newest iterations whose states are kept."""
+
+    def __contains__(self, microbatch: object) -> bool:
+        return microbatch in self._known
+
+    @property
+    def microbatches(self) -> set[MicrobatchId]:
+        return set(self._known)
+
+    def put_off(self, microbatch: MicrobatchId) -> None:
+        """A microbatch waits for the next iteration."""
+        deferral = self._known.setdefault(microbatch, _Deferral())
+        deferral.times += 1
+        deferral.not_before = self._context.round.iteration + 1
+
+    def committed(self, folded: Iterable[MicrobatchId], put_off: Iterable[MicrobatchId]) -> None:
+        """The round is final: what was folded needs no second chance."""
+        for microbatch in folded:
+            self._known.pop(microbatch, None)
+        for microbatch in put_off:
+            self.put_off(microbatch)
+        every = self._context.config.snapshot_every_iterations
+        iteration = self._context.round.iteration
+        if every > 0 and iteration % every == 0:
+            self._marked[iteration] = {m: replace(each) for m, each in self._known.items()}
+            for earlier in sorted(self._marked)[:-MARKS_MAX]:
+                del self._marked[earlier]
+
+    def go_back(self, iteration: int) -> None:
+        """The run goes on from an earlier state: so does what was put off."""
+        # A later iteration draws its microbatches again.
+        then = self._marked.get(iteration, self._known)
+        self._known = {m: replace(each) for m, each in then.items() if m.iteration <= iteration}
+
+    def due(self, shares: Sequence[int]) -> tuple[list[MicrobatchId], list[Effect]]:
+        """Return what the context's iteration takes up again, and notes of what is given up.
+
+        Args:
+            shares: Of the iteration's batch that are this data node's.
+        """
+        iteration = self._context.round.iteration
+        due, effects = list[MicrobatchId](), list[Effect]()
+        for microbatch, deferral in sorted(self._known.items()):
+            if microbatch.iteration == iteration and microbatch.data_node_index not in shares:
+                # It was put off in a round that is repeated now, and another has its share.
+                del self._known[microbatch]
+            elif deferral.not_before <= iteration and deferral.times > _DEFERRALS_MAX:
+                del self._known[microbatch]
+                effects.append(Note("microbatch.lost", (("microbatch", str(microbatch)),)))
+            elif deferral.not_before <= iteration:
+                due.append(microbatch)
+        return due, effects
