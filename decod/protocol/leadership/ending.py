@@ -7,6 +7,7 @@ the last to hear of the end could find nobody to tell it.
 """
 
 from decod.protocol.core.context import Context
+from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import (
     Event,
@@ -18,7 +19,6 @@ from decod.protocol.core.events import (
     TensorSent,
 )
 from decod.protocol.core.messages import Abort, CatchUp, Commit, Ping, Pong
-from decod.protocol.core.stash import released
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.links.outbox import Outbox
 

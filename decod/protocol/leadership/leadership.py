@@ -8,6 +8,7 @@ told; one of a higher term is kept until the decision arrives that opened it, an
 from dataclasses import replace
 from enum import Enum
 from random import Random
+from typing import get_args
 
 from decod.ids import NodeId
 from decod.protocol.core import messages
@@ -61,15 +62,15 @@ _DECISIONS = (messages.Commit, messages.Abort, messages.Mend)
 
 
 FOR_LEADERSHIP = (
-    messages.Join
-    | messages.Prepared
-    | messages.Suspect
-    | messages.Pong
-    | messages.Leave
-    | messages.CatchUp
-    | messages.Report
-    | messages.Capacity
-    | ElectionMessage
+    messages.Join,
+    messages.Prepared,
+    messages.Suspect,
+    messages.Pong,
+    messages.Leave,
+    messages.CatchUp,
+    messages.Report,
+    messages.Capacity,
+    *get_args(ElectionMessage),
 )
 """Messages for the leader, or about who that is."""
 
