@@ -325,7 +325,7 @@ class NodeMachine:
         register(self._replayed, *get_args(FollowMessage))
         register(self._delivery.received, Passed, messages.Ping)
         register(self._liveness.received, messages.Heartbeat)
-        register(self._decided, messages.Commit, messages.Abort)
+        register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._of_view, messages.LinkReport, *view)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
@@ -368,10 +368,10 @@ class NodeMachine:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def _decided(self, now_s: float, received: Received) -> list[Effect]:
+    def _opened(self, now_s: float, received: Received) -> list[Effect]:
         """A round is over, one way or the other; pass the word on and open the next."""
         message = received.message
-        assert isinstance(message, (messages.Commit, messages.Abort))
+        assert isinstance(message, messages.Open)
         opening, node_id = message.opening, self.identity.node_id
         if (opening.view.term, opening.round) <= (self.context.view.term, self.context.round):
             return []
@@ -383,7 +383,7 @@ class NodeMachine:
                 # First: those who are told next may be new, and are dialled where the view says.
                 effects.append(UseMembers(opening.view.members))
             effects += [Send(child, message) for child in place.children]
-        if opening.finished:
+        if message.ended:
             return [*effects, *self._end(now_s, message)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
@@ -396,7 +396,7 @@ class NodeMachine:
         effects += self.pipeline.note_commit(message)
         return effects + self._open(now_s, message)
 
-    def _end(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The run has ended. What was committed last may only be learnt from that."""
         effects = self.pipeline.note_commit(decision)
         effects += self.pipeline.close(decision.opening)[1] + self.pipeline.end()
@@ -427,7 +427,7 @@ class NodeMachine:
         leads = self.context.view.leader == self.identity.node_id
         return superseded(view) if leads else self._standing.dismissed()
 
-    def _open(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
         context, pipeline, entering = self.context, self.pipeline, not self.in_view
         opening = decision.opening
         committed, effects = pipeline.close(opening)

@@ -30,17 +30,17 @@ from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
-    Abort,
     BeginAggregation,
     Capacity,
     CapacityAnswer,
     CatchUp,
-    Commit,
     Join,
     Leave,
     Mend,
     Message,
     NodeLoad,
+    Open,
+    Outcome,
     Prepared,
     Ready,
     Refuse,
@@ -108,7 +108,7 @@ class Leader:
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self._last: Commit | Abort | None = None
+        self._last: Open | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self._num_failures, self.failure = 0, ""
@@ -359,8 +359,16 @@ class Leader:
         epoch = 0 if changed else self._agreed_epoch()
         next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
         opening = self._opening(next_round, view, paused=done, epoch=epoch)
-        voted = (self.view.version, self._vote_term, self._vote.hashes)
-        message = Commit(self.round, opening, self.loss, num_tokens, *voted)
+        message = Open(
+            self.round,
+            Outcome.COMMITTED,
+            opening,
+            hashes=self._vote.hashes,
+            loss=self.loss,
+            num_tokens=num_tokens,
+            view_version=self.view.version,
+            view_term=self._vote_term,
+        )
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._round_timer.by_s = LeaderState.PAUSED, None
@@ -384,13 +392,13 @@ class Leader:
         if self.state is LeaderState.FINISHED:
             return []
         self.state, self._round_timer.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
-        opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
+        opening = self._opening(_again(self.round), self.view)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.quorum.lacking)
         aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
-        self._last = Abort(self.round, opening, reason[:200])
+        self._last = Open(self.round, Outcome.ENDED, opening, reason[:200], failed=failed)
         return [*waiting, Send(self.node_id, self._last)]
 
     def _open(
@@ -400,7 +408,8 @@ class Leader:
         aborted, next_round = self.round, _again(self.round)
         opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
         hashes = self._last.hashes if self._last is not None else ()
-        message = Abort(aborted, opening, reason[:200], hashes)
+        outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
+        message = Open(aborted, outcome, opening, reason[:200], hashes)
         note = _opened(aborted, next_round, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
@@ -421,12 +430,10 @@ class Leader:
         self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Round(plan.iteration + 1, 1, era), view)
-        message = Abort(self.round, opening, plan.reason)
+        message = Open(self.round, Outcome.ROLLED_BACK, opening, plan.reason)
         return effects + self._announce(now_s, message, goodbye=())
 
-    def _announce(
-        self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
-    ) -> list[Effect]:
+    def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
         """Make a decision known, and start the round that it opens."""
         self._last, self._mend, self._vote, self._begun = message, None, None, None
         self._reports.clear()

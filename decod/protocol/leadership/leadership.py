@@ -52,13 +52,12 @@ _ANY_TERM = (
     | messages.Pong
     | messages.Leave
     | messages.CatchUp
-    | messages.Commit
-    | messages.Abort
+    | messages.Open
     | ElectionMessage
 )
 """What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
 
-_DECISIONS = (messages.Commit, messages.Abort, messages.Mend)
+_DECISIONS = (messages.Open, messages.Mend)
 
 
 FOR_LEADERSHIP = (
@@ -250,7 +249,7 @@ class Leadership:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def adopt(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def adopt(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The context has a new round, which this decision has opened."""
         effects = self.election.adopt(now_s, decision)
         self._told_s.clear()

@@ -43,9 +43,9 @@ from decod.protocol.core.messages.microbatches import Mended as Mended
 from decod.protocol.core.messages.microbatches import Report as Report
 from decod.protocol.core.messages.microbatches import Reroute as Reroute
 from decod.protocol.core.messages.negotiation import RoutingMessage as RoutingMessage
-from decod.protocol.core.messages.openings import Abort as Abort
-from decod.protocol.core.messages.openings import Commit as Commit
 from decod.protocol.core.messages.openings import Mend as Mend
+from decod.protocol.core.messages.openings import Open as Open
+from decod.protocol.core.messages.openings import Outcome as Outcome
 from decod.protocol.core.messages.replay import Average as Average
 from decod.protocol.core.messages.replay import FollowMessage as FollowMessage
 from decod.protocol.core.messages.utilisation import NodeLoad as NodeLoad
@@ -88,8 +88,7 @@ Message = (
     | GradientSquares
     | GradientNorm
     | Ready
-    | Commit
-    | Abort
+    | Open
     | Mend
     | CanTake
     | UtilisationQuery
