@@ -19,7 +19,7 @@ If a stage loses its last member after an iteration has been committed, the lead
 what is on their disks, and begins another era of the run: see `protocol.leadership.stage_recovery`.
 """
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -51,6 +51,7 @@ from decod.protocol.core.view import Member, Opening, Role, View, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import RoundStanding
+from decod.protocol.leadership.departures import leaving_notes, still_needed
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
@@ -221,10 +222,10 @@ class Leader:
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
-        needed = self.started and sender in _stay(self.view, self.leaving)
+        needed = self.started and sender in still_needed(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
-        return _leaving_notes(self.view, sender, self.leaving)
+        return leaving_notes(self.view, sender, self.leaving)
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
         """A member wants another capacity: it has it from the next opening on."""
@@ -351,7 +352,7 @@ class Leader:
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.round, self.loss, self._round_timer.committed(now_s), begun)
         done = 0 < self.shape.num_iterations <= self.round.iteration
-        gone = sorted(self.leaving.keys() - _stay(self.view, self.leaving))
+        gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
@@ -359,16 +360,8 @@ class Leader:
         epoch = 0 if changed else self._agreed_epoch()
         next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
         opening = self._opening(next_round, view, paused=done, epoch=epoch)
-        message = Open(
-            self.round,
-            Outcome.COMMITTED,
-            opening,
-            hashes=self._vote.hashes,
-            loss=self.loss,
-            num_tokens=num_tokens,
-            view_version=self.view.version,
-            view_term=self._vote_term,
-        )
+        voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
+        message = Open(self.round, Outcome.COMMITTED, opening, "", *voted)
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._round_timer.by_s = LeaderState.PAUSED, None
@@ -522,22 +515,6 @@ def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
     """Whether others can do again in the round what those that are gone have done in it."""
     relays = all(before.by_id[node].role is Role.RELAY for node in gone)
     return relays and not view.idle_stages
-
-
-def _leaving_notes(view: View, node: NodeId, leaving: Mapping[NodeId, str]) -> list[Effect]:
-    """Return the notes that a member wants to leave, and that its whole stage does."""
-    effects: list[Effect] = [noted("member.leaving", peer=node, reason=leaving[node])]
-    stage = view.by_id[node].stage_index
-    if all(m.node_id in leaving for m in view.roster(stage)):
-        effects.append(noted("stage.ending", stage=stage, peer=node))
-    return effects
-
-
-def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
-    """Return leaving nodes that are needed until somebody else serves their stage."""
-    # Where all are paused, one keeps the weights.
-    serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
-    return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
 
 
 def _stalled(view: View, reports: Container[NodeId]) -> str:

@@ -111,7 +111,6 @@ def decision(effects: list[Effect], to: NodeId = D0) -> Message:
 
 def opening_view(effects: list[Effect]) -> set[NodeId]:
     message = decision(effects)
-    assert isinstance(message, (Open, Mend))
     return set((message.view if isinstance(message, Mend) else message.opening.view).by_id)
 
 
