@@ -75,6 +75,7 @@ def test_every_command_is_in_the_reference_with_its_options(name: str) -> None:
 
 
 def test_every_command_of_the_reference_exists() -> None:
+    architecture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^### `decod ([a-z ]+)`$", reference(), re.MULTILINE))
     assert named == set(all_commands())
 
@@ -202,3 +203,12 @@ def test_everything_on_the_wire_has_a_comment(tmp_path: Path) -> None:
 
 def test_the_wire_package_is_versioned_and_in_its_folder(tmp_path: Path) -> None:
     assert {file.package for file in _describe(tmp_path)} == {"decod.wire.v1"}
+
+
+def test_architecture_names_every_module_of_the_core() -> None:
+    """A reader finds there what a module is for."""
+    architecture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_/]+\.py)`", architecture))
+    core = ROOT / "decod" / "protocol"
+    modules = [path.relative_to(core) for path in core.rglob("*.py") if path.stem != "__init__"]
+    assert not [str(m) for m in modules if not named & {str(m), m.name}]
