@@ -75,7 +75,6 @@ def test_every_command_is_in_the_reference_with_its_options(name: str) -> None:
 
 
 def test_every_command_of_the_reference_exists() -> None:
-    architecture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^### `decod ([a-z ]+)`$", reference(), re.MULTILINE))
     assert named == set(all_commands())
 
