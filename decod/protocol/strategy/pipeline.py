@@ -252,7 +252,7 @@ class Pipeline:
         return effects + self._tell_ready()
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
-        """Pipeline on the round, if this node holds the parameters that it needs."""
+        """Work on the round, if this node holds the parameters that it needs."""
         if not self.stage.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
