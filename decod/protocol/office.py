@@ -42,6 +42,7 @@ from decod.protocol.lookout import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.messages import Message
 from decod.protocol.utilisation import Utilisation
 from decod.protocol.voter import Promise
+from decod.protocol.way_messages import Passed
 from decod.protocol.ways import Ways
 from decod.protocol.work import Work
 
@@ -53,11 +54,13 @@ _ANY_TERM = (
     | messages.Pong
     | messages.Leave
     | messages.CatchUp
+    | Passed
     | messages.Commit
     | messages.Abort
     | ElectionMessage
 )
-"""What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
+"""What is looked at whatever its sender's term: strangers know none, decisions say theirs, and what
+became of a message is its origin's affair."""
 
 _DECISIONS = (messages.Commit, messages.Abort, messages.Mend)
 
@@ -172,7 +175,9 @@ class Office:
         if term < ours:
             return Fate.DROP, self._tell(now_s, sender)
         if not known:
-            return Fate.TAKE, []
+            # That term may have admitted it, and have rounds and views of the same numbers as here.
+            member = context.node_id in context.view
+            return (Fate.KEEP if member else Fate.TAKE), []
         effects: list[Effect] = []
         if self.election.superseded(now_s, term):
             effects += self._step_down()
