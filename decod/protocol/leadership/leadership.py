@@ -35,6 +35,7 @@ from decod.protocol.core.messages.election import (
     LeaderIs,
     Vote,
 )
+from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.handover import Handover
@@ -52,10 +53,12 @@ _ANY_TERM = (
     | messages.Pong
     | messages.Leave
     | messages.CatchUp
+    | Passed
     | messages.Open
     | ElectionMessage
 )
-"""What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
+"""What is looked at whatever its sender's term: strangers know none, decisions say theirs, and what
+became of a message is its origin's affair."""
 
 _DECISIONS = (messages.Open, messages.Mend)
 
@@ -179,7 +182,9 @@ class Leadership:
         if term < ours:
             return Fate.DROP, self._tell(now_s, sender)
         if not known:
-            return Fate.TAKE, []
+            # That term may have admitted it, and have rounds and views of the same numbers as here.
+            member = context.node_id in context.view
+            return (Fate.KEEP if member else Fate.TAKE), []
         effects: list[Effect] = []
         if self.election.superseded(now_s, term):
             effects += self._step_down()

@@ -9,10 +9,11 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Assign, Prepared
 from decod.protocol.core.messages import election as em
+from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.leader import Leader
-from decod.protocol.leadership.leadership import for_leader
+from decod.protocol.leadership.leadership import Fate, for_leader
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -21,6 +22,7 @@ from tests.unit.protocol.cast import (
     STRANGER,
     commits,
     configured,
+    member,
     notes_of,
     reopens,
     repeated,
@@ -219,6 +221,31 @@ def test_a_message_of_a_higher_term_waits_for_the_opening_that_it_asks_for() -> 
     assert sent(effects) == [(D1, m.CatchUp(round_))]
     effects = machine.step(world.now_s, ev.Received(D1, opening, term=2))
     assert any(isinstance(message, m.UtilisationAnswer) for _, message in sent(effects))
+
+
+def test_a_message_of_a_higher_term_waits_though_its_sender_is_no_member_yet() -> None:
+    """The other term's rounds and views may have the numbers of this one's: they come next."""
+    world = trained()
+    machine = world.hosts[R1A].machine
+    view, round_ = machine.context.view, machine.context.round
+    members = [*(member for member in view.members if member.node_id != D0), member("r1x")]
+    view = View.of(members, version=1, leader=D1, term=2, num_stages=view.num_stages)
+    committed = Round(round_.iteration - 1, 1)
+    opening = repeated(Round(1, 1), Opening(round_, committed, view), "lost the leader")
+    query = m.UtilisationQuery(1, round_)
+    assert machine.step(world.now_s, ev.Received(NodeId("r1x"), query, term=2)) == []
+    effects = machine.step(world.now_s, ev.Received(D1, opening, term=2))
+    assert query in [message for _, message in sent(effects)], "it passes it on down the tree"
+
+
+def test_what_became_of_a_message_is_heard_from_somebody_in_an_earlier_term() -> None:
+    world = trained()
+    machine = world.hosts[R1A].machine
+    view, round_ = machine.context.view, machine.context.round
+    opening = next_opening(view, round_, leader=D1, without=D0)
+    machine.step(world.now_s, ev.Received(D1, opening, term=2))
+    passed = ev.Received(D1, Passed(1, arrived=False), term=1)
+    assert machine.leadership.screen(world.now_s, passed) == (Fate.TAKE, [])
 
 
 def test_an_old_leader_hears_of_the_new_one_and_stops() -> None:
