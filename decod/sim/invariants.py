@@ -456,20 +456,15 @@ class Checker:
     # --- I6 -----------------------------------------------------------------------------------
 
     def memory_bound_bytes(self, host: SimHost) -> int:
-        """Return the most that a node may store, in bytes.
-
-        The bound is the sum of:
+        """Return the most that a member may store, in bytes. Candidates have no bound.
 
         - Two activations and two gradients, in and out, per microbatch that the node holds.
         - Until the end of the round, the outgoing activation and gradient of each microbatch of
           the batch or ever put off. If the microbatch is shed, also its incoming activation.
-        - For the aggregation: the node's own sum, the parts that it reduces, and the reduced parts.
-          Each is as large as the stage's parameters. Parts are rounded up to a byte, hence the
-          small addition.
+        - The node's own sum, the parts that it reduces, and the reduced parts. Each is as large as
+          the stage's parameters. Parts are rounded up to a byte, hence the small addition.
         - The averages on their way to followers.
         - Two copies of a stage's state: one sent or received, and one for the disk.
-
-        Candidates have no bound, because they keep averages.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
@@ -498,16 +493,13 @@ class Checker:
     ) -> int:
         """Return how many control messages a node may send in an iteration.
 
-        - Heartbeats to watchers and to the leader's deputies, by the clock.
-        - Link reports to peers of the adjacent stages, by the clock.
+        - By the clock: heartbeats to watchers and deputies, and link reports to adjacent stages.
         - Announcements, reports and the leader's queries, to neighbours in the tree.
-        - Offers, requests and answers to peers of the adjacent stages, whenever a slot changes
-          hands on either side, and repeats by the clock.
-        - The search for better flows. It tells each neighbour, other data nodes included, of two
-          unchanged walks every other round.
+        - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
+          on either side, and repeats by the clock.
+        - News of two unchanged walks to each neighbour and data node, every other search round.
         - One or two acknowledgements per pass of a microbatch.
-        - With each further view, new link reports and new walks. Each microbatch may then take
-          another path.
+        - With each further view, new link reports, new walks and new paths of microbatches.
         """
         config = self._config
         table = flow_table(host.machine) if host.reachable else None
