@@ -284,9 +284,9 @@ class InstalledFlows:
     """A core whose flows are laid out from outside, not found by its messages.
 
     With every view the core starts to look for flows. This wrapper then fills the core's tables
-    with the flows of the layout. Messages about flows neither leave nor reach the core. All members
-    do so in the step in which they adopt the view, so a microbatch never meets a half-built flow.
-    The core itself does everything else, including CAN TAKE.
+    with the flows of the layout. Messages about flows neither leave nor reach the core. Each member
+    gets its flows in the step in which it adopts the view, so a microbatch never meets a half-built
+    flow. The core itself does everything else, including CAN TAKE.
 
     Args:
         machine: The core.

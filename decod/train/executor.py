@@ -100,7 +100,7 @@ class StageExecutor(StageHolder):
         return result_BTD
 
     def embed_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> None:
-        """Run stage 0's embedding backward, and free the microbatch. Raises as `backward`."""
+        """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
         self._ready_first()
         held = self._release(mb)
         start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
