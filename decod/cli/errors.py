@@ -1,6 +1,6 @@
 """What the command line does with errors: one line on stderr and an exit code, no traceback.
 
-The exit codes are an interface; every one is explained in the README.
+The exit codes are an interface; docs/reference.md explains every one.
 """
 
 import errno

@@ -29,7 +29,7 @@ class FileLimit:
     """The grant of the system to this process."""
 
     limit: int
-    """FileLimit that may be open at a time."""
+    """Files that may be open at a time."""
 
     @property
     def peers_max(self) -> int:

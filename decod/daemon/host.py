@@ -70,7 +70,7 @@ Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _CAPACITY_AUTO_MAX = 64
 _MEMORY_SHARE = 0.5
-"""RunPart of the free memory that microbatches may take when the capacity is chosen by itself."""
+"""Part of the free memory that microbatches may take when the capacity is chosen by itself."""
 
 _AVERAGES_MAX = 64
 """Averages for which a candidate has room until its stage's state has come, at least."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
-from decod.protocol.core.messages import Abort, Commit, Message
+from decod.protocol.core.messages import Message, Open
 from decod.sim.core import NodeProgress
 from decod.sim.host import SimHost
 
@@ -37,9 +37,9 @@ class Commits:
         self._known: dict[tuple[int, int], _Known] = {}
         """By era and iteration."""
 
-    def decided(self, host: SimHost, message: Commit) -> str:
+    def decided(self, host: SimHost, message: Open) -> str:
         """Take in a commit that a host announces. Return what is wrong, or an empty text."""
-        round_ = message.round
+        round_ = message.closed
         told = (round_, message.view_term, message.view_version)
         place = (round_.era, round_.iteration)
         known = self._known.setdefault(place, _Known(told))
@@ -68,7 +68,7 @@ class Decisions:
         self._first: dict[tuple[int, Round], tuple[str, str, int]] = {}
         """The first decision of each round, by its members' term: decision, host, host's term."""
 
-    def decided(self, name: str, term_before: int, message: Commit | Abort) -> str:
+    def decided(self, name: str, term_before: int, message: Open) -> str:
         """Take in a leader's decision. Return what is wrong, or an empty text.
 
         The next leader may commit a round that its predecessor aborted, if the members that elected
@@ -79,13 +79,13 @@ class Decisions:
             term_before: The host's term before the decision.
             message: The decision. The abort of a leader that was voted out is void: do not pass it.
         """
-        decision = "commit" if isinstance(message, Commit) else "abort"
+        decision = "commit" if message.committed else "abort"
         told = (decision, name, message.opening.view.term)
-        first = self._first.setdefault((term_before, message.round), told)
+        first = self._first.setdefault((term_before, message.closed), told)
         if decision == "commit" and first[2] < told[2]:
-            self._first[term_before, message.round] = told
+            self._first[term_before, message.closed] = told
         elif first[0] != decision:
-            return f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
+            return f"{decision} of round {message.closed}, which {first[1]} says is a {first[0]}"
         return ""
 
 
@@ -97,7 +97,7 @@ def missed(host: SimHost, place: NodeProgress, message: Message) -> str:
         place: The node's progress after the event.
         message: The message that the node has just taken in.
     """
-    if not isinstance(message, (Commit, Abort)):
+    if not isinstance(message, Open):
         return ""
     opening = message.opening
     term = opening.view.term

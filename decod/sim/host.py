@@ -18,7 +18,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.clock import HostClock
@@ -234,7 +234,7 @@ class SimHost:
 
     def _leaves(self, message: Message) -> bool:
         """Run the callback that waits for this message. Return whether the message still leaves."""
-        kind = type(message).__name__
+        kind = kind_of(message)
         self._num_sent[kind] += 1
         self._on_sent.pop((kind, self._num_sent[kind]), _nothing)()
         return self.reachable
@@ -465,3 +465,10 @@ class SimHost:
 
 def _nothing(*_: object) -> None:
     """Replace a callback that a transfer never needs."""
+
+
+def kind_of(message: Message) -> str:
+    """Return a message's kind, as faults name it: an opening is a commit or an abort."""
+    if isinstance(message, Open):
+        return "Commit" if message.committed else "Abort"
+    return type(message).__name__
