@@ -1,4 +1,4 @@
-"""`decod`, and `python -m decod`: what can be done before anything is imported that takes time."""
+"""`decod` and `python -m decod`: the part that runs before any slow import."""
 
 import sys
 from contextlib import suppress
@@ -7,14 +7,14 @@ from decod.signals import leave_early
 from decod.streams import let_go, open_closed
 
 _INTERRUPTED = 130
-"""As `decod.cli.errors.EXIT_INTERRUPTED`, which may not be there yet."""
+"""The same as `decod.cli.errors.EXIT_INTERRUPTED`, which may not be imported yet."""
 
 _NODES = (["leader"], ["join"])
-"""Commands that run a node. Whatever asks it to leave ends it in order, from here on."""
+"""Commands that run a node. From here on, a request to leave ends the process in order."""
 
 
 def run() -> int:
-    """Run the command line and return its exit code; Ctrl-C counts from here on."""
+    """Run the command line and return its exit code. Ctrl-C counts from here on."""
     open_closed()
     try:
         if sys.argv[1:2] in _NODES:
@@ -25,7 +25,7 @@ def run() -> int:
         watch_output()
         return main()
     except KeyboardInterrupt:
-        # Most likely while the command line was being imported: it reports its own.
+        # Most likely the command line was still being imported: it reports its own interrupts.
         with suppress(OSError):
             sys.stderr.write("interrupted\n")
         return _INTERRUPTED

@@ -1,11 +1,11 @@
-"""Files that outlive a loss of power: written beside their place, synced, renamed, synced."""
+"""Files that survive a power loss: written beside their place, synced, renamed, synced."""
 
 import os
 from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has its content (not yet its name)."""
+    """Write a file, and wait until the disk has its content (not yet its name)."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -22,7 +22,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_durably(path: Path, content: bytes) -> None:
-    """Give a file another content, whole or not at all, and wait until the disk has it."""
+    """Replace a file's content, completely or not at all, and wait until the disk has it."""
     new = path.with_name(f".{path.name}.tmp")
     write_durably(new, content)
     new.replace(path)

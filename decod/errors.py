@@ -1,8 +1,8 @@
-"""Errors that decod raises, by who must act on them.
+"""Errors that decod raises, by the person or program that must act on them.
 
-Three families, three reactions. An operator's mistake or an unfit host ends the command with the
-class's exit code and a message of one form. A peer's fault is a `PeerError`: the driver drops the
-message, counts it and goes on; it never ends the process. Our own bugs are asserts.
+There are three families with three reactions. An operator's mistake or an unfit host ends the
+command, with the class's exit code and a message of fixed form. A peer's fault is a `PeerError`:
+the driver drops the message, counts it and goes on. Our own bugs are asserts.
 
 Every message reads `CODE what: why. Try: fix`. Exit codes are an interface: a number is never
 reused. Codes are `E-<AREA>-<number>`.
@@ -15,20 +15,20 @@ def install_hint(extra: str = "") -> str:
     """Return how to install a missing package, as the README installs decod.
 
     Args:
-        extra: The group of optional packages that it belongs to; empty: decod always needs it.
+        extra: The package's group of optional packages. Empty: decod always needs the package.
     """
     what = f"'.[{extra}]'" if extra else "."
     return f"`pip install -c constraints.txt -e {what}` in the folder of decod's source"
 
 
 class DecodError(Exception):
-    """Base class: says what happened (with the values), why it matters, what to do.
+    """Base class: says what happened (with the values), why it matters, and what to do.
 
     Args:
         what: What happened, with the offending values.
-        why: Why that stops us, or what likely caused it.
+        why: Why that stops us, or its likely cause.
         fix: What the reader can do.
-        code: Stable identifier for logs and searches; defaults to the class's.
+        code: Stable identifier for logs and searches. Default: the class's.
     """
 
     exit_code: ClassVar[int] = 1
@@ -51,14 +51,14 @@ class ConfigError(DecodError):
 
 
 class NetworkError(DecodError):
-    """Our side cannot reach or serve anybody: port in use, nobody answers, bad join string."""
+    """This node cannot reach or serve any other: port in use, no answer, bad join string."""
 
     exit_code = 4
     code = "E-NET-001"
 
 
 class RejectedError(DecodError):
-    """The run does not want this node: another manifest, wrong version, ban."""
+    """The run refuses this node: another manifest, wrong version, ban."""
 
     exit_code = 5
     code = "E-REJ-001"
@@ -72,7 +72,7 @@ class HardwareError(DecodError):
 
 
 class NotRunningError(DecodError):
-    """No daemon answers on this host, so there is nothing to ask."""
+    """No daemon answers on this host, so commands have nothing to ask."""
 
     exit_code = 7
     code = "E-RUN-001"
@@ -86,13 +86,13 @@ class DataError(DecodError):
 
 
 class CheckpointError(DataError):
-    """Weights or optimizer state that were read do not hold what they must."""
+    """Weights or optimizer state that were read are not what they must be."""
 
     code = "E-CKP-001"
 
 
 class TrainingError(DecodError):
-    """The arithmetic cannot go on: shapes differ, values are not finite."""
+    """The arithmetic cannot continue: shapes differ, or values are not finite."""
 
     exit_code = 1
     code = "E-TRN-001"
@@ -111,7 +111,7 @@ class NonFiniteError(TrainingError):
 
 
 class PeerError(DecodError):
-    """A peer broke the protocol: drop what it sent, count it, keep running."""
+    """A peer broke the protocol: drop its message, count it, keep running."""
 
     code = "E-PEER-001"
 

@@ -1,4 +1,4 @@
-"""Reading files that people name: what a path leads to may be a pipe or a device."""
+"""Safe reading of files that people name: a path may lead to a pipe or a device."""
 
 import errno
 import os
@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import IO
 
 _PIECE_BYTES = 4 << 20
-"""Read at a time: a multiple of every number's size."""
+"""Size of one read: a multiple of every number's size."""
 
 
 class NotOrdinaryError(OSError):
-    """A pipe, device, folder or socket stands where a file should be."""
+    """The path leads to a pipe, device, folder or socket instead of a file."""
 
 
 @contextmanager
 def open_ordinary(path: Path, *, follow_links: bool = True) -> Iterator[int]:
-    """Lend the descriptor of a file, for reading. Never waits for somebody to write to a pipe.
+    """Lend the descriptor of a file, for reading. Never waits for the writer of a pipe.
 
     Raises:
-        OSError: It can't be opened, or (NotOrdinaryError) is no ordinary file.
+        OSError: The file can't be opened.
+        NotOrdinaryError: It is not an ordinary file.
     """
     links = 0 if follow_links else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
@@ -33,7 +34,7 @@ def open_ordinary(path: Path, *, follow_links: bool = True) -> Iterator[int]:
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Return a file to lock, which is made if absent; raises as `open_ordinary`."""
+    """Return a file to lock, which is created if missing. Raises as `open_ordinary`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     _require_ordinary(path, descriptor)
     return open(descriptor, "r+b", buffering=0)
@@ -49,7 +50,7 @@ def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]
     """Yield the bytes of a file from `start` to before `end` (None: to the file's end), in pieces.
 
     Raises:
-        OSError: They can't be read, or the file ends before.
+        OSError: The bytes can't be read, or the file ends before `end`.
     """
     while end is None or start < end:
         piece = read_at(
@@ -64,9 +65,9 @@ def read_pieces(descriptor: int, start: int, end: int | None) -> Iterator[bytes]
 
 
 def read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
-    """Return so many bytes of a file from `start` on, or fewer if it ends before."""
+    """Return `size_bytes` bytes of a file from `start` on, or fewer if the file ends before."""
     content = os.pread(descriptor, size_bytes, start)
-    # Some file systems give less than there is.
+    # Some file systems return less than there is.
     while len(content) < size_bytes:
         more = os.pread(descriptor, size_bytes - len(content), start + len(content))
         if not more:
@@ -76,6 +77,6 @@ def read_at(descriptor: int, start: int, size_bytes: int) -> bytes:
 
 
 def read_beginning(path: Path, size_bytes: int) -> bytes:
-    """Return at most so many bytes of a file; raises as `open_ordinary`."""
+    """Return at most `size_bytes` bytes from the start of a file. Raises as `open_ordinary`."""
     with open_ordinary(path) as descriptor:
         return b"".join(read_pieces(descriptor, 0, min(size_bytes, os.fstat(descriptor).st_size)))

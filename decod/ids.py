@@ -1,4 +1,4 @@
-"""Names of things that must not be mixed up: every id in decod is one of these types."""
+"""Types of ids. Every id in decod is one of these, so that ids can't be mixed up."""
 
 from dataclasses import dataclass
 from functools import total_ordering
@@ -24,7 +24,7 @@ JobId = NewType("JobId", int)
 class Round:
     """One attempt at one iteration. A later attempt fences everything of an earlier one.
 
-    Ordered by era first: when the run goes back, everything of the abandoned future is old.
+    Rounds are ordered by era first: after a rollback, everything of the abandoned future is old.
     """
 
     iteration: int
@@ -32,7 +32,7 @@ class Round:
     attempt: int
     """Counted from 1 within the iteration."""
     era: int = 0
-    """How often the run has begun anew from an earlier state, or with a stage that was rebuilt."""
+    """Number of times that the run has restarted from an earlier state, or with a rebuilt stage."""
 
     def __lt__(self, other: "Round") -> bool:
         return self._place < other._place
@@ -48,7 +48,7 @@ class Round:
 
 
 def iteration_of(text: str) -> int:
-    """Return the iteration of a round that was written as text."""
+    """Return the iteration of a round in text form."""
     return int(text.rpartition(":")[2].partition(".")[0])
 
 
@@ -59,10 +59,10 @@ class MicrobatchId:
     iteration: int
     """The iteration whose batch it belongs to. From 1."""
     data_node_index: int
-    """Ordinal of the data node among the run's data nodes, from 0. Not a node id: it decides
-    which tokens these are, whoever reads them."""
+    """Ordinal of the data node among the run's data nodes, from 0. It is not a node id, because
+    the tokens follow from it, whichever node reads them."""
     index: int
-    """Position within that data node's share of the batch, from 0."""
+    """Position in that data node's share of the batch, from 0."""
 
     @override
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Signals that ask a node to leave, and what they do before the node can take them.
+"""Signals that ask a node to leave, and their effect before the node can handle them.
 
-Nothing that takes time is imported here: a signal may come while everything else still is.
+This module imports nothing slow, because a signal may come during the other imports.
 """
 
 import os
@@ -10,30 +10,30 @@ from types import FrameType
 from typing import NoReturn
 
 LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C; the system or a service manager; a terminal that is closed, or a connection to it."""
+"""Ctrl-C; the system or a service manager; a closed terminal or lost connection to it."""
 
 URGENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""A second one of these means: at once. SIGHUP never does: a terminal that is closed sends it more
-than once, and a login session that ends sends SIGTERM along with it."""
+"""A second one of these means: at once. SIGHUP never does: a closed terminal sends it more than
+once, and the end of a login session sends SIGTERM along with it."""
 
 
 def heeded_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that a node heeds: under `nohup` SIGHUP is not one of them."""
+    """Return the signals that a node heeds. Under `nohup`, SIGHUP is not one of them."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return URGENT_SIGNALS
     return LEAVE_SIGNALS
 
 
 def leave_early() -> None:
-    """Have these signals end the process, in order and with exit code 0: it has nothing to leave.
+    """Let these signals end the process in order, with exit code 0: there is nothing to leave yet.
 
-    This holds until the event loop takes the signals.
+    This holds until the event loop handles the signals.
     """
     for number in heeded_signals():
         signal.signal(number, _leave)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    with suppress(OSError):  # The terminal may be what is gone.
+    with suppress(OSError):  # The terminal itself may be gone.
         os.write(2, b"left before anything had begun\n")
     raise SystemExit(0)

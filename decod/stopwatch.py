@@ -1,4 +1,4 @@
-"""Adds up what a process spends its time on, by purpose."""
+"""Adds up a process's time by purpose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from time import perf_counter
 from typing import Literal
 
 Purpose = Literal["copy", "serialize"]
-"""`copy`: tensors from one place in memory to another, or to and from the device. `serialize`:
-messages, job requests and replies to and from bytes, and checksums."""
+"""`copy`: tensors between places in memory, or to and from the device. `serialize`: messages, job
+requests and replies to and from bytes, and checksums."""
 
 
 class Stopwatch:
@@ -18,7 +18,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, purpose: Purpose) -> Iterator[None]:
-        """Add the time that the context takes."""
+        """Add the duration of the context."""
         start_s = perf_counter()
         try:
             yield

@@ -1,6 +1,6 @@
-"""Standard streams that are closed when decod starts, or take nothing more when it ends.
+"""Standard streams that are closed when decod starts, or accept nothing more when it ends.
 
-Imports nothing that takes time: this is seen to before anything else is loaded.
+Imports nothing slow, because this runs before anything else is loaded.
 """
 
 import os
@@ -10,18 +10,18 @@ _STANDARD = (0, 1, 2)
 
 
 def open_closed() -> None:
-    """Lead closed standard streams to nowhere.
+    """Redirect closed standard streams to nowhere.
 
-    Otherwise the next file or socket would get their number, and whatever a library prints would be
-    written into it.
+    Otherwise the next file or socket would get their number, and a library's output would go into
+    it.
     """
     for number in _STANDARD:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free, which is this one.
+            # This opens the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
-    # Python has none for what was closed. These live as long as the process.
+    # Python has no objects for closed streams. These live as long as the process.
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stdin is None:
@@ -31,7 +31,7 @@ def open_closed() -> None:
 
 
 def let_go() -> None:
-    """Drop what can't be written: the interpreter would end with an exit code of its own."""
+    """Drop unwritable output, so that the interpreter does not end with its own exit code."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

@@ -1,13 +1,13 @@
-"""Hooks with which `json.loads` refuses what two readers of one text might read differently."""
+"""Hooks for `json.loads` that refuse texts which two readers might read differently."""
 
 from typing import Any, NoReturn
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; `object_pairs_hook`.
+    """Return an object. For `object_pairs_hook`.
 
     Raises:
-        ValueError: A key stands in it twice: some readers take the first value, most the last.
+        ValueError: A key is duplicate. Some readers take the first value, most the last.
     """
     values = dict(pairs)
     if len(values) != len(pairs):
@@ -18,9 +18,9 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(name: str) -> NoReturn:
-    """Refuse NaN and Infinity; `parse_constant`.
+    """Refuse NaN and Infinity. For `parse_constant`.
 
     Raises:
-        ValueError: Always: JSON has no such numbers.
+        ValueError: Always, because JSON has no such numbers.
     """
     raise ValueError(f"{name} is no number of JSON's")

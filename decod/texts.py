@@ -1,10 +1,10 @@
-"""Texts for people that have to fit somewhere."""
+"""Texts for people, fitted into limited space."""
 
 _DOTS = "..."
 
 
 def why_of(error: Exception) -> str:
-    """Return what an error says, without the number that the system gives it."""
+    """Return an error's message, without the system's error number."""
     said = error.strerror if isinstance(error, OSError) else str(error)
     return said or type(error).__name__
 
@@ -12,7 +12,7 @@ def why_of(error: Exception) -> str:
 def clip(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, cut at the end of a word.
 
-    A last word that is very long, such as a path, is cut itself.
+    A very long last word, such as a path, is cut itself.
     """
     if len(text) <= limit:
         return text

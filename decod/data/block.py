@@ -1,4 +1,4 @@
-"""Blocks: the pieces of a corpus that have a hash of their own. Cheap to import."""
+"""Blocks: the pieces of a corpus with a hash of their own. Cheap to import."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decod.errors import DataError
 
 BLOCKS_TOLD_MAX = 64
-"""Bad blocks that one error names. Others are found when these are there."""
+"""Largest number of bad blocks in one error. The others are found once these are replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,17 +15,17 @@ class Block:
 
     shard_index: int
     offset: int
-    """In the shard's file, in bytes."""
+    """Offset in the shard's file, in bytes."""
     num_bytes: int
 
 
 class BlockError(DataError):
     """Blocks of a corpus can't be read, or were altered. Another copy of the corpus may have them.
 
-    You get a plain `DataError` where another copy would be no better.
+    You get a plain `DataError` if another copy would be no better.
 
     Args:
-        problems: The bad blocks, each with its error; not empty.
+        problems: The bad blocks, each with its error. Not empty.
     """
 
     def __init__(self, problems: Mapping[Block, DataError]) -> None:

@@ -1,9 +1,9 @@
-"""Blocks of shards, read and compared with the index before anybody sees a token of them.
+"""Blocks of shards, which are read and compared with the index before any token is used.
 
-A shard may change while it is in use: somebody overwrites or replaces it, or its disk decays. So
-nothing is mapped. A block is read with one call and hashed. Then it stays in this process's own
-memory, where no change of the file can reach it. The blocks that were used last are kept; the
-others are hashed again when they are read again.
+A shard may change while it is in use: it is overwritten or replaced, or its disk decays. Files are
+therefore not mapped into memory. Each block is read with one call, hashed, and kept in this
+process's own memory, where no change of the file can reach it. Only the blocks used last are kept;
+the others are hashed again when they are read again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from decod.errors import DataError
 from decod.files import open_ordinary, read_at
 
 KEPT_MAX_BYTES = 128 * 2**20
-"""Blocks that are kept in memory. A corpus up to this size is read and hashed once."""
+"""Size of the blocks kept in memory. A corpus up to this size is read and hashed once."""
 
 Tokens = npt.NDArray[np.uint16 | np.uint32]
 
@@ -29,9 +29,9 @@ class Blocks:
     """The blocks of a corpus.
 
     Args:
-        folder: Of the corpus.
-        index: Of the corpus.
-        kept_max: Blocks that are kept in memory; None takes `KEPT_MAX_BYTES`.
+        folder: The corpus's folder.
+        index: The corpus's index.
+        kept_max: Number of blocks to keep in memory. None: `KEPT_MAX_BYTES` of them.
     """
 
     def __init__(self, folder: Path, index: Index, kept_max: int | None = None) -> None:
@@ -41,17 +41,17 @@ class Blocks:
         self._kept: OrderedDict[Block, Tokens] = OrderedDict()
         self._kept_max = kept_max or KEPT_MAX_BYTES // index.block_bytes
         self._given: dict[Block, Tokens] = {}
-        """Blocks from elsewhere, whose file here is bad."""
+        """Blocks from another copy, because this host's file is bad."""
 
     def path(self, block: Block) -> Path:
-        """Return the file that a block is in."""
+        """Return the path of a block's file."""
         return self._folder / self.index.shards[block.shard_index].file
 
     def tokens(self, block: Block) -> Tokens:
         """Return a block's tokens, (N,), read-only.
 
         Raises:
-            BlockError: It can't be read, or was altered.
+            BlockError: The block can't be read, or was altered.
             DataError: A token is outside the vocabulary.
         """
         found = self._kept.pop(block, None)
@@ -68,11 +68,11 @@ class Blocks:
         """Return a block's bytes, not yet checked.
 
         Args:
-            block: One of the index's.
-            from_disk: Have the system forget what it holds of the file: it may hold wrong bytes.
+            block: A block of the index.
+            from_disk: Make the system drop its cache of the block, which may hold wrong bytes.
 
         Raises:
-            BlockError: They can't be read.
+            BlockError: The bytes can't be read.
         """
         path, last = self.path(block), block.offset + block.num_bytes - 1
         try:
@@ -93,7 +93,7 @@ class Blocks:
         """Return the tokens in a block's bytes, (N,), read-only.
 
         Raises:
-            BlockError: They have another hash than the index says.
+            BlockError: The bytes have another hash than the index says.
             DataError: A token is outside the vocabulary.
         """
         path = self.path(block)
@@ -115,21 +115,21 @@ class Blocks:
         return tokens
 
     def give(self, block: Block, content: bytes) -> None:
-        """Take in a block from elsewhere, until `forget_given`; raises as `check`."""
+        """Take in a block from another copy, until `forget_given`. Raises as `check`."""
         self._given[block] = self.check(block, content)
 
     def forget_given(self) -> None:
-        """Hold what was given no longer than any other block: it has been read."""
+        """Treat given blocks like all others from now on, because they have been read."""
         self._given.clear()
 
     def clear(self) -> None:
-        """Keep nothing in memory."""
+        """Forget all blocks in memory."""
         self._kept.clear()
         self._given.clear()
 
 
 def missing_shard(path: Path, reason: str) -> DataError:
-    """Return the error for a shard that is not there, or not whole."""
+    """Return the error for a missing or incomplete shard."""
     return DataError(
         f"shard {path} is missing or cut off",
         why=reason,
@@ -139,7 +139,7 @@ def missing_shard(path: Path, reason: str) -> DataError:
 
 
 def altered(path: Path, part: str = "of it") -> DataError:
-    """Return the error for a file that has another hash, in this part of it."""
+    """Return the error for a file whose hash is wrong, in this part of it."""
     return DataError(
         f"{path} was altered",
         why=f"the SHA-256 {part} is not the one in the index",

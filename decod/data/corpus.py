@@ -1,13 +1,13 @@
 """The default corpus: source text of the running Python's standard library.
 
-It needs no download and no choice, so that a first run can start at once. It is prepared with
-the bytes tokenizer into the user's cache on first use.
+It needs no download and no choice, so a first run can start at once. It is prepared with the bytes
+tokenizer, in the user's cache, on first use.
 
-Which files: every `*.py` under the standard library's folder, but for tests, installed packages,
-what is generated for one host, and the parts that distributions package separately. From these,
-files are taken in the order of the SHA-256 of their path until `TEXT_SIZE_MAX_BYTES` is reached.
-One version of Python therefore gives one corpus, unless a distribution patches its library; hosts
-whose corpora differ notice it, because the run's manifest holds the hash of the index.
+The corpus takes every `*.py` under the standard library's folder, except tests, installed packages,
+files generated for one host, and parts that distributions package separately. It takes them in the
+order of the SHA-256 of their path, until `TEXT_SIZE_MAX_BYTES` is reached. One version of Python
+therefore gives one corpus, unless a distribution patches its library. Hosts notice if their corpora
+differ, because the run's manifest holds the hash of the index.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ from decod.errors import DataError
 from decod.files import open_lock
 
 DEFAULT_PATH = "default"
-"""What a run file's data path says to get this corpus."""
+"""The data path in a run file that selects this corpus."""
 TEXT_SIZE_MAX_BYTES = 16 * 2**20
 CORPUS_VERSION = 1
-"""Goes up whenever the choice of files or their treatment changes."""
+"""Increase it whenever the choice of files or their treatment changes."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes of text that are done and the total."""
+"""Called with the bytes of text done so far, and the total."""
 
 _SKIPPED_NAMES = frozenset(
     {
@@ -60,7 +60,7 @@ _SKIPPED_PREFIXES = (".", "_sysconfigdata", "config-")
 
 
 def corpus_folder(path: str) -> Path:
-    """Return the folder of the corpus that a run file names: `default`, or a prepared folder.
+    """Return the folder of a run file's corpus: `default`, or a prepared folder.
 
     Raises:
         DataError: The default corpus cannot be prepared.
@@ -69,16 +69,16 @@ def corpus_folder(path: str) -> Path:
 
 
 def default_corpus(cache_dir: Path | None = None, progress: OnProgress | None = None) -> Path:
-    """Return the folder of the default corpus, which is prepared if it is not there.
+    """Return the folder of the default corpus. Prepare the corpus if it is missing.
 
     Two processes may call this at once: one prepares, the other waits.
 
     Args:
-        cache_dir: Where decod may keep files; the user's cache if None.
-        progress: Told how far the preparation is.
+        cache_dir: Folder for decod's files. None: the user's cache.
+        progress: Called with the progress of the preparation.
 
     Raises:
-        DataError: The cache cannot be written or Python has no library sources.
+        DataError: The cache cannot be written, or Python has no library sources.
         HardwareError: The disk is full.
     """
     cache_dir = cache_dir or platformdirs.user_cache_path("decod", appauthor=False)
@@ -114,7 +114,7 @@ def library_files(library: Path) -> list[Path]:
 
 
 def read_library(library: Path, progress: OnProgress | None = None) -> Iterator[Piece]:
-    """Yield the corpus's documents; files that cannot be read as UTF-8 are left out."""
+    """Yield the corpus's documents. Files that are unreadable or not UTF-8 are left out."""
     num_bytes = 0
     for path in library_files(library):
         try:
@@ -135,7 +135,7 @@ def _taken(name: str) -> bool:
 
 
 def _usable(folder: Path) -> bool:
-    """A cache may be cleared or cut off at any time; then it is prepared again."""
+    """Return whether a corpus is complete. A cache may be cleared or damaged at any time."""
     try:
         Dataset.open(folder).close()
     except DataError:
@@ -160,6 +160,6 @@ def _prepare_at(folder: Path, library: Path, progress: OnProgress | None) -> Non
 def _locked(cache_dir: Path) -> Iterator[None]:
     cache_dir.mkdir(parents=True, exist_ok=True)
     with open_lock(cache_dir / ".corpus.lock") as file:
-        # The system lets go of the lock when the process that holds it ends, however it ends.
+        # The system releases the lock when the process that holds it ends, in any way.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

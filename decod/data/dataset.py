@@ -1,6 +1,6 @@
 """A prepared corpus, opened for reading: microbatches by id, in bounded memory.
 
-Every byte is compared with the index before it is used, block by block: see `decod.data.blocks`.
+Every byte is compared with the index before it is used, block by block; see `decod.data.blocks`.
 """
 
 import bisect
@@ -32,13 +32,13 @@ from decod.ids import MicrobatchId
 
 
 class Dataset:
-    """Random access to the tokens of a corpus. Make one with `open`."""
+    """Random access to the tokens of a corpus. Create one with `open`."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
         self.index = index
         self.index_sha256 = index.sha256
-        """Stands for the whole corpus in the run's manifest."""
+        """Hash that identifies the corpus in the run's manifest."""
         self.num_tokens = index.num_tokens
         self.num_bytes = index.num_tokens * index.item_size_bytes
         self.vocab_size = index.tokenizer.vocab_size
@@ -52,7 +52,7 @@ class Dataset:
 
         Args:
             path: A folder that `decod data prepare` wrote.
-            verify: Also read everything: compare hashes and look at every token.
+            verify: Also read everything: compare the hashes and check every token.
 
         Raises:
             DataError: The index is invalid, or a file is missing, truncated or (with `verify`)
@@ -90,14 +90,14 @@ class Dataset:
         return tokenizer
 
     def num_windows(self, sequence_length: int) -> int:
-        """Return how many sequences an epoch has."""
+        """Return the number of sequences in an epoch."""
         return count_windows(self.num_tokens, sequence_length=sequence_length)
 
     def require_batch(self, batch: BatchConfig) -> None:
-        """Refuse a batch that the corpus can't fill.
+        """Check that the corpus can fill a batch.
 
         Raises:
-            DataError: One iteration takes more sequences than there are.
+            DataError: One iteration takes more sequences than the corpus has.
         """
         num_windows = self.num_windows(batch.sequence_length)
         needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
@@ -111,10 +111,10 @@ class Dataset:
             )
 
     def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of a microbatch; see `decod.data.order` for which they are.
+        """Return the tokens of a microbatch. `decod.data.order` defines which they are.
 
         Args:
-            mb: Which microbatch of the run.
+            mb: Id of the microbatch.
             batch: The run's batch.
             seed: The run's seed.
 
@@ -123,7 +123,7 @@ class Dataset:
             the last, targets all but the first.
 
         Raises:
-            BlockError: Blocks that hold some of them are bad.
+            BlockError: Some of the tokens are in bad blocks.
             ConfigError: The run has no such microbatch.
             DataError: The corpus is too short, or a token is outside the vocabulary.
         """
@@ -138,15 +138,15 @@ class Dataset:
         return tokens
 
     def give(self, block: Block, content: bytes) -> None:
-        """Take in a block from elsewhere, for the next microbatch; raises as `Blocks.check`."""
+        """Take in a block from another copy, for the next microbatch. Raises as `Blocks.check`."""
         self.blocks.give(block, content)
 
     def verify(self, *, size_max_bytes: int | None = None) -> int:
-        """Read blocks and compare them with the index; return how many bytes that were.
+        """Read blocks and compare them with the index. Return the number of bytes read.
 
         Args:
-            size_max_bytes: A larger corpus is looked at in as many places as this allows, evenly
-                spread. None reads all of it.
+            size_max_bytes: If the corpus is larger, check a sample of about this size, evenly
+                spread. None: check everything.
 
         Raises:
             DataError: A file was altered or a token is outside the vocabulary.
@@ -169,7 +169,7 @@ class Dataset:
         return num_bytes
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.blocks.clear()
 
     def __enter__(self) -> Self:

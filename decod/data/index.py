@@ -1,11 +1,11 @@
-"""The index of a prepared corpus: what `index.json` holds, how it is read, written and hashed.
+"""The index of a prepared corpus: the content of `index.json`, its reading, writing and hashing.
 
 An index names the shards with their sizes and hashes, and the tokenizer that made them. It is
-written last, so a folder with an index is a complete corpus. The hash of its tokens stands for the
-whole corpus in a run's manifest.
+written last, so a folder with an index is a complete corpus. In a run's manifest, the hash of the
+index identifies the whole corpus.
 
-Each shard has one hash for the whole file and one for every block of it. The first says which
-tokens they are, the others let a reader check the block that it reads without reading the rest.
+Each shard has one hash for the whole file and one for each of its blocks. The first identifies the
+tokens. The others let a reader check one block without reading the rest.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ INDEX_FILE = "index.json"
 FORMAT_VERSION: Literal[2] = 2
 BLOCK_BYTES = 256 * 2**10
 """A sequence can lie anywhere, so reading one means reading and hashing a whole block. That takes a
-quarter of a millisecond. The hashes make the index 0.024 % as large as the shards. Blocks of a
+quarter of a millisecond. With the hashes, the index has 0.024 % of the shards' size. Blocks of a
 quarter of the size would be read four times as fast, with an index four times as large."""
 BLOCK_MIN_BYTES, BLOCK_MAX_BYTES = 2**10, 2**20
 """A block travels between data nodes in one message, whose limit is 4 MiB."""
 NUM_SHARDS_MAX = 100_000
-"""File names have five digits."""
+"""Limit because file names have five digits."""
 SHARD_MAX_BYTES = 2**42
 
 Dtype = Literal["uint16", "uint32"]
@@ -49,15 +49,15 @@ class _Strict(BaseModel):
 
 
 class TokenizerEntry(_Strict):
-    """Which tokenizer made the ids."""
+    """The tokenizer that made the ids."""
 
     kind: TokenizerKind
     sha256: Sha256
-    """Of `tokenizer.json` in the same folder; a constant for the bytes kind."""
+    """Hash of `tokenizer.json` in the same folder; a constant for the bytes kind."""
     vocab_size: Annotated[int, Field(ge=2, le=2**24)]
     """Every id in the shards is below this."""
     eos_id: Annotated[int, Field(ge=0)]
-    """Stands after every document."""
+    """Id of the token after every document."""
 
 
 class ShardEntry(_Strict):
@@ -69,20 +69,20 @@ class ShardEntry(_Strict):
     num_bytes: Annotated[int, Field(ge=2, le=SHARD_MAX_BYTES)]
     sha256: Sha256
     block_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})+$")]
-    """Of every block in turn, one behind the other; the last block may be shorter."""
+    """Concatenated hashes of all blocks. The last block may be shorter."""
 
 
 class Index(_Strict):
-    """A prepared corpus. Construction checks that its parts agree."""
+    """A prepared corpus. The constructor checks that its parts agree."""
 
     format_version: Literal[2]
     tokenizer: TokenizerEntry
     dtype: Dtype
-    """Of the ids in the shards, little-endian: uint16 up to a vocabulary of 65,536."""
+    """Dtype of the ids in the shards, little-endian: uint16 up to a vocabulary of 65,536."""
     num_tokens: Annotated[int, Field(ge=1)]
     """Sum over the shards."""
     block_bytes: Annotated[int, Field(ge=BLOCK_MIN_BYTES, le=BLOCK_MAX_BYTES, multiple_of=4)]
-    """Of every block but a shard's last."""
+    """Size of every block except a shard's last."""
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
 
     @model_validator(mode="after")
@@ -104,15 +104,15 @@ class Index(_Strict):
 
     @property
     def item_size_bytes(self) -> int:
-        """Bytes of one token."""
+        """Size of one token."""
         return _ITEM_SIZE_BYTES[self.dtype]
 
     @property
     def sha256(self) -> str:
-        """Hash of what the corpus holds: the same whatever the file's spacing or key order.
+        """Hash of the corpus's content, independent of the file's spacing and key order.
 
-        The hashes of blocks and the version are left out, because they say nothing more of the
-        tokens. So a run can go on with a corpus that another release has prepared again.
+        The hashes of blocks and the version are left out, because they say nothing more about the
+        tokens. A run can therefore continue with a corpus that another release prepared again.
         """
         fields = self.model_dump(
             mode="json",
@@ -123,11 +123,11 @@ class Index(_Strict):
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
     def num_blocks(self, shard: ShardEntry) -> int:
-        """Return how many blocks a shard has."""
+        """Return the number of a shard's blocks."""
         return -(-shard.num_bytes // self.block_bytes)
 
     def block_at(self, shard_index: int, offset: int) -> Block:
-        """Return the block that holds a byte of a shard."""
+        """Return the block that holds the byte of a shard at `offset`."""
         start = offset // self.block_bytes * self.block_bytes
         size_bytes = min(self.block_bytes, self.shards[shard_index].num_bytes - start)
         return Block(shard_index, start, size_bytes)
@@ -139,7 +139,7 @@ class Index(_Strict):
 
 
 class _Versioned(BaseModel):
-    """The field that every version of the index has."""
+    """The one field that every version of the index has."""
 
     format_version: int
 
@@ -158,7 +158,7 @@ def read_index(folder: Path) -> Index:
     """Return a folder's index.
 
     Raises:
-        DataError: The folder has none, or it is not a valid one.
+        DataError: The folder has no index, or an invalid one.
     """
     path = folder / INDEX_FILE
     try:
@@ -184,14 +184,14 @@ def read_index(folder: Path) -> Index:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """Put `index` into a folder, whole or not at all, and wait until the disk has it."""
+    """Replace a folder's index, completely or not at all, and wait until the disk has it."""
     text = json.dumps(index.model_dump(mode="json"), indent=1) + "\n"
     replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 
 def _refuse_earlier_version(path: Path, content: bytes) -> None:
-    """Raise DataError if an index is of the version that had no hashes of blocks."""
-    # What is invalid in another way is told by whoever asks.
+    """Raise DataError if an index is of version 1, which had no hashes of blocks."""
+    # The caller reports every other defect.
     with suppress(ValidationError):
         version = _Versioned.model_validate_json(content).format_version
         if version == _FIRST_FORMAT_VERSION:

@@ -1,12 +1,12 @@
-"""Which tokens a microbatch holds: a pure function of the corpus's size, the run and the id.
+"""The order of the tokens: a pure function of the corpus's size, the run and a microbatch's id.
 
-Nobody hands positions out and nobody keeps a list of them. Whoever knows the manifest can compute
-the tokens of any microbatch, so a data node that died can be stood in for by another.
+No node hands positions out or keeps a list of them. Any node that knows the manifest can compute
+the tokens of any microbatch, so another data node can take the place of a dead one.
 
 The corpus is one row of tokens. Window `w` covers the tokens `[w * S, w * S + S + 1)`, where `S`
-is the sequence length: S inputs and S targets. Neighbours share one token, which is the last
-target of one window and the first input of the next; so every token but the very first is a
-target in exactly one window, and the last `(num_tokens - 1) % S` tokens are in none.
+is the sequence length: S inputs and S targets. Neighbouring windows share one token, which is the
+last target of one and the first input of the next. So every token but the very first is a target
+in exactly one window, except the last `(num_tokens - 1) % S` tokens, which are in none.
 
 The sequences of a run are numbered from 0 in this order: iteration, data node, microbatch, row::
 
@@ -16,9 +16,9 @@ The sequences of a run are numbered from 0 in this order: iteration, data node, 
     window = permutation(n % num_windows), keyed with SHA-256 of the seed and the epoch
 
 The permutation is a balanced Feistel network over the smallest even number of bits that holds
-`num_windows` values. Values outside are sent through again ("cycle walking") until they fall
-inside, on average less than four times. Both steps are bijections, so within an epoch every
-window is handed out exactly once, in constant memory.
+`num_windows` values. Values outside that range are enciphered again ("cycle walking") until they
+fall inside, on average less than four times. Both steps are bijections, so an epoch visits every
+window exactly once, in constant memory.
 
 Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), methods 2 and 3.
 This is shuffling, not secrecy: the key is public.
@@ -41,12 +41,12 @@ class Permutation:
     """A pseudorandom bijection of `range(size)` onto itself."""
 
     size: int
-    """How many values it permutes. At least 1."""
+    """Number of values, at least 1."""
     key: bytes
-    """Names the permutation; any bytes."""
+    """Name of the permutation; any bytes."""
 
     def __call__(self, position: int) -> int:
-        """Return where `position` goes. Both are in `range(size)`."""
+        """Return the image of `position`. Both are in `range(size)`."""
         assert 0 <= position < self.size, (position, self.size)
         half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
         value = self._encipher(position, half_bits)
@@ -73,7 +73,7 @@ def epoch_permutation(*, num_windows: int, seed: int, epoch: int) -> Permutation
 
 
 def count_windows(num_tokens: int, *, sequence_length: int) -> int:
-    """Return how many windows a corpus of `num_tokens` has; 0 when it is too short for one."""
+    """Return the number of windows in a corpus of `num_tokens`; 0 if it is too short for one."""
     return max(0, (num_tokens - 1) // sequence_length)
 
 
@@ -81,7 +81,7 @@ def sequence_number(mb: MicrobatchId, batch: BatchConfig) -> int:
     """Return the number of a microbatch's first row among all sequences of the run, from 0.
 
     Raises:
-        ConfigError: The id names an iteration, data node or index that the batch does not have.
+        ConfigError: The id has an iteration, data node or index that the batch does not have.
     """
     for name, value, first, last in (
         ("iteration", mb.iteration, 1, None),
@@ -106,7 +106,7 @@ def microbatch_windows(
     """Return the window of every row of a microbatch, in row order.
 
     Args:
-        mb: Which microbatch.
+        mb: Id of the microbatch.
         batch: The run's batch.
         num_tokens: Length of the corpus.
         seed: The run's seed.

@@ -1,4 +1,4 @@
-"""What every member must agree on about the batch."""
+"""Batch settings that all members must share."""
 
 from dataclasses import dataclass
 

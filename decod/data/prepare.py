@@ -1,8 +1,9 @@
-"""Files of text become a corpus of token shards.
+"""Preparation of a corpus: files of text become token shards.
 
-A corpus is built in a hidden folder inside its own and moved into place when it is complete; the
-index comes last. So a preparation that fails leaves an earlier corpus as it was, and one that is
-killed at the worst moment leaves a folder without an index, which nobody takes for a corpus.
+A corpus is built in a hidden folder inside its own, and moved into place when it is complete; the
+index comes last. A preparation that fails therefore leaves an earlier corpus unchanged. A process
+that is killed at the worst moment leaves a folder without an index, which does not count as a
+corpus.
 
 The same files, in the same order, with the same options give the same bytes.
 """
@@ -44,44 +45,44 @@ SHARD_TOKENS_DEFAULT = 2**26
 
 _STAGING_FOLDER = ".preparing"
 _OURS = re.compile(rf"^(shard-[0-9]{{5}}\.bin|{re.escape(TOKENIZER_FILE)})$")
-# Tokenizers work on batches in parallel; this bounds the memory that a batch takes.
+# Tokenizers work on batches in parallel. This limits the memory of a batch.
 _BATCH_SIZE_MAX_CHARS = 2**20
 _BATCH_PIECES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareConfig:
-    """How text becomes tokens."""
+    """Options for turning text into tokens."""
 
     tokenizer: str = "bytes"
     """`bytes`, or the path of a `tokenizer.json`."""
     eos: str | None = None
-    """End-of-document token of a `tokenizer.json`; None guesses it."""
+    """End-of-document token of a `tokenizer.json`. None: guess it."""
     text_field: str = "text"
-    """JSON field or Parquet column that holds the text."""
+    """JSON field or Parquet column with the text."""
     shard_tokens: int = SHARD_TOKENS_DEFAULT
-    """Tokens in a shard, at most; the last one has what is left."""
+    """Largest number of tokens in a shard. The last shard holds the rest."""
     force: bool = False
-    """Replace what the output folder holds."""
+    """Replace the content of the output folder."""
 
 
 def prepare(
     out: Path, paths: Sequence[Path], config: PrepareConfig, *, on_read: OnRead | None = None
 ) -> Index:
-    """Write the text of `paths` as a corpus into the folder `out` and return its index.
+    """Write the text of `paths` as a corpus into the folder `out`, and return its index.
 
     Args:
-        out: Made if absent.
+        out: The corpus's folder, created if missing.
         paths: Files and folders; see `decod.data.sources` for the kinds.
-        config: How.
-        on_read: Told how many bytes of the files were read.
+        config: Options.
+        on_read: Called with the number of bytes read.
 
     Raises:
         DataError: A file or the tokenizer is unusable, `out` is taken, or there is no text.
         HardwareError: The disk is full.
     """
     for path in paths:
-        # Unlike Path.resolve, realpath takes links that lead in a circle; what opens them says so.
+        # Unlike Path.resolve, realpath accepts circular links. Opening them gives the error.
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
             raise _refused(out, f"it lies in {path}, whose text is to be read", "choose another")
     files = find_files(paths)
@@ -100,12 +101,12 @@ def write_corpus(
     tokenizer: tuple[Tokenizer, bytes | None],
     config: PrepareConfig,
 ) -> Index:
-    """Tokenize `pieces` into a corpus at `out`. Errors as for `prepare`.
+    """Tokenize `pieces` into a corpus at `out`. Raises as `prepare`.
 
     Args:
-        out: Made if absent.
+        out: The corpus's folder, created if missing.
         pieces: The documents.
-        tokenizer: As `load_tokenizer` returns it.
+        tokenizer: Result of `load_tokenizer`.
         config: Only `shard_tokens` and `force` are used.
     """
     _check_shard_tokens(config.shard_tokens)
@@ -148,7 +149,7 @@ class _BlockHashes:
             del self._open[:BLOCK_BYTES]
 
     def finish(self) -> str:
-        """Return the digests of all blocks, the last and maybe shorter one too, in one text."""
+        """Return the concatenated hashes of all blocks, including a shorter last one."""
         if self._open:
             self._done.append(hashlib.sha256(self._open).hexdigest())
         return "".join(self._done)
@@ -165,10 +166,10 @@ class ShardWriter:
         self._file: BinaryIO | None = None
         self._hash, self._block_hashes = hashlib.sha256(), _BlockHashes()
         self._num_tokens = 0
-        """In the open shard."""
+        """Number of tokens in the open shard."""
 
     def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
-        """Write ids, (T,); they must fit the dtype."""
+        """Write ids, (T,), which must fit the dtype."""
         while token_ids.size:
             room = self._shard_tokens - self._num_tokens
             now, token_ids = token_ids[:room], token_ids[room:]
@@ -188,7 +189,7 @@ class ShardWriter:
         return tuple(self._done)
 
     def close(self) -> None:
-        """Let go of the file, after an error."""
+        """Close the file after an error."""
         if self._file is not None:
             self._file.close()
 
@@ -229,7 +230,7 @@ def _build(
     *,
     shard_tokens: int,
 ) -> Index:
-    """Write shards and tokenizer into an empty folder; return the index, not yet written."""
+    """Write shards and tokenizer into an empty folder. Return the index, not yet written."""
     encoder, tokenizer_file = tokenizer
     dtype = dtype_for(encoder.vocab_size)
     writer = ShardWriter(folder, dtype=dtype, shard_tokens=shard_tokens)
@@ -285,7 +286,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Keep a second preparation out of the folder, which is made if absent."""
+    """Keep a second preparation out of the folder, which is created if missing."""
     out.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -319,7 +320,7 @@ def _check_shard_tokens(shard_tokens: int) -> None:
 
 
 def _move_into_place(staging: Path, out: Path, index: Index) -> None:
-    # From here to the end the folder has no index: the old one must not describe new shards.
+    # From here to the end the folder has no index: the old index must not describe new shards.
     (out / INDEX_FILE).unlink(missing_ok=True)
     sync_folder(out)
     for entry in list(out.iterdir()):

@@ -1,14 +1,14 @@
-"""Documents out of files: plain text, JSON lines and Parquet, also compressed.
+"""Documents from files: plain text, JSON lines and Parquet, also compressed.
 
-Everything is read as a stream in bounded memory. A document comes in pieces of at most
-`PIECE_SIZE_MAX_CHARS` characters, each of which is tokenized on its own; pieces end at a line end
-where there is one, else before a space. Where a piece ends depends on the document alone, so the
-same files give the same tokens on every host.
+Everything is read as a stream, in bounded memory. A document comes in pieces of at most
+`PIECE_SIZE_MAX_CHARS` characters, and each piece is tokenized on its own. Pieces end at the end of
+a line, or else before a space. The ends depend only on the document, so the same files give the
+same tokens on every host.
 
-What decides how a file is read is the end of its name, after `.gz` or `.zst` is taken off:
-`.jsonl`, `.ndjson`, `.json`: one JSON object a line; `.parquet`: a column of strings; anything
-else: UTF-8 text, one document a file. Empty documents and blank lines are left out; line ends and
-byte order marks stay as they are.
+The end of a file's name, after `.gz` or `.zst`, decides how the file is read. `.jsonl`, `.ndjson`
+and `.json` have one JSON object per line. `.parquet` has a column of strings. Anything else is
+UTF-8 text, one document per file. Empty documents and blank lines are left out. Line ends and byte
+order marks stay unchanged.
 """
 
 import codecs
@@ -29,11 +29,11 @@ from typing_extensions import override
 from decod.errors import DataError, install_hint
 
 PIECE_SIZE_MAX_CHARS = 2**18
-"""Bounds what a tokenizer works on at a time: some need a hundred times the text's memory."""
+"""Limit for a tokenizer's input, because some need a hundred times the text's memory."""
 LINE_SIZE_MAX_BYTES = 64 * 2**20
-"""A longer line of JSON is refused: it would have to be held whole."""
+"""A longer line of JSON is refused, because it would have to be held as a whole."""
 ZSTD_WINDOW_MAX_BYTES = 2**27
-"""What `zstd --long` and `--ultra` need. A frame that asks for more is refused."""
+"""The window that `zstd --long` and `--ultra` need. A frame with a larger one is refused."""
 
 # Zstandard packs at most 128 KiB into 4 bytes, so one read makes at most 64 MiB. The library's
 # own stream reader bounds this better but takes a truncated file for a complete one.
@@ -43,7 +43,7 @@ _PARQUET_BATCH_ROWS = 256
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 OnRead = Callable[[int], None]
-"""Called with the number of bytes that were read from disk since the last call."""
+"""Called with the number of bytes read from disk since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Piece:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files to read: as given, folders replaced by what is under them, sorted.
+    """Return the files to read, in the given order. A folder becomes its files, sorted.
 
-    Names that start with a dot are left out of folders.
+    Inside folders, names that start with a dot are left out.
 
     Raises:
-        DataError: Something is absent, unreadable, or neither a file nor a folder.
+        DataError: A path is missing, unreadable, or neither a file nor a folder.
     """
     files: list[Path] = []
     for path in paths:
@@ -76,11 +76,11 @@ def read_pieces(path: Path, *, text_field: str, on_read: OnRead | None = None) -
 
     Args:
         path: A regular file.
-        text_field: Name of the JSON field or Parquet column that holds the text.
-        on_read: Told how much was read.
+        text_field: Name of the JSON field or Parquet column with the text.
+        on_read: Called with the number of bytes read.
 
     Raises:
-        DataError: The file is damaged or not what its name says. Names file and line.
+        DataError: The file is damaged or not what its name says. The message names file and line.
     """
     reader = _Reader(path, text_field, on_read or (lambda _num_bytes: None))
     with reader.translated_errors():
@@ -89,7 +89,7 @@ def read_pieces(path: Path, *, text_field: str, on_read: OnRead | None = None) -
 
 
 def split_document(chunks: Iterable[str]) -> Iterator[Piece]:
-    """Yield one document's pieces. How it was cut into `chunks` makes no difference."""
+    """Yield one document's pieces, which do not depend on the cut into `chunks`."""
     pending = ""
     for chunk in chunks:
         pending += chunk
@@ -105,7 +105,7 @@ def _find_cut(text: str) -> int:
     after_line = text.rfind("\n", 0, PIECE_SIZE_MAX_CHARS) + 1
     if after_line:
         return after_line
-    # Most vocabularies hold words with the space before them.
+    # In most vocabularies a word includes the space before it.
     before_word = text.rfind(" ", 1, PIECE_SIZE_MAX_CHARS)
     return before_word if before_word > 0 else PIECE_SIZE_MAX_CHARS
 
@@ -115,7 +115,7 @@ def _walk(path: Path) -> Iterator[Path]:
     if stat.S_ISDIR(mode):
         for child in sorted(path.iterdir(), key=lambda child: child.name):
             if not child.name.startswith("."):
-                # A link to a folder may lead back up: such a walk would never end.
+                # A link to a folder may lead back up, and the walk would never end.
                 if child.is_symlink() and child.is_dir():
                     raise _unreadable(child, "it is a link to a folder")
                 yield from _walk(child)
@@ -127,16 +127,16 @@ def _walk(path: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one file and knows where it is, for error messages."""
+    """Reads one file, and knows its present place for error messages."""
 
     path: Path
     text_field: str
     on_read: OnRead
     line: int = 1
-    """Of what is being read, from 1."""
+    """Line that is being read, from 1."""
 
     def documents(self) -> Iterator[Iterable[str]]:
-        """Yield each document as chunks of text. Use up one before asking for the next."""
+        """Yield each document as chunks of text. Exhaust one before you ask for the next."""
         name = self.path.name.lower()
         inner = name.removesuffix(".gz").removesuffix(".zst")
         if inner.endswith(".parquet"):
@@ -167,7 +167,7 @@ class _Reader:
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
-        """Turn what the libraries raise into a `DataError` that names file and line."""
+        """Turn errors of the libraries into a `DataError` that names file and line."""
         try:
             yield
         except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -204,7 +204,7 @@ class _Reader:
 
     def _parse_line(self, line: bytes) -> str:
         if self.line == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)  # As some editors begin a file.
+            line = line.removeprefix(codecs.BOM_UTF8)  # Some editors put it at a file's beginning.
         try:
             record: Any = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -221,7 +221,7 @@ class _Reader:
         text = record[self.text_field]
         if not isinstance(text, str):
             raise self._bad_record(f"{self.text_field!r} is no string but {type(text).__name__}")
-        # Halves of surrogate pairs can only come from escapes, and UTF-8 cannot hold them.
+        # Unpaired surrogates can only come from escapes, and UTF-8 cannot represent them.
         if b"\\u" in line and not _encodable(text):
             raise self._bad_record("it holds half a surrogate pair, which is not a character")
         return text
@@ -291,7 +291,7 @@ class _Reader:
 
 
 class _CountingStream(io.RawIOBase):
-    """Passes reads on and reports their size."""
+    """Passes reads on, and reports their size."""
 
     def __init__(self, file: io.FileIO, on_read: OnRead) -> None:
         self._file = file
@@ -309,16 +309,16 @@ class _CountingStream(io.RawIOBase):
 
 
 class _ZstdStream(io.RawIOBase):
-    """Unpacks Zstandard frames, one after the other; raises `ZstdError` if the last is cut off."""
+    """Unpacks Zstandard frames one after the other. Raises `ZstdError` if the last is cut off."""
 
     def __init__(self, packed: BinaryIO) -> None:
         self._packed = packed
         self._library = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX_BYTES)
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._rest = b""
-        """Read from the file but not yet unpacked."""
+        """Bytes read from the file but not yet unpacked."""
         self._ready = memoryview(b"")
-        """Unpacked but not yet handed out."""
+        """Bytes unpacked but not yet handed out."""
 
     @override
     def readable(self) -> bool:

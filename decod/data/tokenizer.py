@@ -1,12 +1,11 @@
 """Text to token ids and back, in one of two ways.
 
-`BytesTokenizer` needs no file: the 256 byte values and one end token. `FileTokenizer` reads a
-`tokenizer.json` of the Hugging Face `tokenizers` library: data, never code.
+`BytesTokenizer` needs no file: it has the 256 byte values and one end token. `FileTokenizer` reads
+a `tokenizer.json` of the Hugging Face `tokenizers` library, which is data, never code.
 
-Corpora must come out the same on every host, so whatever in a `tokenizer.json` would make the ids
-depend on more than the text is switched off (truncation, padding) or refused (dropout). Special
-tokens that are merely spelled out in a text are encoded as plain text: a page that mentions
-`<|endoftext|>` does not end there.
+Corpora must be equal on every host, so ids may depend only on the text. Truncation and padding in a
+`tokenizer.json` are switched off, and dropout is refused. Special tokens that are spelled out in a
+text are encoded as plain text: a page that mentions `<|endoftext|>` does not end there.
 """
 
 import hashlib
@@ -30,23 +29,23 @@ TokenArray = npt.NDArray[np.uint32]
 
 TOKENIZER_FILE = "tokenizer.json"
 EOS_GUESSES = ("<|endoftext|>", "</s>", "<eos>")
-"""End-of-document tokens that are looked for, in this order, when none is named."""
+"""End-of-document tokens to look for, in this order, if none is named."""
 
-# The largest in use (250,000 entries with merges) is about 35 MB.
+# The largest in use (250,000 entries with merges) has about 35 MB.
 _FILE_SIZE_MAX_BYTES = 256 * 2**20
 _VOCAB_SIZE_MAX = 2**24
 
 
 class Tokenizer(Protocol):
-    """What both kinds offer."""
+    """The interface of both kinds."""
 
     kind: TokenizerKind
     sha256: str
-    """Hash of what decides the ids: the file's bytes, or a constant for the bytes kind."""
+    """Hash of everything that determines the ids: the file's bytes, or a constant for bytes."""
     vocab_size: int
     """Every id is below this."""
     eos_id: int
-    """Stands after every document."""
+    """Id of the token after every document."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without an end token."""
@@ -90,8 +89,8 @@ class FileTokenizer:
 
         Args:
             content: The file's bytes.
-            eos: The end-of-document token, or its id, or None to guess it.
-            name: What error messages call the file.
+            eos: The end-of-document token, or its id. None: guess it.
+            name: Name of the file in error messages.
 
         Raises:
             DataError: Not a usable tokenizer, or it has no such end token.
@@ -100,7 +99,7 @@ class FileTokenizer:
         self._name = name
         self._tokenizer = _parse(content, name=name)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        # Ids may have holes, so the number of entries would be too small.
+        # Ids may have gaps, so the number of entries may be too small.
         self.vocab_size = max(vocab.values(), default=-1) + 1
         if not 2 <= self.vocab_size <= _VOCAB_SIZE_MAX:
             raise _unusable(name, f"it has a vocabulary of {self.vocab_size} ids")
@@ -112,7 +111,7 @@ class FileTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        # The library has no exception class of its own: it raises bare `Exception`.
+        # The library raises bare `Exception`, because it has no exception class of its own.
         except Exception as error:
             raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
@@ -124,11 +123,11 @@ class FileTokenizer:
 
 
 def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, bytes | None]:
-    """Return the tokenizer that `choice` names, and its file's bytes if it has a file.
+    """Return the tokenizer for a choice, and its file's bytes if it has a file.
 
     Args:
         choice: `bytes`, or the path of a `tokenizer.json`.
-        eos: End-of-document token of a file; None to guess. Not for `bytes`.
+        eos: End-of-document token of a file. None: guess it. Not for `bytes`.
 
     Raises:
         DataError: There is no such file, or it cannot be used.
@@ -148,10 +147,10 @@ def load_tokenizer(choice: str, *, eos: str | None = None) -> tuple[Tokenizer, b
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file is there.
+    """Return whether a path is a file.
 
     Raises:
-        OSError: It can't be told, also because links lead in a circle: Path.is_file denies those.
+        OSError: The path can't be examined, or its links are circular. `Path.is_file` would say no.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -192,7 +191,7 @@ def _parse(content: bytes, *, name: str) -> "tokenizers.Tokenizer":
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    # The library has no exception class of its own: it raises bare `Exception`.
+    # The library raises bare `Exception`, because it has no exception class of its own.
     except Exception as error:
         raise _unusable(name, _one_line(error)) from error
     tokenizer.no_truncation()

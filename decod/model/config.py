@@ -1,6 +1,6 @@
-"""What a model is: the fields of a Hugging Face `config.json`, and how it is cut into stages.
+"""The definition of a model: the fields of a Hugging Face `config.json`, and its cut into stages.
 
-Imports no torch: the node process reads it too.
+Imports no torch, because the node process reads it too.
 """
 
 import json
@@ -31,15 +31,15 @@ class ModelDtype(StrEnum):
 
 
 class RopeType(StrEnum):
-    """How rotary angles are scaled for sequences that are longer than in the first training."""
+    """Scaling of rotary angles for sequences that are longer than in the first training."""
 
     DEFAULT = "default"
-    """Not at all."""
+    """No scaling."""
     LINEAR = "linear"
     """All angles grow `rope_factor` times more slowly (arXiv:2306.15595)."""
     LLAMA3 = "llama3"
-    """Angles that turn slowly grow `rope_factor` times more slowly, fast ones as before, and those
-    in between in part (Llama 3.1)."""
+    """Slow angles grow `rope_factor` times more slowly, fast angles as before, and those in between
+    in part (Llama 3.1)."""
 
 
 ROPE_NUMBERS: dict[RopeType, tuple[str, ...]] = {
@@ -52,8 +52,8 @@ ROPE_NUMBERS: dict[RopeType, tuple[str, ...]] = {
         "original_max_position_embeddings",
     ),
 }
-"""The numbers that each way of scaling needs, named as in `config.json`. `ModelConfig` has each as
-`rope_` and its name."""
+"""The numbers that each kind of scaling needs, named as in `config.json`. In `ModelConfig` their
+names begin with `rope_`."""
 
 
 _LLAMA_ONLY: dict[str, object] = {
@@ -61,7 +61,7 @@ _LLAMA_ONLY: dict[str, object] = {
     "rope_type": RopeType.DEFAULT,
     "attention_bias": False,
 }
-"""Fields that no other architecture looks at, and their defaults."""
+"""Fields that only llama uses, and their defaults."""
 
 
 def _refuse(field: str, value: object, why: str, fix: str) -> ConfigError:
@@ -187,15 +187,15 @@ def _check_rope(model: ModelConfig) -> None:
 
 
 def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
-    """Check that weights on a disk are those of the model that a run trains.
+    """Check that weights on a disk belong to the model that a run trains.
 
     Args:
         run: The run's model.
-        given: The model that the weights are of.
-        source: Where that stands.
+        given: The model of the weights.
+        source: The file that describes `given`.
 
     Raises:
-        DataError: They differ. The message says in which fields, and how the run file must be.
+        DataError: They differ. The message names the fields, and the run file's correct values.
     """
     names = [field.name for field in fields(ModelConfig)]
     differing = [name for name in names if getattr(run, name) != getattr(given, name)]
@@ -214,7 +214,7 @@ def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesConfig:
-    """How the blocks are cut. Stage 0 (data nodes) also holds embedding, final norm and head."""
+    """The cut into stages. Stage 0 (data nodes) also holds embedding, final norm and head."""
 
     num_relay_stages: int = 2
     """Stages of relays, 1 or more. More stages: smaller memory per host, more hops."""
@@ -223,7 +223,7 @@ class StagesConfig:
 
 
 def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
-    """Return the blocks of every stage, stage 0 first; contiguous, and relays differ by at most 1.
+    """Return the blocks of every stage, stage 0 first. Relay stages differ by at most one block.
 
     Raises:
         ConfigError: A relay stage would hold no block.

@@ -1,7 +1,7 @@
 """Model folders: `config.json` and `model.safetensors`, as transformers writes and reads them.
 
-Reading never runs code from a file: only safetensors are opened, pickled weights are refused.
-Writing is atomic per file: whoever looks sees the old file or the whole new one.
+Reading never runs code from a file: it opens only safetensors, and refuses pickled weights.
+Writing is atomic per file: a reader sees the old file or the complete new one.
 """
 
 import json
@@ -37,13 +37,13 @@ def read_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the wanted parameters one by one, in sorted order of names.
 
-    All names and shapes of the whole model are checked before the first is yielded, so a folder
-    that belongs to another model is refused even if this stage's part would fit.
+    All names and shapes of the whole model are checked before the first parameter is yielded. A
+    folder of another model is therefore refused even if this stage's part would fit.
 
     Args:
-        folder: Holds `model.safetensors`, or several files and their index.
-        model: What the folder must hold.
-        wanted: Names to read, from `model_shapes`; None is all of them.
+        folder: Contains `model.safetensors`, or several files and their index.
+        model: The expected model.
+        wanted: Names to read, from `model_shapes`. None: all.
 
     Yields:
         Name and tensor, on CPU, in the file's own floating-point dtype.
@@ -74,7 +74,7 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
 
     Args:
         folder: Created if missing. Existing files of these names are replaced.
-        model: Its dtype is the one that weights are stored in.
+        model: The model. Weights are stored in its dtype.
         weights: Every parameter of `model_shapes`, any floating-point dtype and device.
 
     Raises:
@@ -98,12 +98,12 @@ def write_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Tensor]
             weights_path, config_path = Path(scratch) / "weights", Path(scratch) / "config"
             save_file(tensors, weights_path, metadata={"format": "pt"})
             config_path.write_text(text, encoding="utf-8")
-            # safetensors makes its file private, whatever the user's umask says.
+            # safetensors makes its file private, whatever the user's umask.
             weights_path.chmod(config_path.stat().st_mode)
             for path, name in ((weights_path, WEIGHTS_FILE), (config_path, "config.json")):
                 _sync(path)
                 path.replace(folder / name)
-        # An index left from a sharded model would win over the file just written.
+        # A leftover index of a sharded model would win over the file just written.
         (folder / INDEX_FILE).unlink(missing_ok=True)
         _sync(folder)
     except (OSError, SafetensorError) as error:

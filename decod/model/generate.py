@@ -1,7 +1,7 @@
 """Text from an exported model, by a plain loop: enough to see what a run has learnt.
 
-The whole context is computed again for every token. That is slow for long texts and simple enough
-to be trusted; serving is what transformers and others are for.
+The whole context is computed again for every token. This is slow for long texts, but simple enough
+to be trusted. For serving, use transformers or similar tools.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def generate(
 
     Args:
         folder: A model folder.
-        prompt_ids: At least one token id. Only the last `max_position_embeddings` are seen.
-        num_tokens: How many to sample; 0 or less gives none.
+        prompt_ids: At least one token id. The model sees only the last `max_position_embeddings`.
+        num_tokens: Number of tokens to sample; 0 or less gives none.
         seed: The same seed gives the same tokens on the same host.
         temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
 

@@ -3,7 +3,7 @@
 Legend: B sequences, T positions, D width, H heads, E a head's width.
 
 Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3. Deviation: no
-dropout, since a microbatch that is computed again elsewhere must give the same result.
+dropout, because a microbatch that is recomputed on another host must give the same result.
 """
 
 import torch
@@ -15,7 +15,7 @@ from decod.model.config import ModelConfig
 
 
 class Projection(nn.Module):
-    """A linear layer whose weight is stored as (inputs, outputs), as GPT-2's checkpoints do."""
+    """A linear layer with a weight of shape (inputs, outputs), as in GPT-2's checkpoints."""
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Gpt2Attention(nn.Module):
 
     @override
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return what attention adds to the residual stream, (B, T, D)."""
+        """Return attention's contribution to the residual stream, (B, T, D)."""
         num_sequences, length, width = hidden_BTD.shape
         split = (num_sequences, length, self.num_heads, width // self.num_heads)
         query, key, value = (
@@ -61,7 +61,7 @@ class Gpt2Mlp(nn.Module):
 
     @override
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return what the network adds to the residual stream, (B, T, D)."""
+        """Return the network's contribution to the residual stream, (B, T, D)."""
         result: Tensor = self.c_proj(functional.gelu(self.c_fc(hidden_BTD), approximate="tanh"))
         return result
 

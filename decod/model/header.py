@@ -1,7 +1,7 @@
 """A model folder's own description: `config.json`, and the headers of its safetensors.
 
-Imports no torch: a leader looks at both before it asks anybody to join. A key that stands twice is
-refused everywhere, since another reader of the file may take the other value.
+Imports no torch, because a leader reads both before it invites any node. A duplicate key is refused
+everywhere, because another reader of the file may take the other value.
 """
 
 import json
@@ -16,7 +16,7 @@ from decod.strict_json import unique
 from decod.texts import why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20
-"""A sharded index of a very large model has a few megabytes; more is not a JSON file of ours."""
+"""The sharded index of a very large model has a few megabytes. More is not a JSON file of ours."""
 
 _HEADER_SIZE_MAX_BYTES = 100_000_000
 """The limit of the safetensors library."""
@@ -28,13 +28,13 @@ def read_config(folder: Path, *, dtype: ModelDtype | None = None) -> ModelConfig
     """Return the configuration of a model folder.
 
     Raises:
-        DataError: There is no readable `config.json`, or decod cannot train what it describes.
+        DataError: There is no readable `config.json`, or decod cannot train its model.
     """
     return config_from_hf(read_json(folder / "config.json"), dtype=dtype)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a file holds.
+    """Return the JSON object in a file.
 
     Raises:
         DataError: The file can't be read, is too large, or holds anything but one JSON object.
@@ -49,12 +49,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return what the header of a safetensors file says, by the tensors' names.
+    """Return the header of a safetensors file, by the tensors' names.
 
-    Only what the library itself passes over is checked: where the tensors lie is not.
+    This checks only what the library itself ignores, not the places of the tensors.
 
     Raises:
-        DataError: The file can't be read or is cut, or a name stands twice in it.
+        DataError: The file can't be read or is truncated, or contains a name twice.
     """
     try:
         with open_ordinary(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
@@ -80,7 +80,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def unreadable(path: Path, why: str) -> DataError:
-    """Return the error for a file of a model folder that can't be used."""
+    """Return the error for an unusable file of a model folder."""
     return DataError(
         f"cannot read {path}",
         why=why,

@@ -1,6 +1,6 @@
 """Model configuration <-> Hugging Face `config.json`. Imports no torch.
 
-`decod.model.hf_fields` says which fields there are, and refuses what decod can't train exactly.
+`decod.model.hf_fields` lists the known fields, and refuses those that decod can't train exactly.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from decod.model.hf_fields import Fields, bad_field, checked
 
 
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` with which transformers loads this model."""
+    """Return a `config.json` with which transformers loads this model."""
     common: dict[str, Any] = {
         "dtype": model.dtype.value,
         "tie_word_embeddings": model.tie_word_embeddings,
         "vocab_size": model.vocab_size,
         "initializer_range": 0.02,
-        # The tokenizer knows special tokens; numbers here might lie outside this vocabulary.
+        # The tokenizer knows the special tokens. Numbers here might lie outside this vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
     }
@@ -48,13 +48,13 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": model.norm_eps,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        # Readers up to transformers 4 look at the first two, from 5 on at the third.
+        # transformers 4 and earlier read the first two, 5 and later the third.
         "rope_theta": model.rope_theta,
         "rope_scaling": None if model.rope_type is RopeType.DEFAULT else scaling,
         "rope_parameters": scaling | {"rope_theta": model.rope_theta},
     }
     if model.attention_bias:
-        # Llama's `attention_bias` would also put a bias on the output projection.
+        # Llama's `attention_bias` would also add a bias to the output projection.
         return result | {
             "model_type": "qwen2",
             "architectures": ["Qwen2ForCausalLM"],
@@ -74,7 +74,7 @@ def config_from_hf(fields: Fields, *, dtype: ModelDtype | None = None) -> ModelC
 
     Args:
         fields: The parsed file.
-        dtype: What to train in; None takes the file's own dtype.
+        dtype: Dtype of the training. None: the file's own dtype.
 
     Raises:
         DataError: A field is missing, of another type, out of range, or asks for a feature that
@@ -136,8 +136,8 @@ def _bool(fields: Fields, name: str, *, default: bool) -> bool:
 def _rope(fields: Fields) -> dict[str, Any]:
     """Return the model's fields about rotary positions, from either spelling of transformers.
 
-    Up to transformers 4 the scaling stands in `rope_scaling` and the base beside it, from 5 on both
-    stand in `rope_parameters`.
+    Up to transformers 4, the scaling is in `rope_scaling` and the base beside it. From 5 on, both
+    are in `rope_parameters`.
     """
     found = [
         _rope_object(fields, name)

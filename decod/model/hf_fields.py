@@ -1,13 +1,13 @@
 """The meaning of each field of a Hugging Face `config.json` to decod. Imports no torch.
 
-A model that loads with one feature quietly missing would train, badly, for days. So each field is
-one of these, and anything else is refused by name:
+If a model silently loaded without one of its features, it would train badly for days. Each field
+therefore belongs to one of three groups, and any other field is refused by name:
 
-- decod computes what it says (`_READ`);
-- it holds the one value with which decod's model computes the same (`_NEUTRAL`);
-- it changes nothing in the training of a language model (`_IGNORED`).
+- decod computes with the field (`_READ`);
+- the field has the one value with which decod's model computes the same (`_NEUTRAL`);
+- the field changes nothing in the training of a language model (`_IGNORED`).
 
-An absent field counts as what transformers takes for it.
+An absent field counts as its default in transformers.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ _LLAMA_READ = _SAME_FOR_ALL | {
 }
 _READ: dict[str, set[str]] = {
     "llama": _LLAMA_READ,
-    # What the two lengths say counts only where there is a sliding window.
+    # The two lengths matter only with a sliding window.
     "qwen2": _LLAMA_READ | {"sliding_window", "max_window_layers"},
     "gpt2": _SAME_FOR_ALL
     | {"n_embd", "n_inner", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"},
 }
-"""Per model type: fields that decod computes with."""
+"""Fields that decod computes with, by model type."""
 
 _DROPOUTS = (
     "attention_dropout",
@@ -48,7 +48,7 @@ _DROPOUTS = (
     "hidden_dropout",
     "resid_pdrop",
 )
-"""Shares of activations that transformers sets to 0 at random while it trains."""
+"""Shares of activations that transformers sets to 0 at random in training."""
 
 _NEUTRAL_FOR_ALL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
@@ -80,14 +80,14 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
         "reorder_and_upcast_attn": (False,),
     },
 }
-"""Per model type: fields that, where present, must hold one of these values."""
+"""Fields that must hold one of these values if they are present, by model type."""
 
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"num_key_value_heads": 32},
     "gpt2": {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
 }
-"""Per model type: what transformers takes for absent fields, where decod would take another."""
+"""Defaults of absent fields in transformers where decod's differ, by model type."""
 
 _SPECIAL_TOKENS = {
     "bos_token_id",
@@ -114,7 +114,7 @@ _MANNER = {
     "is_decoder",
     "tie_encoder_decoder",
 }
-"""How much memory and time it takes, and what is returned beside the logits."""
+"""Fields about memory, time, and outputs other than the logits."""
 
 _ORIGIN = {
     "architectures",
@@ -142,10 +142,10 @@ _ORIGIN = {
     "unsloth_fixed",
     "unsloth_version",
 }
-"""The model's origin, how its weights began, and other tasks that it is used for."""
+"""Fields about the model's origin, its initial weights, and its uses for other tasks."""
 
 _LENGTHS = {"n_ctx", "max_sequence_length"}
-"""Lengths that transformers reads no more."""
+"""Lengths that transformers no longer reads."""
 
 _GENERATION = {
     "max_length",
@@ -183,11 +183,11 @@ _GENERATION = {
     "assistant_lookbehind",
     "target_lookbehind",
 }
-"""How text is generated."""
+"""Settings of text generation."""
 
 _IGNORED = _SPECIAL_TOKENS | _MANNER | _ORIGIN | _LENGTHS | _GENERATION
-"""Fields that change nothing in what is trained. Names with an underscore in front, which are
-transformers' own notes, are ignored too."""
+"""Fields that do not affect training. Names that begin with an underscore are ignored as well: they
+are transformers' own notes."""
 
 _MISSING = object()
 
@@ -205,11 +205,11 @@ def bad_field(
 
 
 def checked(fields: Fields) -> Fields:
-    """Return the fields, and what transformers takes for some that are absent.
+    """Return the fields, with transformers' defaults for some absent ones.
 
     Raises:
-        DataError: A field asks for something that decod does not have, or does not know. The
-            message names it.
+        DataError: A field is unknown, or asks for something that decod does not have. The message
+            names the field.
     """
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READ:

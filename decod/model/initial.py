@@ -1,9 +1,10 @@
 """Initial weights: a pure function of the seed and the parameter's name.
 
 Members that build the same stage on different hosts must hold the same bits, whatever the device,
-the cut into stages, or the host's vector instructions. `torch.normal_` does not promise that: its
-vectorised path rounds differently from its plain one. Here only integer sums and single correctly
-rounded multiplications are used, on a bit stream that NumPy guarantees not to change (NEP 19).
+the cut into stages, or the host's vector instructions. `torch.normal_` does not promise that,
+because its vectorised path rounds differently from its plain one. This module uses only integer
+sums and single correctly rounded multiplications, on a bit stream that NumPy guarantees not to
+change (NEP 19).
 """
 
 import hashlib
@@ -19,7 +20,7 @@ _NUM_TERMS = 8
 """Uniform 16-bit numbers in one sum (Irwin-Hall): close to normal, excess kurtosis -0.15."""
 
 _CHUNK_SIZE = 1 << 18
-"""Elements drawn at a time. Part of the definition: another value gives other weights."""
+"""Elements drawn at a time. This is part of the definition: another value gives other weights."""
 
 _STD = 0.02
 """Standard deviation of GPT-2's and Llama's initial matrices."""
@@ -28,14 +29,14 @@ _STD = 0.02
 def initial_weight(model: ModelConfig, *, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return the initial value of one parameter.
 
-    Norms are 1, biases 0, matrices nearly normal with deviation 0.02; projections that write into
-    the residual stream are scaled by 1 / sqrt(2 * blocks).
+    Norms are 1 and biases 0. Matrices are nearly normal with deviation 0.02. Projections that write
+    into the residual stream are scaled by 1 / sqrt(2 * blocks).
 
     Returns:
         float32 on CPU, new memory.
 
     Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3, for the
-    scaling. Deviation: a sum of 8 uniform numbers takes the place of a normal one.
+    scaling. Deviation: a sum of 8 uniform numbers replaces a normal one.
     """
     if name.endswith(".bias"):
         return torch.zeros(shape)

@@ -1,12 +1,12 @@
-"""Gradients of weights that are computed after the input's, so that the input's can be sent first.
+"""Weight gradients that are computed after the input's gradient, so that it can be sent first.
 
-Whoever waits for a backward pass waits for the gradient of the activation alone. Matrix products
-for weights are half of the work, and nobody needs them before the iteration's end: with them put
-off, a stage works on its weights while the stage before it already runs its own backward.
+The stage before waits only for the gradient of the activation. Matrix products for weights are half
+of the work, and no node needs them before the iteration's end. If a stage postpones them, it works
+on its weights while the stage before it already runs its own backward pass.
 
 Source: the split of backward in Zero Bubble Pipeline Parallelism (arXiv:2401.10241), section 2.
-There such work fills the pipeline's bubbles; here it is done as soon as the gradient is on its way,
-since what a host keeps for it is memory that another microbatch could use.
+Deviation: there the postponed work fills the pipeline's bubbles. Here it runs as soon as the
+gradient is on its way, because its inputs take memory that another microbatch could use.
 
 Legend: N positions, I inputs, O outputs of a layer.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 
 
 class WeightProducts:
-    """Products that are still to be added to the sums of gradients.
+    """Products that still have to be added to the sums of gradients.
 
     Args:
-        sums: Pairs of a weight (O, I) and the sum that its gradients are added to, of the weight's
-            dtype or a wider one.
+        sums: Pairs of a weight (O, I) and the sum of its gradients, in the weight's dtype or a
+            wider one.
     """
 
     def __init__(self, sums: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -33,7 +33,7 @@ class WeightProducts:
         return bool(self._waiting)
 
     def put_off(self, weight_OI: Tensor, gradient_NO: Tensor, input_NI: Tensor) -> None:
-        """Remember one product, `gradient_NO.T @ input_NI`; neither may change before `compute`."""
+        """Remember the product `gradient_NO.T @ input_NI`. Neither may change before `compute`."""
         self._waiting.append((self._sums[id(weight_OI)], gradient_NO, input_NI))
 
     def compute(self) -> None:
@@ -54,7 +54,7 @@ class WeightProducts:
 def weight_gradient(
     later: WeightProducts | None, weight_OI: Tensor, gradient_NO: Tensor, input_NI: Tensor
 ) -> Tensor | None:
-    """Return a weight's gradient, (O, I), or put it off and return nothing."""
+    """Return a weight's gradient, (O, I). With `later`, postpone it and return None."""
     if later is None:
         return gradient_NO.T @ input_NI
     later.put_off(weight_OI, gradient_NO, input_NI)

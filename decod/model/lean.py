@@ -1,13 +1,13 @@
-"""Parts of Llama's block with a backward pass of their own, which keeps less of the forward pass.
+"""Parts of Llama's block with their own backward pass, which keeps less of the forward pass.
 
-Autograd keeps every tensor that an operation may need again. Here only inputs, and what it takes a
-matrix product to get, are kept; norms, gates and rotations are computed again. With as many
-microbatches in flight as decod has, what is kept decides how many a host can hold: 13 instead of 22
-KiB for each position and block of width 256 and inner width 688 in float32. It is also a little
-faster, on CPUs, because memory is passed over less often. The rules are those of the modules in
-`decod.model.llama`, whose gradients by autograd are the oracle.
+Autograd keeps every tensor that an operation may need again. These functions keep only inputs and
+the results of matrix products, and recompute norms, gates and rotations. decod has many
+microbatches in flight, so the kept memory decides how many fit on a host. It is 13 instead of 22
+KiB per position and block, for width 256 and inner width 688 in float32. On CPUs this is also a
+little faster, because memory is traversed less often. The oracle is the gradient of the modules in
+`decod.model.llama` by autograd.
 
-Where a function takes `later`, its weights' gradients are put off; None gives them to autograd.
+If a function takes `later`, it postpones its weights' gradients. None returns them to autograd.
 
 Legend: B sequences, T positions, N = B x T, D width, H heads, E a head's width, I inner
 width, O outputs.
@@ -35,14 +35,14 @@ def norm_project(
     biases: tuple[Tensor | None, ...],
     later: WeightProducts | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return several linear projections of the normed input; keeps the input alone.
+    """Return several linear projections of the normed input. Keep only the input.
 
     Args:
         hidden_BTD: Residual stream.
         norm_D: The norm's weight.
-        eps: The norm's.
-        weights: One a projection, each (outputs, D).
-        biases: One a projection, each (outputs,) or None.
+        eps: The norm's epsilon.
+        weights: One per projection, each (outputs, D).
+        biases: One per projection, each (outputs,) or None.
         later: Takes the weights' products.
 
     Returns:
@@ -55,7 +55,7 @@ def norm_project(
 
 
 def rotated(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
-    """Return `rotate`; keeps the angles alone."""
+    """Return `rotate`. Keep only the angles."""
     result: Tensor = _Rotated.apply(heads_BTHE, *rotary)  # type: ignore[no-untyped-call]
     return result
 
@@ -66,7 +66,7 @@ def add_projection(
     weight_DI: Tensor,
     later: WeightProducts | None = None,
 ) -> Tensor:
-    """Return `hidden_BTD` plus a linear projection of `input_BTI`, (B, T, D); keeps that alone."""
+    """Return `hidden_BTD` plus a projection of `input_BTI`, (B, T, D). Keep only `input_BTI`."""
     result: Tensor = _AddProjection.apply(later, hidden_BTD, input_BTI, weight_DI)  # type: ignore[no-untyped-call]
     return result
 
@@ -78,14 +78,14 @@ def add_gated_mlp(
     weights: tuple[Tensor, Tensor, Tensor],
     later: WeightProducts | None = None,
 ) -> Tensor:
-    """Return the input plus the SwiGLU network of its norm; keeps input, gate and up projection.
+    """Return the input plus the SwiGLU network of its norm. Keep input, gate and up projection.
 
     Args:
         hidden_BTD: Residual stream.
         norm_D: The norm's weight.
-        eps: The norm's.
-        weights: Of the projection that SiLU is applied to, (I, D), of the one that is gated,
-            (I, D), and of the projection back, (D, I).
+        eps: The norm's epsilon.
+        weights: Weights of the gate projection, to which SiLU is applied, (I, D), of the up
+            projection, which is gated, (I, D), and of the projection back, (D, I).
         later: Takes the weights' products.
 
     Returns:

@@ -34,7 +34,7 @@ class LlamaAttention(nn.Module):
 
     @override
     def forward(self, hidden_BTD: Tensor, rotary: Rotary) -> Tensor:
-        """Return what attention adds to the residual stream, (B, T, D)."""
+        """Return attention's contribution to the residual stream, (B, T, D)."""
         query_BTHE = rotate(self._split(self.q_proj(hidden_BTD)), rotary)
         key_BTKE = rotate(self._split(self.k_proj(hidden_BTD)), rotary)
         mixed_BTD = self._attend(query_BTHE, key_BTKE, self._split(self.v_proj(hidden_BTD)))
@@ -44,7 +44,7 @@ class LlamaAttention(nn.Module):
     def add_lean(
         self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary, later: WeightProducts | None
     ) -> Tensor:
-        """Return the input plus `forward` of its norm; keeps less for backward."""
+        """Return the input plus `forward` of its norm. Keep less for backward."""
         linears = (self.q_proj, self.k_proj, self.v_proj)
         query_BTD, key_BTD, value_BTD = norm_project(
             hidden_BTD,
@@ -85,7 +85,7 @@ class SwiGlu(nn.Module):
 
     @override
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return what the network adds to the residual stream, (B, T, D)."""
+        """Return the network's contribution to the residual stream, (B, T, D)."""
         gated = functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
         result: Tensor = self.down_proj(gated)
         return result
@@ -96,8 +96,8 @@ class LlamaBlock(nn.Module):
 
     Args:
         model: Widths and numbers of heads.
-        lean: Keep less for backward. False is plain autograd: the oracle, and the model that
-            decod is compared with.
+        lean: Keep less for backward. False is plain autograd, which serves as the oracle and as
+            the baseline of decod's benchmarks.
     """
 
     def __init__(self, model: ModelConfig, *, lean: bool = False) -> None:

@@ -1,8 +1,9 @@
 """Head and cross-entropy in one, a few positions at a time, so that the logits never exist whole.
 
-With large vocabularies the logits and what autograd keeps of them are the largest tensors of a
-run: (N, V), four of them. Here each chunk of rows is turned into its own gradient in place, while
-it is still in cache, and then multiplied away. Backward only scales what forward has found.
+With large vocabularies, the largest tensors of a run are the logits and the tensors that autograd
+keeps of them: four of shape (N, V). Here each chunk of rows is turned into its own gradient in
+place, while it is in the cache, and is then multiplied away. Backward only scales the gradients
+that forward computed.
 
 Legend: N positions, D width, V vocabulary.
 """
@@ -17,10 +18,10 @@ from typing_extensions import override
 from decod.model.product import project
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Logits at a time: what fits a CPU's cache; what fills a GPU."""
+"""Logits at a time: enough to fill a GPU, and few enough for a CPU's cache."""
 
 _ROWS_MIN = 128
-"""Fewer would make the matrix products slow."""
+"""Fewer rows would make the matrix products slow."""
 
 
 def linear_cross_entropy(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def linear_cross_entropy(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor)
 
     Args:
         hidden_ND: Normed residual stream.
-        table_VD: The head's weights; dtype and device of `hidden_ND`.
+        table_VD: The head's weights, with the dtype and device of `hidden_ND`.
         targets_N: int64, below V.
 
     Returns:
@@ -46,7 +47,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
         gradient_ND = torch.empty_like(hidden_ND)
-        # Wide, because a sum of many chunks in bfloat16 would lose the small ones.
+        # Wide, because a bfloat16 sum of many chunks would lose the small ones.
         gradient_VD = torch.zeros_like(table_VD, dtype=wide)
         chunk = max(_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // num_classes)
         for start in range(0, num_rows, chunk):

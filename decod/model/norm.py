@@ -26,7 +26,7 @@ class RmsNorm(nn.Module):
 
 
 def rms_norm(hidden_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return the normed activations, (B, T, D) in their dtype."""
+    """Return the normed activations, (B, T, D), in the input's dtype."""
     if hidden_BTD.is_cuda:
         return functional.rms_norm(hidden_BTD, weight_D.shape, weight_D, eps)
     # On CPUs torch's fused call is about three times slower than these operations.
@@ -40,7 +40,7 @@ def rms_scale(hidden_BTD: Tensor, eps: float) -> Tensor:
 
 
 def scaled(hidden_BTD: Tensor, scale_BT1: Tensor, weight_D: Tensor) -> Tensor:
-    """Return the normed activations of an input whose `rms_scale` is known."""
+    """Return the normed activations of an input, given its `rms_scale`."""
     return (hidden_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
 
 
@@ -50,10 +50,10 @@ def rms_norm_backward(
     """Return the gradients of the input, (B, T, D), and of the weight, (D,).
 
     Args:
-        hidden_BTD: What was normed.
+        hidden_BTD: Input of the norm.
         scale_BT1: Its `rms_scale`.
-        weight_D: The norm's.
-        gradient_BTD: Of the norm's output.
+        weight_D: The norm's weight.
+        gradient_BTD: Gradient of the norm's output.
     """
     wide_BTD, wide_D = hidden_BTD.to(scale_BT1.dtype), weight_D.to(scale_BT1.dtype)
     gradient_BTD = gradient_BTD.to(scale_BT1.dtype)

@@ -1,10 +1,10 @@
 """Matrix products with a layer's weight, by the fastest way that this torch has.
 
-On CPUs torch multiplies float32 matrices with MKL. Its oneDNN, which it uses for narrower types,
-takes 10 % less time for activations times weights on AMD's Zen 4: 98 to 111 instead of 81 to 99
-GFLOP/s on one core, at 1024 positions and widths of 256 to 4096. For weights' gradients it is no
-faster, so these are left to MKL. The operator is the one that torch's compiler emits for linear
-layers; where it is missing, the plain product is used.
+On CPUs torch multiplies float32 matrices with MKL, and narrower types with oneDNN. On AMD's Zen 4,
+oneDNN takes 10 % less time for activations times weights: 98 to 111 instead of 81 to 99 GFLOP/s on
+one core, at 1024 positions and widths of 256 to 4096. It is no faster for weights' gradients, which
+are therefore left to MKL. The operator is the one that torch's compiler emits for linear layers. If
+it is missing, the plain product is used.
 
 Legend: N positions, I inputs, O outputs.
 """

@@ -1,4 +1,4 @@
-"""Rotary positions: each head's query and key are turned by an angle that grows with the position.
+"""Rotary positions: each head's query and key turn by an angle that grows with the position.
 
 Pairs of the rotation are (i, i + E/2), as in Hugging Face checkpoints.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from decod.model.config import ModelConfig, RopeType
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines, and sines of which the first half is negative, each (T, 1, E) in the model's dtype."""
+"""Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype."""
 
 
 def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device: str) -> Rotary:
@@ -32,7 +32,7 @@ def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device
 
 
 def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Return by how much each angle grows from one position to the next, (E / 2,)."""
+    """Return the growth of each angle from one position to the next, (E / 2,)."""
     head_width = model.hidden_size // model.num_attention_heads
     exponents = torch.arange(0, head_width, 2, dtype=dtype) / head_width
     plain = 1.0 / (model.rope_theta**exponents)
@@ -45,7 +45,7 @@ def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
     length = model.rope_original_max_position_embeddings
     wavelengths = 2 * math.pi / plain
     share = (length / wavelengths - low) / (high - low)
-    # The order of operations is that of Hugging Face: it decides the last bit.
+    # The order of operations is that of Hugging Face, because it decides the last bit.
     between = (1 - share) * plain / model.rope_factor + share * plain
     scaled = torch.where(wavelengths > length / low, slow, between)
     return torch.where(wavelengths < length / high, plain, scaled)
@@ -55,5 +55,6 @@ def rotate(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
     """Return the heads, (B, T, H, E), turned by their positions' angles."""
     cos, sin = rotary
     first, second = heads_BTHE.chunk(2, dim=-1)
-    # The few operations matter: on a CPU, four products and a concatenation take four times longer.
+    # Few operations matter here: on a CPU, four products and a concatenation take four times
+    # longer.
     return torch.cat((second, first), dim=-1).mul_(sin).addcmul_(heads_BTHE, cos)

@@ -1,7 +1,7 @@
 """Names and shapes of a model's parameters, whole or per stage. Imports no torch.
 
-Names are those of Hugging Face checkpoints, so that nothing is renamed between training, the wire
-and a file. Tied weights appear once, under the embedding's name.
+Names are those of Hugging Face checkpoints, so nothing is renamed between training, the wire and a
+file. Tied weights appear once, under the embedding's name.
 """
 
 from decod.model.config import Architecture, ModelConfig, StagesConfig, stage_blocks
@@ -65,7 +65,7 @@ def _gpt2_block_shapes(model: ModelConfig, index: int) -> Shapes:
 
 
 def outer_shapes(model: ModelConfig) -> Shapes:
-    """Return names and shapes of what is in no block: embedding, final norm, head."""
+    """Return names and shapes of the parameters outside the blocks: embedding, final norm, head."""
     table = (model.vocab_size, model.hidden_size)
     if model.model_type is Architecture.GPT2:
         shapes: Shapes = {

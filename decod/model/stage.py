@@ -1,8 +1,8 @@
 """Modules of the stages: stage 0 (both ends of the model) and the relays' slices.
 
-A stage is built empty (on torch's meta device) and then filled with tensors that somebody else
-owns, so that whoever trains it decides how its memory lies. Parameters carry the names of Hugging
-Face checkpoints.
+A stage is built empty, on torch's meta device, and then filled with tensors that its trainer owns.
+The trainer thus decides how the memory is laid out. Parameters carry the names of Hugging Face
+checkpoints.
 
 Legend: B sequences, T positions, D width, V vocabulary.
 """
@@ -33,12 +33,12 @@ TORCH_DTYPES = {
 
 
 class Stage(nn.Module):
-    """A contiguous slice of blocks: what a relay runs.
+    """A contiguous slice of blocks, as a relay runs it.
 
     Args:
         model: The whole model.
-        blocks: Those of the slice.
-        lean: Blocks keep less for backward, where there is such a block; see `decod.model.lean`.
+        blocks: Indexes of the slice's blocks.
+        lean: Blocks keep less for backward, if their kind can; see `decod.model.lean`.
     """
 
     def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
@@ -46,7 +46,7 @@ class Stage(nn.Module):
         self.config = model
         self._rotary: Rotary | None = None
         self.later: WeightProducts | None = None
-        """Takes weights' gradients that can wait, from blocks that are lean."""
+        """Takes weight gradients that can wait, from lean blocks."""
         self.layers = nn.ModuleDict()
         for index in blocks:
             self.layers[str(index)] = (
@@ -73,7 +73,7 @@ class Stage(nn.Module):
         return dict(sorted(result.items()))
 
     def place(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make every parameter a trainable view of the tensor of its name; copies nothing.
+        """Make every parameter a trainable view of the tensor of its name. Copies nothing.
 
         Args:
             tensors: One tensor per parameter, with its shape, all of one dtype and device.
@@ -118,7 +118,7 @@ class Stage(nn.Module):
 
 
 class LlamaEnds(nn.Module):
-    """What Llama has outside its blocks, the head excepted."""
+    """Llama's parts outside its blocks, except the head."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class LlamaEnds(nn.Module):
 
 
 class Gpt2Ends(nn.Module):
-    """What GPT-2 has outside its blocks, the head excepted."""
+    """GPT-2's parts outside its blocks, except the head."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Gpt2Ends(nn.Module):
 class FirstStage(Stage):
     """Stage 0: embedding and first blocks on the way in, final norm and head on the way out.
 
-    With all blocks it is the whole model. Arguments are those of `Stage`.
+    With all blocks it is the whole model. The arguments are those of `Stage`.
     """
 
     def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
@@ -194,10 +194,10 @@ class FirstStage(Stage):
         return self.inner.table() if self.lm_head is None else self.lm_head.weight
 
     def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean cross-entropy over all positions; a scalar in float32 or wider.
+        """Return the mean cross-entropy over all positions, a scalar in float32 or wider.
 
         Args:
-            hidden_BTD: What the last block gave, in the module's dtype.
+            hidden_BTD: Output of the last block, in the module's dtype.
             targets_BT: int64, the token that follows each position.
         """
         hidden_ND = self.inner.leave(hidden_BTD).flatten(0, 1)
@@ -210,10 +210,10 @@ class FirstStage(Stage):
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Has modules draw no initial values.
+    """Keeps modules from drawing initial values.
 
-    On the meta device there is nothing to fill, but torch's way of doing nothing loads its
-    compiler, which takes a second of a processor and 40 MiB.
+    On the meta device there is nothing to fill. But torch's way of doing nothing loads its
+    compiler, which takes a second of CPU time and 40 MiB.
     """
 
     @override
@@ -227,7 +227,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> Stage:
-    """Return a stage's module for training, without memory; call `place` before use.
+    """Return a stage's module for training, without memory. Call `place` before use.
 
     Raises:
         ConfigError: The model cannot be cut like this.
@@ -239,6 +239,6 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
-    """Return the whole model as one plain module without memory; call `place` before use."""
+    """Return the whole model as one plain module without memory. Call `place` before use."""
     with torch.device("meta"), _NothingDrawn():
         return FirstStage(model, range(model.num_hidden_layers))

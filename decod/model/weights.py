@@ -1,6 +1,6 @@
-"""The safetensors of a model folder: where every parameter lies, and whether it is sound.
+"""The safetensors of a model folder: the place of every parameter, and checks of their values.
 
-Imports no torch: a leader looks at the weights before it asks anybody to join.
+Imports no torch, because a leader checks the weights before it invites any node.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _EXPONENTS: dict[str, "np.unsignedinteger[Any]"] = {
     "F32": np.uint32(0x7F80_0000),
     "F64": np.uint64(0x7FF0_0000_0000_0000),
 }
-"""The exponent's bits of a number in each format. A number whose bits are all set there is none."""
+"""The exponent bits of each format. A value with all of them set is infinite or NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Stored:
 
     path: Path
     key: str
-    """Its name in the file."""
+    """The tensor's name in the file."""
     dtype: str
-    """As safetensors calls it, such as `BF16`."""
+    """The name of the dtype in safetensors, such as `BF16`."""
     shape: tuple[int, ...]
     start: int
-    """In the file, in bytes."""
+    """Offset in the file, in bytes."""
     num_bytes: int
 
 
@@ -58,13 +58,13 @@ class StoredModel:
     """All parameters of a model in a folder."""
 
     places: dict[str, Stored]
-    """By the parameters' names in `model_shapes`."""
+    """Places by the parameters' names in `model_shapes`."""
     head: Stored | None
     """A head that is stored although it is tied to the embedding."""
 
 
 def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
-    """Return where the parameters of a model lie in a folder's files.
+    """Return the places of a model's parameters in a folder's files.
 
     Raises:
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
@@ -87,7 +87,7 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
 
 
 def check_weights(folder: Path, model: ModelConfig) -> str:
-    """Read all files of a model folder; return the hash that stands for it.
+    """Read all files of a model folder. Return the hash that identifies the folder.
 
     Raises:
         DataError: As `find_weights`, and if a parameter is not finite.
@@ -107,7 +107,7 @@ def check_weights(folder: Path, model: ModelConfig) -> str:
 
 
 def _checked_hash(path: Path, tensors: list[tuple[str, Stored]]) -> bytes:
-    """Return the digest of a file, all of whose parameters are finite."""
+    """Return the digest of a file after checking that all of its parameters are finite."""
     digest, position = hashlib.sha256(), 0
     with open_ordinary(path) as descriptor:
         for name, place in sorted(tensors, key=lambda item: item[1].start):
@@ -130,7 +130,7 @@ def _is_finite(piece: bytes, dtype: str) -> bool:
 
 
 def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
-    """Compare a head that is stored beside the embedding with it: transformers would tie them.
+    """Compare the embedding with a head stored beside it, because transformers would tie them.
 
     Raises:
         DataError: They differ.
@@ -169,7 +169,7 @@ def refuse_weights(folder: Path, problems: list[str]) -> None:
 def _tensors_in(path: Path) -> Iterator[Stored]:
     header = read_header(path)
     try:
-        # The library compares the places of the tensors with each other and with the file's size.
+        # The library checks the tensors' places against each other and against the file's size.
         with safe_open(path, framework="numpy") as file:
             keys = list(file.keys())
             dtypes = {key: file.get_slice(key).get_dtype() for key in keys}
@@ -184,7 +184,7 @@ def _tensors_in(path: Path) -> Iterator[Stored]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a folder's weights.
+    """Return the files with a folder's weights.
 
     Raises:
         DataError: There are none, or only pickled ones.
@@ -225,7 +225,8 @@ def _match_names(
     """Return the stored key of every parameter of `shapes`."""
     places = {}
     for name in shapes:
-        # GPT-2's own checkpoint was saved from the module without a head, hence without a prefix.
+        # GPT-2's own checkpoint was saved from the module without a head, so its names lack a
+        # prefix.
         short = name.removeprefix("transformer.")
         if name in stored or short in stored:
             places[name] = name if name in stored else short

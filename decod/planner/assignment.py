@@ -1,4 +1,4 @@
-"""Which stage a new node should serve: the fullest stage gets the largest candidate."""
+"""Assignment of new nodes to stages: the fullest stage gets the largest candidate."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from decod.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """Flows through a relay stage and what it could carry."""
+    """A relay stage's flows and capacity."""
 
     stage_index: int
     num_flows: int
     capacity: int
     num_missing: int = 0
-    """Nodes that the stage lacks before the run can begin."""
+    """Number of nodes that the stage still needs before the run can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Applicant:
 def assign_stages(candidates: Sequence[Applicant], loads: Sequence[StageLoad]) -> dict[NodeId, int]:
     """Return a stage for every candidate: largest capacity first, to the most utilised stage.
 
-    A stage's utilisation is flows / capacity; stages that lack nodes come before all others, then
-    those without capacity, and equally utilised stages are ordered by capacity, smallest first.
+    A stage's utilisation is its flows over its capacity. Stages that still need nodes come first,
+    then stages without capacity. Among equally utilised stages the smallest capacity comes first.
 
-    Source: GWTF, section V-B. Deviation: a stage is ranked anew after each placement, with the
-    capacity that it just got, where the paper gives one node to each stage in the order of one
-    ranking. The two agree unless there are more candidates than stages or a stage starts empty.
+    Source: GWTF, section V-B. Deviation: each placement changes the stage's capacity and its rank.
+    The paper ranks the stages once and gives one node to each in that order. The two agree unless
+    there are more candidates than stages, or a stage starts empty.
     """
     ranking = [(_rank(load), load) for load in loads]
     heapq.heapify(ranking)

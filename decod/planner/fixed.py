@@ -1,23 +1,24 @@
 """Rigid pipelines, arranged as DT-FM would: each relay serves one pipeline, for good.
 
-A pipeline is a data node and one relay of each stage, and carries as many flows as the smallest of
-them has room for. Which relays follow each other is found by a genetic search: parents are
-crossed at five points, the child is improved by local search, and takes the place of the worse
-parent if it is no worse than that one.
+A pipeline is a data node and one relay of each stage. It carries as many flows as fit into the
+smallest of them. A genetic search finds the relays of each pipeline. It crosses two parents at five
+points and improves the child by local search. The child replaces the worse parent if it is no
+worse.
 
-DT-FM's cost of an arrangement is, summed over adjacent stages, that of the slowest link between
-them, as all pipelines advance in step. Deviations, most of them because nodes here have a stage:
+In DT-FM, the cost of two adjacent stages is that of the slowest link between them, because all
+pipelines advance in step. The cost of an arrangement is the sum of these. Deviations, most of them
+because nodes here have a stage:
 
-- DT-FM also chooses which nodes form a stage and in what order stages follow each other (an open
-  travelling salesman's path); both are given here. What is left is the matching between adjacent
-  stages, and, where stages differ in size, which relays stay idle.
-- The cost of averaging within a stage does not depend on the matching, so it is left out.
-- Data nodes run the first and the last layers, so links to and from them count too, and a pipeline
+- DT-FM also chooses the nodes of each stage and the order of the stages (an open travelling
+  salesman's path). Both are given here. Only the matching between adjacent stages is left, and the
+  choice of idle relays if stages differ in size.
+- The cost of averaging within a stage is left out, because it does not depend on the matching.
+- Data nodes run the first and the last layers. Links to and from them count too, and a pipeline
   ends where it began. This and unequal capacities tie the matchings of all stages together; DT-FM
-  matches two stages at a time. Arrangements with more flows always come before cheaper ones.
-- Local search exchanges two relays of a stage as long as that helps, where DT-FM moves nodes
-  between stages along cycles.
-- Of equally good arrangements the one with the least total cost is taken.
+  matches two stages at a time. An arrangement with more flows always beats a cheaper one.
+- Local search exchanges two relays of a stage as long as that helps. DT-FM moves nodes between
+  stages along cycles.
+- Of equally good arrangements, the one with the least total cost wins.
 
 Source: Yuan et al., "Decentralized training of foundation models in heterogeneous environments"
 (arXiv:2206.01288), section 3, and the scheduler in its public code; GWTF, table VI.
@@ -32,23 +33,23 @@ from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, Route
 
 POPULATION_SIZE = 16
-"""DT-FM keeps 100, for a search space that also has the choice of stages in it."""
+"""DT-FM keeps 100, for a search space that also contains the choice of stages."""
 NUM_CROSSOVER_POINTS = 5
 
 Arrangement = list[list[int]]
-"""Per stage from 0, the index of its node in each pipeline, then of those that stay idle."""
+"""Per stage from 0, the index of its node in each pipeline, then the indexes of its idle nodes."""
 
 Score = tuple[int, float, float]
-"""Flows that are missing, DT-FM's cost, sum of all flows' costs: less is better, in this order."""
+"""Missing flows, DT-FM's cost, and sum of all flows' costs. Less is better, in this order."""
 
 
 def fixed_routes(graph: FlowGraph, rng: random.Random, *, generations: int = 100) -> list[Route]:
-    """Return the routes of the best arrangement that the search finds; each flow of a pipeline.
+    """Return the routes of the best arrangement found: one per flow of each pipeline.
 
     Args:
-        graph: What there is.
-        rng: What the search draws from.
-        generations: Children to try. Their time grows with stages x pipelines^3.
+        graph: The nodes and links.
+        rng: Source of the search's draws.
+        generations: Number of children to try. Their time grows with stages x pipelines^3.
     """
     search = _Search(graph)
     if not search.num_pipelines:
@@ -77,10 +78,10 @@ class _Pipeline:
 
 
 class _Search:
-    """Arrangements of one graph, and what each is worth.
+    """Arrangements of one graph, and their scores.
 
-    Stage 0 holds each data node once for each pipeline, since all of them may be its own; what is
-    more than the pipelines stays idle, as with relays.
+    Stage 0 holds each data node once per pipeline, because all pipelines may be its own. Entries
+    beyond the number of pipelines are idle, as with relays.
     """
 
     def __init__(self, graph: FlowGraph) -> None:
@@ -96,7 +97,7 @@ class _Search:
         self._stages.insert(0, self._share_homes())
 
     def _share_homes(self) -> list[NodeId]:
-        """Return a data node for each pipeline, in turns by what is due to each, then the idle."""
+        """Return a data node for each pipeline, in turns by what each is due, then idle ones."""
         due = {node_id: float(capacity) for node_id, capacity in self._homes.items()}
         step = self._wanted / max(1, self.num_pipelines)
         shared = []
@@ -109,9 +110,9 @@ class _Search:
         return shared
 
     def aligned(self) -> Arrangement:
-        """Return the arrangement with the largest relays of all stages in one pipeline, and so on.
+        """Return the arrangement with the largest relay of each stage in one pipeline, and so on.
 
-        Where all links exist it has the most flows.
+        If all links exist, it has the most flows.
         """
         return [list(range(len(stage))) for stage in self._stages]
 
@@ -120,7 +121,7 @@ class _Search:
         return [rng.sample(range(len(stage)), len(stage)) for stage in self._stages]
 
     def cross(self, first: Arrangement, second: Arrangement, rng: random.Random) -> Arrangement:
-        """Return the second parent with five nodes put where the first one has them."""
+        """Return the second parent, with five nodes moved to their places in the first parent."""
         child = [list(order) for order in second]
         for _ in range(NUM_CROSSOVER_POINTS):
             stage_index = rng.randrange(len(child))
@@ -131,9 +132,9 @@ class _Search:
         return child
 
     def improve(self, arrangement: Arrangement, rng: random.Random) -> Score:
-        """Exchange nodes of a stage wherever that helps, once through all pairs; return the score.
+        """Exchange nodes of a stage wherever that helps, once through all pairs. Return the score.
 
-        The arrangement is changed in place.
+        Changes the arrangement in place.
         """
         best = self.score(arrangement)
         for stage_index in rng.sample(range(len(arrangement)), len(arrangement)):
@@ -141,7 +142,7 @@ class _Search:
             for place in range(self.num_pipelines):
                 for other in range(place + 1, len(order)):
                     if stage[order[place]] == stage[order[other]]:
-                        continue  # A data node with itself.
+                        continue  # Both places hold the same data node.
                     order[place], order[other] = order[other], order[place]
                     score = self.score(arrangement)
                     if score < best:
@@ -151,7 +152,7 @@ class _Search:
         return best
 
     def score(self, arrangement: Arrangement) -> Score:
-        """Return what an arrangement is worth."""
+        """Return the score of an arrangement."""
         pipelines = self._pipelines(arrangement)
         costs = self._graph.costs
         slowest = [0.0] * (self._graph.num_stages + 1)
@@ -167,12 +168,12 @@ class _Search:
         return missing, sum(slowest), total
 
     def routes(self, arrangement: Arrangement) -> list[Route]:
-        """Return the flows that an arrangement carries."""
+        """Return the flows of an arrangement."""
         pipelines = self._pipelines(arrangement)
         return [Route(pipe.path) for pipe in pipelines for _ in range(pipe.num_flows)]
 
     def _pipelines(self, arrangement: Arrangement) -> Sequence[_Pipeline]:
-        """Return the pipelines that carry something; a data node fills its own in their order."""
+        """Return the pipelines that carry flows. A data node fills its own in order."""
         left = dict(self._homes)
         nodes, costs = self._graph.nodes, self._graph.costs
         found = []

@@ -1,9 +1,9 @@
-"""The routing problem: who can carry how many flows, and what each hop costs.
+"""The routing problem: each node's capacity for flows, and the cost of each hop.
 
-A *flow graph* has data nodes at stage 0 and relays at stages 1 to S; links run from a data node to
+A *flow graph* has data nodes at stage 0 and relays at stages 1 to S. Links lead from a data node to
 stage 1, from stage s to stage s + 1, and from stage S back to a data node. A *route* is the path of
-one flow through it: from its data node through one relay of each stage and home again. A good
-routing has as many routes as the capacities allow, at the least cost.
+one flow: from its data node through one relay of each stage and home again. A good routing has as
+many routes as the capacities allow, at the least cost.
 """
 
 import itertools
@@ -17,7 +17,7 @@ Link = tuple[NodeId, NodeId]
 
 
 class Objective(StrEnum):
-    """What costs least, among all routings with the most flows (GWTF, section V-A)."""
+    """The cost to minimise among all routings with the most flows (GWTF, section V-A)."""
 
     SUM = "sum"
     """The sum over all links of f(i, j) x d(i, j): equation (2)."""
@@ -32,22 +32,22 @@ class GraphNode:
     node_id: NodeId
     stage_index: int
     capacity: int
-    """Most flows that pass through it, or, at a data node, begin and end there."""
+    """Largest number of flows through it. At a data node: flows that begin and end there."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowGraph:
-    """Nodes and links. `config` checks what comes from a file; this class trusts its caller."""
+    """Nodes and links. `config` checks graphs from files; this class trusts its caller."""
 
     num_stages: int
-    """S: relay stages, without the data nodes' stage 0."""
+    """S, the number of relay stages, without the data nodes' stage 0."""
     nodes: Mapping[NodeId, GraphNode]
     costs: Mapping[Link, float]
-    """d(i, j) >= 0 of each link, in any unit. A pair that is absent has no link."""
+    """d(i, j) >= 0 of each link, in any unit. An absent pair has no link."""
     next: Mapping[NodeId, Sequence[NodeId]] = field(init=False)
-    """Where each node's links lead, sorted."""
+    """The nodes that each node's links lead to, sorted."""
     previous: Mapping[NodeId, Sequence[NodeId]] = field(init=False)
-    """Where each node's links come from, sorted."""
+    """The nodes that each node's links come from, sorted."""
 
     def __post_init__(self) -> None:
         following: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in self.nodes}
@@ -64,7 +64,7 @@ class FlowGraph:
         return sorted(nodes, key=lambda node: node.node_id)
 
     def path_cost(self, path: Sequence[NodeId]) -> float:
-        """Return the sum of d(i, j) along a path. Raises KeyError where a link is absent."""
+        """Return the sum of d(i, j) along a path. Raise KeyError if a link is absent."""
         return sum(self.costs[hop] for hop in itertools.pairwise(path))
 
 
@@ -81,10 +81,10 @@ class Route:
 
 
 def broken_rules(graph: FlowGraph, routes: Iterable[Route]) -> list[str]:
-    """Return what is wrong with a routing, a sentence each; nothing if it can be carried out.
+    """Return the faults of a routing, a sentence each; an empty list if it is valid.
 
-    Checked: each route ends where it began, visits one node of each stage in order, uses links that
-    exist, and no node carries more than its capacity.
+    Each route must end where it began, visit one node of each stage in order, and use existing
+    links. No node may carry more than its capacity.
     """
     problems: list[str] = []
     loads = dict.fromkeys(graph.nodes, 0)

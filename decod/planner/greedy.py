@@ -1,20 +1,18 @@
-"""SWARM's routing, as a baseline: every sender picks the peer that it expects to be done first.
+"""SWARM's routing, as a baseline: every sender picks the peer that should finish first.
 
-A SWARM trainer keeps, for every stage, a queue of that stage's peers ordered by the time of all
-the work that it gave them. It takes the first, adds the time that the new task should take there,
-and puts it back: peers get work in proportion to their speed (interleaved weighted round-robin).
-A peer that does not answer is passed over and the task goes to the next.
+For every stage, a SWARM trainer keeps a queue of that stage's peers, ordered by the time of all
+the work that it gave them. It takes the first, adds the expected time of the new task, and puts the
+peer back. Peers thus get work in proportion to their speed (interleaved weighted round-robin). If a
+peer does not answer, the task goes to the next.
 
-Here every node that sends keeps such a queue of the next stage's nodes. Deviations:
+Here every sending node keeps a queue of the next stage's nodes. Deviations:
 
 - The time of a task on a link is its cost d(i, j), known in advance. SWARM learns it as an
-  exponential moving average of response times; on a graph whose costs stand still the average has
-  arrived at them.
-- The queue is ordered by the time at which the new task would be done, not by the work before it,
-  so that a node's first choice is its closest peer, as in GWTF's comparison with SWARM.
-- Nodes have a capacity, which SWARM does not know. A peer without room says no, and so does one
-  that finds nobody behind it; then its sender tries the next. A flow that everybody refuses stays
-  unrouted.
+  exponential moving average of response times. With constant costs the average converges to them.
+- The queue is ordered by the time at which the new task would be done, not by the work before it. A
+  node's first choice is then its closest peer, as in GWTF's comparison with SWARM.
+- Nodes have a capacity, which SWARM does not know. A peer refuses if it has no room, or if it finds
+  no peer behind it. Its sender then tries the next. A flow that all peers refuse stays unrouted.
 
 Source: SWARM parallelism (arXiv:2301.11913), section 3.2 and algorithm 1, and `ExpertBalancer` in
 its public code; GWTF, section VI.
@@ -32,13 +30,13 @@ def greedy_routes(
 ) -> list[Route]:
     """Return the routes of microbatch slots that are sent one after another.
 
-    Data nodes take turns, in the order of their ids, and one whose slot was refused stops.
+    Data nodes take turns in the order of their ids. A data node stops when a slot is refused.
 
     Args:
-        graph: What there is. A node's choice depends on its own links only.
-        rng: Decides between peers that are expected at the same time.
-        closest_only: Ignore queued work: always the closest peer with room. This is how GWTF
-            describes the baseline of its figure 7.
+        graph: The nodes and links. A node's choice depends only on its own links.
+        rng: Breaks ties between peers.
+        closest_only: Ignore queued work, and always choose the closest peer with room. GWTF
+            describes the baseline of its figure 7 so.
     """
     wiring = _Wiring(graph, rng, closest_only=closest_only)
     waiting = {node.node_id: node.capacity for node in graph.stage(0) if node.capacity}
@@ -47,7 +45,7 @@ def greedy_routes(
         for home in list(waiting):
             route = wiring.send(home)
             if route is None:
-                # Room only ever shrinks: nobody will take its next slot either.
+                # Room only ever shrinks, so the next slot would be refused as well.
                 del waiting[home]
                 continue
             routes.append(route)
@@ -58,7 +56,7 @@ def greedy_routes(
 
 
 class _Wiring:
-    """What all nodes together know: each its own queue, and its own room."""
+    """The state of all nodes: the queue and the room of each."""
 
     def __init__(self, graph: FlowGraph, rng: random.Random, *, closest_only: bool) -> None:
         self._graph = graph
@@ -68,7 +66,7 @@ class _Wiring:
         self._queued: dict[Link, float] = {}
 
     def send(self, home: NodeId) -> Route | None:
-        """Return the way that one slot takes, or None if it cannot come home."""
+        """Return the route of one slot, or None if it cannot come home."""
         path = [home]
         refused: set[NodeId] = set()
         while len(path) == 1 or path[-1] != home:
@@ -86,7 +84,7 @@ class _Wiring:
         return Route(tuple(path))
 
     def _choose(self, path: list[NodeId], refused: set[NodeId]) -> NodeId | None:
-        """Return the peer that the last node of a path sends to, if any has room."""
+        """Return the peer that the last node of a path sends to, or None if none has room."""
         here = path[-1]
         if len(path) > self._graph.num_stages:
             return path[0] if (here, path[0]) in self._graph.costs else None
@@ -96,6 +94,6 @@ class _Wiring:
         return min(open_to, key=lambda peer: self._done_at(here, peer), default=None)
 
     def _done_at(self, here: NodeId, peer: NodeId) -> tuple[float, float]:
-        """Return when a peer would be done with one more task of this sender, and a tie-breaker."""
+        """Return when a peer would finish one more task of this sender, and a tie-breaker."""
         queued = 0.0 if self._closest_only else self._queued.get((here, peer), 0.0)
         return queued + self._graph.costs[here, peer], self._rng.random()

@@ -1,14 +1,14 @@
-"""Where new nodes go: which candidate joins which stage, one after another.
+"""Placement of new nodes: which candidate joins which stage, one after another.
 
-All policies see the same: a graph with its routes, which are kept at the least cost, and
-candidates that know their cost to the nodes that are there. After each placement the routes are
-found anew. What a placement is worth is the fall of the mean cost per flow; with as many flows as
-before that is GWTF's (cost_now - cost_after) / cost_now. Where a graph lacks room for all the
-flows that its data nodes want, a placement may instead make room for more.
+All policies start from the same data: a graph, its routes of least cost, and candidates that know
+their cost to the present nodes. After each placement the routes are computed anew. The value of a
+placement is the fall of the mean cost per flow. If the number of flows stays the same, this is
+GWTF's (cost_now - cost_after) / cost_now. If a graph lacks room for the flows that its data nodes
+want, a placement may make room for more instead.
 
-`JoinPolicy.UTILISATION` needs local knowledge only: a stage tells a candidate, for each of its
-flows, the hop before and the hop behind with their costs; the candidate answers with an estimate of
-what it would save there, and the leader takes the largest one. See `estimate_saving`.
+`JoinPolicy.UTILISATION` needs only local knowledge. For each of its flows, a stage tells a
+candidate the hop before and the hop behind, with their costs. The candidate answers with an
+estimate of its saving there, and the leader takes the largest. See `estimate_saving`.
 
 Source: GWTF, sections V-B and VI (figure 5, table IV).
 """
@@ -29,14 +29,14 @@ from decod.planner.optimal import optimal_routes
 from decod.planner.residual import Arcs, SingleSourceFlow
 
 Hop = tuple[NodeId, NodeId, NodeId]
-"""A flow at one stage: the node before, the node that serves it, the node behind."""
+"""A flow at one stage: the node before, the serving node and the node behind."""
 
 
 class JoinPolicy(StrEnum):
-    """How the next candidate and its stage are chosen."""
+    """Rule for the next candidate and its stage."""
 
     UTILISATION = "utilisation"
-    """As `GWTF` while data nodes have flows to spare; then whoever expects to save most."""
+    """As `GWTF` while data nodes want more flows, then the largest estimated saving."""
     GWTF = "gwtf"
     """The largest candidate joins the most utilised stage: the plain rule of section V-B."""
     CAPACITY = "capacity"
@@ -44,17 +44,17 @@ class JoinPolicy(StrEnum):
     RANDOM = "random"
     """A random candidate joins a random stage."""
     OPTIMAL = "optimal"
-    """All combinations are tried with the exact routing, and the best one is taken."""
+    """The best of all combinations, each tried with the exact routing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A candidate and what it knows of the others."""
+    """A candidate, and its costs to the others."""
 
     node_id: NodeId
     capacity: int
     costs: Mapping[NodeId, float]
-    """d(i, j) with each node and newcomer that it could be linked to, the same both ways."""
+    """d(i, j) to each node and newcomer that it could have a link to, the same both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Joined:
     num_flows_before: int
     num_flows_after: int
     cost_before: float
-    """Sum over all flows."""
+    """Sum of the costs of all flows."""
     cost_after: float
 
     @property
     def improvement(self) -> float:
-        """Part by which the mean cost per flow fell; 0 if there was no flow or no cost before."""
+        """Relative fall of the mean cost per flow; 0 if there was no flow or no cost before."""
         if not self.num_flows_before or not self.cost_before:
             return 0.0
         before = self.cost_before / self.num_flows_before
@@ -85,16 +85,16 @@ def plan_joins(
     policy: JoinPolicy | str = JoinPolicy.UTILISATION,
     rng: random.Random,
 ) -> list[Joined]:
-    """Return where all newcomers go, in the order in which they are placed.
+    """Return the places of all newcomers, in the order of placement.
 
     Args:
-        graph: Before anybody has joined.
-        newcomers: Where two know different costs to each other, the later one's holds.
-        policy: Who is placed next, and where.
-        rng: What random policies draw from.
+        graph: The graph before any newcomer has joined.
+        newcomers: The candidates. If two know different costs to each other, the later's holds.
+        policy: Chooses the next newcomer and its stage.
+        rng: Source of the draws of random policies.
 
     Raises:
-        ConfigError: There are several data nodes and the solver that this takes is not installed.
+        ConfigError: There are several data nodes, and the solver for them is not installed.
     """
     policy = JoinPolicy(policy)
     routing = make_routing(graph)
@@ -123,18 +123,20 @@ def estimate_saving(
     costs: Mapping[tuple[NodeId, NodeId], float],
     newcomer: Newcomer,
 ) -> float:
-    """Return about how much a newcomer would save in a stage, from what the stage can tell it.
+    """Return about how much a newcomer would save in a stage, from the stage's own knowledge.
 
-    Two sums over the flows that it would take are easy to form. If it takes over flows as they are
-    (Request Redirect), it saves d(i, u) + d(u, j) - d(i, v) - d(v, j) each: too little, as flows
-    can be paired anew first. If the flows of a data node may exchange their next peers at no loss
-    (Request Change), it can have the best hop before from one flow and the best behind from
-    another: too much, as somebody must take what is left over. The mean of both is returned.
+    The result is the mean of two sums over the flows that the newcomer would take.
+
+    - In the first sum the newcomer takes over whole flows (Request Redirect). Each saves
+      d(i, u) + d(u, j) - d(i, v) - d(v, j). This is too low, because flows could be paired anew.
+    - In the second sum the flows of a data node exchange their next peers at no loss (Request
+      Change). The newcomer gets the best hop before from one flow and the best hop behind from
+      another. This is too high, because another node must take the rest.
 
     Args:
-        hops: Of the flows through the stage, per data node: only those can exchange peers.
-        costs: Of the links in `hops`.
-        newcomer: Takes at most its capacity; a node that it does not know cannot be its neighbour.
+        hops: The flows through the stage, by data node: only flows of the same can exchange peers.
+        costs: Costs of the links in `hops`.
+        newcomer: Takes at most its capacity. A node without a cost cannot be its neighbour.
     """
     whole: list[float] = []
     exchanged: list[float] = []
@@ -152,7 +154,7 @@ def _best(savings: Iterable[float], number: int) -> float:
 
 
 class GrowingRouting:
-    """A graph that grows, and its exact routing, found anew after every change."""
+    """A growing graph and its exact routing, computed anew after every change."""
 
     def __init__(self, graph: FlowGraph) -> None:
         self.graph = graph
@@ -168,18 +170,18 @@ class GrowingRouting:
         return self._routes
 
     def add(self, newcomer: Newcomer, stage_index: int) -> None:
-        """Place a newcomer for good."""
+        """Place a newcomer permanently."""
         self.graph = _grown(self.graph, newcomer, stage_index)
         self._solve()
 
     def try_out(self, newcomer: Newcomer, stage_index: int) -> tuple[int, float]:
-        """Return the number of flows and their cost as they would be after `add`."""
+        """Return the number of flows and their cost after an `add`, without changing anything."""
         grown = GrowingRouting(_grown(self.graph, newcomer, stage_index))
         return grown.num_flows, grown.cost
 
 
 class _SingleSourceRouting(GrowingRouting):
-    """The same for one data node, where a change costs a few shortest paths."""
+    """The same for one data node, where a change costs only a few shortest paths."""
 
     @override
     def _solve(self) -> None:
@@ -205,12 +207,12 @@ class _SingleSourceRouting(GrowingRouting):
 
 
 def make_routing(graph: FlowGraph) -> GrowingRouting:
-    """Return the routing of a graph, by the fastest means that are exact for it."""
+    """Return the routing of a graph, by the fastest exact method."""
     return _SingleSourceRouting(graph) if len(graph.stage(0)) == 1 else GrowingRouting(graph)
 
 
 def _both_ways(newcomers: Sequence[Newcomer]) -> list[Newcomer]:
-    """Return newcomers that know what others know of them."""
+    """Return the newcomers with all costs that others know to them."""
     costs = {newcomer.node_id: dict(newcomer.costs) for newcomer in newcomers}
     for newcomer in newcomers:
         for other, cost in newcomer.costs.items():
@@ -272,7 +274,10 @@ def _most_utilised(routing: GrowingRouting, newcomer: Newcomer) -> int:
 
 
 def _choose_by_saving(routing: GrowingRouting, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
-    """Return the newcomer and stage of the largest estimate; of equal ones, the fuller stage."""
+    """Return the newcomer and stage of the largest estimate, ties to the larger newcomer.
+
+    If no placement saves anything: the largest newcomer, at the most utilised stage.
+    """
     stages = range(1, routing.graph.num_stages + 1)
     hops: dict[int, dict[NodeId, list[Hop]]] = {stage: {} for stage in stages}
     for route in routing.routes():
@@ -290,7 +295,7 @@ def _choose_by_saving(routing: GrowingRouting, waiting: Sequence[Newcomer]) -> t
 
 
 def _choose_by_trial(routing: GrowingRouting, waiting: Sequence[Newcomer]) -> tuple[Newcomer, int]:
-    """Return the newcomer and stage with the most flows and then the least cost."""
+    """Return the newcomer and stage with the most flows, then the least cost."""
     best: tuple[int, float] | None = None
     choice = None
     for newcomer in sorted(waiting, key=lambda n: (-n.capacity, n.node_id)):

@@ -1,14 +1,14 @@
-"""The exact answer to the routing problem, by a solver that sees the whole graph.
+"""The exact solution of the routing problem, by a solver that sees the whole graph.
 
-It is what decentralized routing is measured against, and the routing of a run whose leader knows
-all costs. As each data node's flows must come home to that data node, this is an integer flow
-problem with one commodity per data node, which no shortest-path method solves; HiGHS does, by
-branch and bound. Two solves in a row, first for the number of flows and then for their cost, keep
-costs that spread over decades from trading a flow for a saving.
+It is the measure for decentralized routing, and the routing of a run whose leader knows all costs.
+Each data node's flows must come home to that node. This makes an integer flow problem with one
+commodity per data node, which no shortest-path method solves. HiGHS solves it by branch and bound.
+Two solves run in a row, first for the number of flows and then for their cost. Otherwise, with
+costs that span decades, the solver could trade a flow for a saving.
 
 Source: GWTF (section V-A), equation (2) for `Objective.SUM` and the formula at the section's end
-for `Objective.MAX`. The paper leaves out several data nodes here (section VI, tests 5 and 6) and
-uses the out-of-kilter method; this one covers them.
+for `Objective.MAX`. Deviation: the paper uses the out-of-kilter method, and gives no optimum for
+several data nodes (section VI, tests 5 and 6). This solution covers them.
 """
 
 import math
@@ -22,23 +22,23 @@ from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, Link, Objective, Route, broken_rules
 
 _SCALE = 1000.0
-"""What the largest cost becomes: the solver's tolerances are absolute, about 1e-9 of this."""
+"""Scaled value of the largest cost. The solver's tolerances are absolute, about 1e-9 of this."""
 
 Limits = Mapping[Link, int]
-"""Most units on a link, where that is less than its ends can carry."""
+"""Largest number of units on a link, if less than its ends can carry."""
 
 _Arc = tuple[NodeId, Link]
-"""A link as the flows of one data node see it."""
+"""A data node, and a link that its flows may use."""
 
 
 def optimal_routes(graph: FlowGraph, objective: Objective | str = Objective.SUM) -> list[Route]:
     """Return as many routes as the graph can carry, at the least cost.
 
-    With `Objective.MAX`, those of the least sum among all whose largest link cost is least.
+    `Objective.MAX` minimises the largest link cost first, and then the sum.
 
     Costs that differ by less than about 1e-9 of the largest one count as equal. Time is polynomial
-    with one data node; with several it can be exponential, though it seldom is: the flows of the
-    data nodes hardly ever force fractions on each other.
+    with one data node. With several it can be exponential, but seldom is: flows of different data
+    nodes rarely force fractions on each other.
 
     Raises:
         ConfigError: The solver is not installed (E-CFG-060), or gave up on these costs (E-CFG-061).
@@ -59,13 +59,13 @@ def optimal_routes(graph: FlowGraph, objective: Objective | str = Objective.SUM)
 
 
 def largest_link_cost(graph: FlowGraph, routes: Sequence[Route]) -> float:
-    """Return the largest f(i, j) x d(i, j) over all links: what `Objective.MAX` minimises."""
+    """Return the largest f(i, j) x d(i, j) over all links, which `Objective.MAX` minimises."""
     units = Counter((route.data_node, link) for route in routes for link in pairwise(route.path))
     return _largest_on_a_link(graph, units)
 
 
 def _useful_arcs(graph: FlowGraph) -> list[_Arc]:
-    """Return, per data node, the links that lie on some way from it through all stages and back."""
+    """Return, per data node, the links on a way from it through all stages and back."""
     arcs: list[_Arc] = []
     for data_node in graph.stage(0):
         home = data_node.node_id
@@ -94,21 +94,21 @@ def _count(units: Mapping[_Arc, int]) -> int:
 
 
 def _tightest_limits(graph: FlowGraph, arcs: Sequence[_Arc], units: Mapping[_Arc, int]) -> Limits:
-    """Return limits under the least z for which all flows fit with f x d <= z on every link.
+    """Return the limits for the least z at which all flows fit with f x d <= z on every link.
 
-    A search that halves the range of z, and whose ends are always possible values: the least one
-    that has not been ruled out, and the largest f x d of the best flows so far.
+    The search halves the range of z. Both ends are always possible values: the least value not
+    ruled out, and the largest f x d of the best flows so far.
 
     Args:
-        graph: What there is.
-        arcs: Its useful ones.
-        units: The most flows, on any way.
+        graph: The nodes and links.
+        arcs: The useful arcs of the graph.
+        units: The largest number of flows, on any ways.
     """
     costs = {link: graph.costs[link] for _, link in arcs if graph.costs[link]}
     num_flows = _count(units)
 
     def limit(link: Link, largest: float) -> int:
-        # A hair more, so that z / d of z = n x d is n and not a rounding below it.
+        # A tiny margin, so that z = n x d gives n and not n - 1 by rounding.
         return math.floor(largest / costs[link] * (1 + 1e-12))
 
     low, high = 0.0, _largest_on_a_link(graph, units)
@@ -170,7 +170,7 @@ def _room(graph: FlowGraph, link: Link) -> int:
 
 
 def _decompose(graph: FlowGraph, units: Mapping[_Arc, int]) -> list[Route]:
-    """Return paths that use each arc as often as it has units, data nodes and ids in order."""
+    """Return paths that use each arc as often as it has units, in the order of ids."""
     left: dict[tuple[NodeId, NodeId], dict[NodeId, int]] = {}
     for (home, (begin, end)), number in sorted(units.items()):
         left.setdefault((home, begin), {})[end] = number
@@ -191,7 +191,7 @@ def _decompose(graph: FlowGraph, units: Mapping[_Arc, int]) -> list[Route]:
 
 
 class _Problem:
-    """A minimisation over whole numbers, built column by column in the solver's sparse form."""
+    """A minimisation over integers, built column by column in the solver's sparse form."""
 
     def __init__(self) -> None:
         self._costs: list[float] = []
@@ -215,7 +215,7 @@ class _Problem:
         self._entries[column].append((row, factor))
 
     def solve(self) -> list[int]:
-        """Return the unknowns."""
+        """Return the optimal values of the unknowns."""
         highspy = _import_solver()
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self._costs), len(self._row_bounds)
@@ -254,7 +254,7 @@ _OPTIONS: Mapping[str, bool | int | float] = {
     "output_flag": False,
     "threads": 1,
     "random_seed": 0,
-    # An optimum, not something near it.
+    # Ask for a true optimum, not for a value near it.
     "mip_rel_gap": 0.0,
     "mip_abs_gap": 0.0,
     "mip_feasibility_tolerance": 1e-9,

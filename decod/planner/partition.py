@@ -1,12 +1,12 @@
-"""How a flat vector is cut among the members of a roster."""
+"""Partition of a flat vector among the members of a roster."""
 
 
 def part_sizes(num_elements: int, num_parts: int) -> list[int]:
-    """Return the sizes of contiguous parts, in elements; they differ by at most 1, longer first.
+    """Return the sizes of contiguous parts, in elements. They differ by at most 1, longer first.
 
     Args:
-        num_elements: What is cut. At least 0.
-        num_parts: At least 1; with more parts than elements the last ones are empty.
+        num_elements: Length of the vector, at least 0.
+        num_parts: At least 1. With more parts than elements, the last ones are empty.
     """
     assert num_elements >= 0, num_elements
     assert num_parts >= 1, num_parts

@@ -1,13 +1,13 @@
-"""Minimum cost flow of a single data node, which can be changed a node at a time.
+"""Minimum-cost flow of a single data node, updated one node at a time.
 
-The residual network of a flow holds, for each unit on a link, a link back at the negative cost. A
-*price* for every vertex makes the *reduced cost* `cost + price(begin) - price(end)` of each
-residual link at least 0; as long as such prices exist the flow costs least for its amount, and
-Dijkstra's algorithm finds the next cheapest path. Each node is two vertices, one that receives and
-one that sends, with a link of its capacity between them; the data node sends at one and receives
-at the other.
+For each unit on a link, the residual network of a flow has a link back at the negative cost. Each
+vertex has a *price*. The *reduced cost* of a residual link is `cost + price(begin) - price(end)`.
+While prices exist that make all reduced costs at least 0, the flow has the least cost for its
+amount, and Dijkstra's algorithm finds the next cheapest path. Each node is two vertices, a
+receiving and a sending one, joined by a link of the node's capacity. The data node sends at one and
+receives at the other.
 
-Costs are floats: what differs by less than `_PRECISION` of the largest cost counts as equal.
+Costs are floats. Differences below `_PRECISION` of the largest cost count as zero.
 
 Source: successive shortest paths with potentials (Edmonds and Karp, 1972; Ahuja, Magnanti and
 Orlin, "Network flows", section 9.7).
@@ -22,12 +22,12 @@ from decod.ids import NodeId
 from decod.planner.graph import FlowGraph, Route
 
 _PRECISION = 1e-12
-"""Part of the largest cost below which a saving is taken for an error of rounding."""
+"""Share of the largest cost below which a saving counts as a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """Where a node would be put: its links from the stage before and to the stage after."""
+    """A node's possible place: its links from the stage before and to the stage after."""
 
     capacity: int
     before: Mapping[NodeId, float]
@@ -43,15 +43,15 @@ class _Saved:
 
 
 class SingleSourceFlow:
-    """The most flows of a graph with one data node, at the least cost, kept as nodes join."""
+    """The most flows of a graph with one data node, at the least cost. Nodes may join."""
 
     def __init__(self, graph: FlowGraph) -> None:
         (data_node,) = graph.stage(0)
         self.cost = 0.0
-        """Sum over all flows, in the graph's unit."""
+        """Sum of the costs of all flows, in the graph's unit."""
         self.num_flows = 0
         self._wanted = data_node.capacity
-        # Residual link e leads to `_end[e]` and takes `_spare[e]` more units at `_cost[e]`; its
+        # Residual link e leads to `_end[e]` and takes `_spare[e]` more units at `_cost[e]`. Its
         # opposite is e ^ 1, so the units on link e (even) are `_spare[e ^ 1]`.
         self._end: list[int] = []
         self._spare: list[int] = []
@@ -73,9 +73,10 @@ class SingleSourceFlow:
         self._augment()
 
     def add(self, node_id: NodeId, arcs: Arcs) -> None:
-        """Put in a node and use it: for cheaper flows, and for more of them if it makes room.
+        """Add a node and use it, for cheaper flows and, if it makes room, for more.
 
-        Only cycles and paths through the node can have become worth taking, so only they are tried.
+        Only cycles and paths through the new node can have become worthwhile, so only they are
+        tried.
         """
         self._add_vertices(node_id)
         receives, sends = self._receives[node_id], self._sends[node_id]
@@ -85,13 +86,13 @@ class SingleSourceFlow:
             self._tolerance,
             _PRECISION * max([*arcs.before.values(), *arcs.after.values()], default=0.0),
         )
-        # No more can pass; a link that could take more would need a price of its own.
+        # No more units can pass. A link with more room would need a price of its own.
         room = min(arcs.capacity, self._wanted)
         for vertex, cost in sorted(before.items()):
             self._add_link(vertex, receives, room, cost)
         for vertex, cost in sorted(after.items()):
             self._add_link(sends, vertex, room, cost)
-        # Prices at which its own links cost at least 0.
+        # Choose prices at which the node's own links cost at least 0.
         self._price[receives] = min((self._price[v] + c for v, c in before.items()), default=0.0)
         self._price[sends] = max((self._price[v] - c for v, c in after.items()), default=0.0)
         used = self._reroute(sends, receives, room)
@@ -102,7 +103,7 @@ class SingleSourceFlow:
             self._augment()
 
     def try_out(self, arcs: Arcs) -> tuple[int, float]:
-        """Return the number of flows and their cost as they would be after `add`."""
+        """Return the number of flows and their cost after an `add`, without changing anything."""
         saved = _Saved([*self._spare], [*self._price], self.cost, self.num_flows)
         probe = NodeId("")
         self.add(probe, arcs)
@@ -116,7 +117,7 @@ class SingleSourceFlow:
         return self.num_flows == self._wanted
 
     def routes(self) -> list[Route]:
-        """Return the flows' paths; links' units are joined in the order of the nodes' ids."""
+        """Return the flows' paths. Units of links are joined in the order of the nodes' ids."""
         units = [0] * len(self._end)
         for link in range(0, len(self._end), 2):
             units[link] = self._spare[link ^ 1]
@@ -161,13 +162,14 @@ class SingleSourceFlow:
         self.cost, self.num_flows = saved.cost, saved.num_flows
 
     def _reroute(self, sends: int, receives: int, room: int) -> int:
-        """Move units to a new node as long as that saves something; return how many."""
+        """Move units to a new node as long as that saves cost. Return the number of units."""
         used = 0
         while used < room:
             distance, arrived_by = self._search(sends, receives)
             saving = self._price[sends] - self._price[receives] - distance[receives]
             if saving <= self._tolerance:
-                # The node's own link has room left, so it must cost at least 0, and 0 if used.
+                # The node's own link has room left, so it must cost at least 0, and exactly 0 if
+                # used.
                 self._raise_prices(distance, max(0.0, self._price[sends] - self._price[receives]))
                 break
             self._raise_prices(distance, distance[receives])
@@ -177,7 +179,7 @@ class SingleSourceFlow:
         return used
 
     def _augment(self) -> None:
-        """Add flows, the cheapest first, until the data node has enough or nothing gives way."""
+        """Add flows, the cheapest first, until the data node has enough or no path is left."""
         start, goal = self._sends[self._data_node], self._receives[self._data_node]
         while not self.full:
             distance, arrived_by = self._search(start, goal)
@@ -189,10 +191,10 @@ class SingleSourceFlow:
             self.cost += units * (self._price[goal] - self._price[start])
 
     def _search(self, start: int, goal: int) -> tuple[list[float], list[int]]:
-        """Return reduced distances from a vertex, and the link by which each vertex is reached.
+        """Return reduced distances from a vertex, and the link that reaches each vertex.
 
-        Stops once the goal is settled: what lies beyond it may then have too large a distance,
-        never a smaller one than the goal's.
+        The search stops once the goal is settled. Distances beyond the goal may then be too large,
+        but are never smaller than the goal's.
         """
         distance = [math.inf] * len(self._links)
         arrived_by = [-1] * len(self._links)
@@ -212,7 +214,7 @@ class SingleSourceFlow:
             for link in links[vertex]:
                 if spare[link]:
                     end = ends[link]
-                    # Rounding may put a reduced cost a hair below 0.
+                    # Rounding may make a reduced cost slightly negative.
                     there = max(here, base + costs[link] - price[end])
                     if there < distance[end]:
                         distance[end] = there
@@ -226,7 +228,7 @@ class SingleSourceFlow:
         ]
 
     def _push(self, arrived_by: list[int], start: int, goal: int, room: int) -> int:
-        """Send what fits along the path that a search found; return how many units that is."""
+        """Send as many units as fit along the path of a search. Return their number."""
         path = []
         vertex = goal
         while vertex != start:

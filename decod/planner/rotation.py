@@ -1,22 +1,22 @@
-"""Better assignments: who should give what to whom, found as a negative cycle.
+"""Better assignments: a negative cycle shows the exchanges that save cost.
 
-Everybody holds one thing. `weights[i][j]` says what it would cost more than now if i held what j
-holds. Where things can be passed round a ring so that it costs less in all, that ring is a cycle of
-negative weight; where there is none, the assignment is the cheapest there is (Klein, 1967).
+Every node holds one thing. `weights[i][j]` is the extra cost if node i held j's thing instead of
+its own. If passing things round a ring lowers the total cost, that ring is a cycle of negative
+weight. If there is no negative cycle, the assignment is the cheapest (Klein, 1967).
 """
 
 from collections.abc import Sequence
 
 
 def negative_cycle(weights: Sequence[Sequence[float]], *, slack: float) -> list[int]:
-    """Return a cycle whose weights add up to less than nothing, or an empty list.
+    """Return a cycle whose weights add up to less than 0, or an empty list.
 
-    Each on it takes what the next one holds, the last what the first holds. Found by Bellman and
-    Ford's relaxation from everywhere at once, in time of the number's cube at most.
+    Each member of the cycle takes the next one's thing, and the last takes the first one's. The
+    method is Bellman and Ford's relaxation from all nodes at once, in at most cubic time.
 
     Args:
         weights: Square, with zeros on the diagonal.
-        slack: Weights that differ by less count as equal: what rounding may bring about.
+        slack: Tolerance for rounding: weights that differ by less count as equal.
     """
     num = len(weights)
     distances = [0.0] * num

@@ -1,10 +1,10 @@
-"""How long a round takes: microbatches on their ways, one at a time on each link and device.
+"""Length of a round: microbatches on their ways, one at a time on each link and device.
 
-The sum of link costs, which flows are found by, says nothing of two microbatches that want the same
-link. This says what that comes to: each goes from its data node through its relays and home, and
-back the same way; a link carries one tensor at a time in each direction, a device computes one
-pass at a time, and who comes first is served first. Nothing is drawn, so everybody who knows the
-same costs comes to the same times.
+Flows are found by the sum of link costs, which ignores that two microbatches may want the same
+link. This model includes that. Each microbatch goes from its data node through its relays and home,
+and back the same way. A link carries one tensor at a time in each direction, a device computes one
+pass at a time, and both serve in the order of arrival. Nothing is random, so all nodes that know
+the same costs compute the same times.
 """
 
 import math
@@ -16,16 +16,16 @@ from decod.ids import NodeId
 from decod.planner.graph import Link
 
 Task = tuple[int, float, float]
-"""What a microbatch needs next (a link's direction, or a device), for how long, and how long all
-takes that comes after it, if nothing has to be waited for. Seconds."""
+"""One need of a microbatch: a resource (a link's direction, or a device), the seconds that it takes
+there, and the seconds of all later needs without waiting."""
 
 
 class Timing:
     """Turns ways into tasks.
 
     Args:
-        costs: d(i, j) of links, in the direction of the forward pass. Seconds.
-        compute_s: c_i of nodes: mean seconds of a pass. Others are taken for the mean of these.
+        costs: d(i, j) of links in seconds, in the direction of the forward pass.
+        compute_s: c_i of nodes: mean seconds of a pass. Nodes without an entry get the mean of all.
     """
 
     def __init__(self, costs: Mapping[Link, float], compute_s: Mapping[NodeId, float]) -> None:
@@ -38,11 +38,11 @@ class Timing:
 
     @property
     def num_resources(self) -> int:
-        """How many links' directions and devices the tasks so far speak of."""
+        """Number of links' directions and devices in all tasks so far."""
         return len(self._numbers)
 
     def tasks(self, path: tuple[NodeId, ...]) -> list[Task]:
-        """Return what a microbatch needs on its way from `path[0]` to its end and back."""
+        """Return the tasks of a microbatch from `path[0]` to the path's end and back."""
         known = self._known.get(path)
         if known is None:
             known = self._known[path] = self._tasks(path)
@@ -57,7 +57,7 @@ class Timing:
         return known
 
     def alone_s(self, path: tuple[NodeId, ...]) -> float:
-        """Return how long the way takes if nothing has to be waited for."""
+        """Return how long the way takes without waiting."""
         _, first_s, rest_s = self.tasks(path)[0]
         return first_s + rest_s
 
@@ -78,7 +78,7 @@ class Timing:
         return tasks[::-1]
 
     def _wire_s(self, hop: Link) -> float:
-        """Return what a link takes of d(i, j), which holds half of each end's pass too."""
+        """Return a link's own part of d(i, j), which also contains half of each end's pass."""
         passes_s = sum(self._compute_s.get(end, self._other_s) for end in hop)
         return max(0.0, self._costs[hop] - passes_s / 2)
 
@@ -86,9 +86,9 @@ class Timing:
 def finish_times(
     ways: Sequence[Sequence[Task]], num_resources: int, *, limit_s: float = math.inf
 ) -> list[float] | None:
-    """Return when each microbatch is back; None as soon as one is known to be later than `limit_s`.
+    """Return when each microbatch is back. None: one of them would be later than `limit_s`.
 
-    All begin at once; of those that come to a link or device at one instant the first listed is
+    All begin at once. If several reach a link or device at the same instant, the first listed is
     served first.
     """
     free_s = [0.0] * num_resources
@@ -117,13 +117,14 @@ def dealt_out(
 ) -> list[int]:
     """Return the flow, by its index, of each of `numbers` microbatches of each data node.
 
-    As data nodes choose: free flows first, the cheapest of them first; then the flow that would be
-    done with one more first, if its microbatches went one after another.
+    The choice is that of data nodes. Free flows come first, the cheapest of them first. Then comes
+    the flow that would finish one more microbatch first, if its microbatches went one after
+    another.
 
     Args:
         owners: The data node of each flow.
-        costs: Of each flow's path.
-        numbers: A data node that is not in it sends as many as it has flows.
+        costs: The cost of each flow's path.
+        numbers: Microbatches per data node. Without an entry: as many as the node has flows.
     """
     own: dict[NodeId, list[int]] = {}
     for index, owner in enumerate(owners):

@@ -1,15 +1,15 @@
-"""Whose flow is whose: data nodes for the paths of a draft, at little more than the draft's cost.
+"""Assignment of a draft's paths to data nodes, at little more than the draft's cost.
 
-A draft's paths may begin at one data node and end at another. Two paths may exchange all that
-comes after some stage, at the price of two other links; done at one stage it exchanges their ends,
-done at two it exchanges what lies between. The best set of such crossings for a pair of paths, with
-the best data nodes for the result, is found by dynamic programming along the two; pairs are
-improved, the most rewarding first, until no pair can be.
+A draft's path may begin at one data node and end at another. Two paths may cross: behind some
+stage, they exchange the rest of their ways, at the cost of two other links. A crossing at one stage
+exchanges their ends. Crossings at two stages exchange the part in between. Dynamic programming
+along a pair of paths finds its best crossings and the best data nodes for the result. Pairs are
+improved, the most rewarding first, until none improves.
 
-What pairs cannot do, rotations can: all paths are cut at the same two stages, and their middle
-parts are dealt out anew. The best way to do that is an assignment problem, and a negative cycle
-says who should give which part to whom. When neither helps, a few parts are exchanged at random and
-the search begins again from there (iterated local search), as long as there is work left to spend.
+Rotations find improvements that pairs miss. They cut all paths at the same two stages and deal out
+the middle parts anew. The best deal is an assignment problem, whose negative cycles show the
+exchanges. When neither method helps, a few parts are exchanged at random and the search begins
+again (iterated local search), as long as work is left.
 """
 
 import heapq
@@ -29,14 +29,14 @@ _SAVES = 1e-9
 
 _RESTARTS_MAX = 60
 _RESTART_WORK_MAX = 60_000
-"""How many restarts: so many, or fewer where stages times pairs of paths come to more than this in
-all. That takes half a second at most, and 10 paths of 8 stages get all of them."""
+"""Limits of the restarts: their number, and the sum of stages times pairs of paths over all of
+them. That takes at most half a second, and 10 paths of 8 stages get all restarts."""
 
 _RESTART_EXCHANGES = 3
-"""Parts that a restart exchanges: fewer are soon undone, more forget what had been found."""
+"""Parts that a restart exchanges. Fewer are soon undone; more lose the earlier result."""
 
 _KNOWN_MAX = 8
-"""Settlements that are remembered: a draft that has not changed is settled again and again."""
+"""Number of cached settlements, because an unchanged draft is settled again and again."""
 
 _State = tuple[list[list[NodeId]], list[NodeId], dict[NodeId, int]]
 """The paths' relays, their owners, and how many paths each data node owns."""
@@ -44,7 +44,7 @@ _State = tuple[list[list[NodeId]], list[NodeId], dict[NodeId, int]]
 
 @dataclass(frozen=True, slots=True)
 class DraftPath:
-    """A path of the draft: where it begins, and one relay of each stage."""
+    """A path of the draft: its first data node, and one relay of each stage."""
 
     source: NodeId
     relays: tuple[NodeId, ...]
@@ -56,7 +56,7 @@ class _Better:
 
     saving: float
     crossed: tuple[bool, ...]
-    """For each stage: whether the pair's relays there are exchanged."""
+    """Whether the pair exchanges its relays, by stage."""
     owners: tuple[NodeId, NodeId]
 
 
@@ -70,18 +70,17 @@ def settle(
 ) -> list[Route]:
     """Return routes through the same relays, each back to where it began.
 
-    As many as there are paths, unless links are missing: a path that no data node can close is
-    left out.
+    There are as many routes as paths, unless links are missing: a path that no data node can close
+    is left out.
 
     Args:
-        paths: Those that are not as long as the first, begin at no data node of `capacities`, or
-            are more than all of these can take together, are left out.
-        costs: Of the links that are known, those of `paths` among them. Others are not used.
+        paths: Paths of the draft. Left out are paths that differ from the first in length, paths
+            that begin at a node outside `capacities`, and paths beyond the total capacity.
+        costs: Costs of the known links, including those of `paths`. Other links are not used.
         capacities: Flows that each data node can take.
-        crowding: A link that carries n paths costs n to the power of this times what it costs with
-            one.
-        work_max: Stages of pairs of paths that are looked at, about 5 us each; what has been found
-            by then is taken.
+        crowding: A link with n paths costs n to this power times its cost with one path.
+        work_max: Stages of pairs of paths to look at, about 5 us each. At the limit the best result
+            so far is returned.
     """
     named = tuple(sorted(costs.items())), tuple(sorted(capacities.items()))
     return [*_settled(tuple(paths), *named, crowding, work_max)]
@@ -99,9 +98,10 @@ def _settled(
 
 
 def fair_shares(capacities: Mapping[NodeId, int], num_flows: int) -> dict[NodeId, int]:
-    """Return how many of `num_flows` flows each data node gets: in proportion to its capacity.
+    """Return how many of `num_flows` flows each data node gets, in proportion to its capacity.
 
-    Largest remainders first, ties by id; together as many as there are, or as they can take.
+    Largest remainders come first, ties by id. The shares add up to `num_flows` or to the total
+    capacity, whichever is less.
     """
     total = sum(capacities.values())
     num = min(num_flows, total)
@@ -132,12 +132,12 @@ class _Settlement:
         for owner in self._owners:
             self._loads[owner] += 1
         self._uses: Counter[Link] = Counter()
-        """How many paths use each link; kept only where that decides what a link costs."""
+        """Number of paths on each link. Kept only if it affects the links' costs."""
         self._versions = [0] * len(paths)
-        """Of each path; grows with each change of a pair."""
+        """Version of each path, which grows with each change of a pair."""
         hops = len(paths) * (len(paths[0].relays) + 1) if paths else 0
         self._no_link = 1.0 + hops * max(costs.values(), default=0.0)
-        """What a missing link counts as: more than all paths together, so none is used in vain."""
+        """Cost of a missing link: more than all paths together, so none is used without need."""
 
     def run(self) -> list[Route]:
         if self._paths:
@@ -151,19 +151,19 @@ class _Settlement:
         ]
 
     def _search(self) -> None:
-        """Improve pairs, and rotate parts among all, until neither helps."""
+        """Improve pairs, and rotate parts among all paths, until neither helps."""
         self._improve_pairs()
         best, least = self._state(), self._total()
         while self._work_left > 0 and self._rotate_all():
             self._improve_pairs()
-            # Rotations take links as if nobody else used them.
+            # A rotation ignores that other paths use the same links.
             if (total := self._total()) >= least:
                 self._restore(best)
                 break
             best, least = self._state(), total
 
     def _restart(self) -> None:
-        """Exchange some parts at random, search again; keep what comes of it if cheaper."""
+        """Exchange some parts at random and search again. Keep the result if it is cheaper."""
         num = len(self._paths)
         if num < 2 or len(self._capacities) < 2:
             return
@@ -224,7 +224,7 @@ class _Settlement:
                         self._consider(queue, min(other, changed), max(other, changed))
 
     def _rotate_all(self) -> bool:
-        """Rotate the parts between any two cuts until none helps. Returns whether any did."""
+        """Rotate the parts between any two cuts until none helps. Return whether any did."""
         cuts = list(combinations(range(len(self._paths[0]) + 1), 2))
         helped = False
         tried_in_vain = 0
@@ -240,7 +240,7 @@ class _Settlement:
     def _rotate(self, begin: int, end: int) -> bool:
         """Deal out anew the parts from stage `begin` to before `end`, counted from 0, if it helps.
 
-        Whole paths are dealt out to data nodes, also to those that have room for more.
+        Whole paths are dealt out to data nodes, including those with room for more.
         """
         paths, cost, no_link = self._paths, self._costs.get, self._no_link
         whole = (begin, end) == (0, len(paths[0]))
@@ -270,7 +270,7 @@ class _Settlement:
         return bool(cycle)
 
     def _spare_owners(self) -> list[NodeId]:
-        """Return each data node once for each path more that it could own, and use."""
+        """Return each data node once per further path that it could own and use."""
         num = len(self._paths)
         return [
             owner
@@ -283,7 +283,7 @@ class _Settlement:
         return cost((owner, head), math.inf) + cost((tail, owner), math.inf)
 
     def _choose_owners(self) -> None:
-        """Give each path the data node that is nearest to its ends and has room; dearest first."""
+        """Give each path the nearest data node that has room. The dearest path comes first."""
         order = sorted(
             range(len(self._paths)),
             key=lambda i: (-self._ends(self._owners[i], self._paths[i][0], self._paths[i][-1]), i),
@@ -291,7 +291,7 @@ class _Settlement:
         for i in order:
             path = self._paths[i]
             self._loads[self._owners[i]] -= 1
-            # Some data node has room: there are no more paths than all can take.
+            # Some data node has room, because the paths fit into the total capacity.
             free = [k for k, load in self._loads.items() if load < self._capacities[k]]
             self._owners[i] = min(free, key=lambda k: (self._ends(k, path[0], path[-1]), k))
             self._loads[self._owners[i]] += 1
@@ -308,7 +308,7 @@ class _Settlement:
             heapq.heappush(queue, (-better.saving, i, j, *versions, better))
 
     def _best(self, i: int, j: int) -> _Better | None:
-        """Return the best that two paths can make of their relays, if it is better than now."""
+        """Return the best crossings of two paths, or None if nothing beats the present state."""
         first, second = self._paths[i], self._paths[j]
         both = self._price_of_both(i, j)
         owner, other = self._owners[i], self._owners[j]
@@ -348,7 +348,7 @@ class _Settlement:
         second: tuple[NodeId, NodeId],
         both: Callable[[Link, Link], float],
     ) -> tuple[float, tuple[NodeId, NodeId]] | None:
-        """Return the cheapest data nodes with room for a pair of paths that has these ends now."""
+        """Return the cheapest data nodes with room for a pair of paths with these ends."""
         left = {k: self._capacities[k] - load for k, load in self._loads.items()}
         for i in pair:
             left[self._owners[i]] += 1
@@ -368,7 +368,7 @@ class _Settlement:
         return best
 
     def _price_of_both(self, i: int, j: int) -> Callable[[Link, Link], float]:
-        """Return what it costs that a pair of paths uses two links, given what others use."""
+        """Return the cost function of two links of a pair, given the uses by other paths."""
         cost, power = self._costs.get, self._crowding
         if power == 1:
             return lambda a, b: cost(a, math.inf) + cost(b, math.inf)
@@ -386,7 +386,7 @@ class _Settlement:
         return both
 
     def _take(self, i: int, j: int, better: _Better) -> bool:
-        """Carry an improvement out, unless its data nodes have filled up since it was found."""
+        """Carry out an improvement, unless its data nodes have filled up since."""
         loads = dict(self._loads)
         for old, new in zip((self._owners[i], self._owners[j]), better.owners, strict=True):
             loads[old] -= 1
@@ -409,7 +409,7 @@ class _Settlement:
 
 
 def _usable(paths: Sequence[DraftPath], capacities: Mapping[NodeId, int]) -> list[DraftPath]:
-    """Return the paths that can be settled: of one length, and no more than data nodes can take."""
+    """Return the paths that can be settled: of one length, and within the total capacity."""
     known = [path for path in paths if path.source in capacities and path.relays]
     whole = [path for path in known if len(path.relays) == len(known[0].relays)]
     return whole[: sum(capacity for capacity in capacities.values() if capacity > 0)]

@@ -1,12 +1,12 @@
-"""Routes over which a round is over sooner, found from those that cost least.
+"""Routes that shorten a round, found from the routes of least cost.
 
-Where links carry one tensor at a time, and a round is over when its last microbatch is home, the
-least sum of costs is not yet the shortest round: the cheapest links are everybody's. So routes that
-have been settled are changed as long as that shortens the round (`planner.schedule` says how long
-it is): a flow that is among the last takes another relay that has room, two flows exchange a part
-of their ways, or one is let go, since two microbatches on a good way are often home before one on a
-bad way is. When no such change helps, a few are made at random and the search begins again from
-there, as long as there is work left to spend (iterated local search).
+Links carry one tensor at a time, and a round ends when its last microbatch is home. The least sum
+of costs is then not the shortest round, because all flows want the cheapest links. Settled routes
+are therefore changed as long as that shortens the round (`planner.schedule` computes its length).
+A change does one of three things. A flow among the last takes another relay with room. Two flows
+exchange a part of their ways. Or a flow is dropped, because two microbatches on a good way are
+often home before one on a bad way. When no change helps, a few are made at random and the search
+begins again, as long as work is left (iterated local search).
 """
 
 import math
@@ -23,26 +23,26 @@ from decod.planner.schedule import Timing, dealt_out, finish_times
 _SAVES_S = 1e-9
 
 _WORTH = 0.97
-"""Routes stay as they are unless a round takes at most this share of the time: costs are measured,
-and what is found by them is not worth more than they are."""
+"""Largest ratio of the new length to the old at which routes change. Costs are measured, so a
+smaller gain is within their error."""
 
 _KICKS = 3
-"""Changes that a restart begins with."""
+"""Number of random changes at the start of a restart."""
 
 _IN_VAIN_MAX = 12
-"""Restarts in a row that found nothing better, after which no more is tried."""
+"""The search ends after this many restarts in a row without a better result."""
 
 _KNOWN_MAX = 8
-"""Results that are remembered: a draft that has not changed is settled again and again."""
+"""Number of cached results, because an unchanged draft is settled again and again."""
 
 _Length = tuple[float, float]
-"""When the last microbatch is home, and the mean over all. Seconds."""
+"""When the last microbatch is home, and the mean over all microbatches. Seconds."""
 
 _Relays = tuple[NodeId, ...] | None
-"""Those that a flow goes through; None: it has been let go."""
+"""The relays of a flow. None: the flow was dropped."""
 
 _Change = dict[int, _Relays]
-"""Flows, by index, and what would become of them."""
+"""New relays of some flows, by the flows' indexes."""
 
 
 def shortened(
@@ -54,15 +54,15 @@ def shortened(
     numbers: Mapping[NodeId, int],
     work_max: float,
 ) -> list[Route]:
-    """Return routes over which a round is not longer: as many of each data node, or fewer.
+    """Return routes with which a round is not longer: per data node, as many as before or fewer.
 
     Args:
-        routes: Whole ways; each hop is in `costs`.
+        routes: Whole ways. Each hop is in `costs`.
         costs: d(i, j) of the links that may be used, in seconds.
-        compute_s: Mean seconds of a pass at each node; those not in it are like the mean.
+        compute_s: Mean seconds of a pass at each node. Nodes without an entry get the mean.
         rooms: For each relay stage: its relays, and how many flows each may carry.
         numbers: How many microbatches each data node sends out.
-        work_max: Tasks of microbatches that are looked at, about 1 us each.
+        work_max: Tasks of microbatches to look at, about 1 us each.
     """
     found = _shortened(
         tuple(routes),
@@ -113,7 +113,7 @@ class _Search:
         self._rng = Random(len(routes))  # noqa: S311 - the same routes are changed in the same way.
         self._length = (math.inf, math.inf)
         self._last: list[int] = []
-        """Flows of the microbatches that are home last."""
+        """Flows of the last microbatches to come home."""
 
     def run(self, work_max: float) -> tuple[Route, ...]:
         self._work_left = work_max
@@ -141,15 +141,15 @@ class _Search:
     # --- how long a round takes ---------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Take in how long a round takes over the flows as they are."""
+        """Update the length of a round with the present flows."""
         found = self._try({}, math.inf)
         assert found is not None
         self._length, self._last = found
 
     def _try(self, change: _Change, limit_s: float) -> tuple[_Length, list[int]] | None:
-        """Return how long a round takes with a change, and which flows end it.
+        """Return the length of a round with a change, and the flows that end it.
 
-        None if that is longer than the limit.
+        None if the length exceeds the limit.
         """
         timing = self._timing
         indexes: list[int] = []
@@ -179,13 +179,13 @@ class _Search:
     # --- changes ------------------------------------------------------------------------------
 
     def _descend(self) -> None:
-        """Change the flows that end the round as long as that helps."""
+        """Change the flows that end the round, as long as that helps."""
         while self._work_left > 0:
             if not any(self._improve(i) for i in [*self._last]):
                 return
 
     def _improve(self, i: int) -> bool:
-        """Make the first change of a flow that shortens the round."""
+        """Make the first change of a flow that shortens the round. Return whether there was one."""
         changes = [*self._changes(i)]
         self._rng.shuffle(changes)
         for change in changes:
@@ -199,13 +199,13 @@ class _Search:
         return False
 
     def _kick(self) -> None:
-        """Make some change of some flow."""
+        """Make a random change of a random flow."""
         changes = [*self._changes(self._rng.randrange(len(self._relays)))]
         if changes:
             self._make(self._rng.choice(changes))
 
     def _changes(self, i: int) -> Iterator[_Change]:
-        """Yield what could become of a flow."""
+        """Yield all possible changes of a flow."""
         relays, owner = self._relays[i], self._owners[i]
         if relays is None:
             return
@@ -229,7 +229,7 @@ class _Search:
                     )
 
     def _whole(self, change: _Change) -> Iterator[_Change]:
-        """Yield the change, if all its links are known."""
+        """Yield the change if all its links are known."""
         ways = [
             (self._owners[i], *relays, self._owners[i])
             for i, relays in change.items()
@@ -256,7 +256,7 @@ class _Search:
 
 
 def _shorter(this: _Length, than: _Length) -> bool:
-    """Whether a round is over sooner, or as soon and its microbatches are home sooner."""
+    """Return whether a round ends sooner, or as soon with its microbatches home sooner."""
     if this[0] < than[0] - _SAVES_S:
         return True
     return this[0] <= than[0] + _SAVES_S and this[1] < than[1] - _SAVES_S

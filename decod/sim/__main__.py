@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def summary(result: Result) -> str:
-    """Return one line about a run."""
+    """Return a one-line summary of a run."""
     return (
         f"iterations={result.num_iterations} duration_s={result.duration_s:.1f}"
         f" events={result.num_events} control_mean={result.num_control_mean:.1f}"

@@ -1,13 +1,13 @@
 """Relays that crash and come back, drawn by iteration: GWTF's "join/leave probability".
 
-What is drawn does not depend on how a run goes: which relays crash or come back in which
-iteration, and at which share of its length. So runs of the same seed meet the same losses under
-every policy, though their iterations last differently long. The first iteration has none: nobody
-knows yet how long one lasts.
+The draw fixes the relay, the iteration and the share of the iteration's length. It does not depend
+on how a run goes. Runs of the same seed therefore meet the same losses under every policy, even if
+their iterations differ in length. The first iteration has no churn, because the length of an
+iteration is still unknown.
 
-A crash is never drawn that would take the last relay that surely holds its stage's state, as the
-paper assumes that "at least one node remains active per stage". One that has come back holds it
-from the second iteration after on.
+The draw never takes the last relay that surely holds its stage's state: the paper assumes that "at
+least one node remains active per stage". A relay that has come back counts as a holder from the
+second iteration after its return.
 
 Source: GWTF, section VI, "Node Crashes", and section VII, "Checkpointing".
 """
@@ -21,25 +21,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """A relay goes or comes back in an iteration."""
+    """A relay crashes or comes back in an iteration."""
 
     iteration: int
     host: str
     at_ratio: float
-    """When: this share of the iteration's expected length after its opening. 0 to 1."""
+    """When, after the iteration's opening: a share, 0 to 1, of its expected length."""
     returns: bool
 
 
 def draw_churn(
     rng: random.Random, stages: Mapping[str, int], *, ratio: float, num_iterations: int
 ) -> tuple[Churn, ...]:
-    """Return all that happens in a run, in order.
+    """Return all crashes and returns of a run, in order.
 
     Args:
-        rng: Decides.
-        stages: The relays' names, and the stage that each serves whenever it is there.
-        ratio: Chance of each relay in each iteration to crash, or, if it is gone, to come back.
-        num_iterations: From the second to this one.
+        rng: Source of all draws.
+        stages: The relays' names, and the stage that each serves while it is up.
+        ratio: Chance, per relay and iteration, that a relay crashes or, if it is gone, comes back.
+        num_iterations: Last iteration to draw for; the first is the second.
     """
     holds_from: dict[str, int | None] = dict.fromkeys(stages, 0)
     drawn: list[Churn] = []
@@ -59,7 +59,7 @@ def draw_churn(
 def _others(
     name: str, iteration: int, stages: Mapping[str, int], holds_from: Mapping[str, int | None]
 ) -> Sequence[str]:
-    """Return who else holds the state of a relay's stage."""
+    """Return the other relays that hold the state of a relay's stage."""
     return [
         other
         for other, since in holds_from.items()
@@ -72,7 +72,7 @@ class Instants:
     """Turns shares of an iteration into instants, as a run goes on.
 
     Args:
-        churn: Of the whole run.
+        churn: All crashes and returns of the run.
     """
 
     def __init__(self, churn: Iterable[Churn]) -> None:
@@ -80,9 +80,9 @@ class Instants:
         self._opened_s: list[float] = []
 
     def opened(self, now_s: float, iteration: int) -> list[tuple[float, Churn]]:
-        """Return what happens in an iteration that opens now, and after how long.
+        """Return the churn of an iteration that opens now, each with its delay in seconds.
 
-        It is expected to last as long as those before it, in the median.
+        The expected length of the iteration is the median length of the earlier ones.
         """
         self._opened_s.append(now_s)
         lengths_s = [end_s - begin_s for begin_s, end_s in itertools.pairwise(self._opened_s)]

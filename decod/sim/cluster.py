@@ -1,28 +1,27 @@
-"""Hosts, links and churn of a scenario, for policies that are not decod's: a cost model.
+"""A cost model of a scenario's hosts, links and churn, for policies other than decod's.
 
-What is compared with decod's machines here has no machines of its own: a policy says where each
-microbatch goes next, and this module gives it devices that work on one job at a time, links that
-carry one tensor at a time in each direction between two hosts, and hosts that crash and come
-back.
+The policies compared with decod have no machines here. A policy says where each microbatch goes
+next. This module supplies the rest: devices, links and hosts. A device runs one job at a time. A
+link carries one tensor at a time in each direction. Hosts crash and come back.
 
-What decod's machines pay for in the simulator is paid for here, on the same links and with the
-same parameters:
+The model charges for everything that decod's machines pay for in the simulator, on the same links
+and with the same parameters:
 
-- A crashed host vanishes. A tensor that is sent to it fails `retry_timeout_s` after it should have
-  arrived; who sends it nothing finds out after `heartbeat_timeout_s` and `probe_timeout_s`. Until
-  then all take it for alive, and may choose it.
-- Before a relay gets an activation it is asked whether it has room: one round trip.
-- A link's bandwidth is known once a tensor has crossed it, either way. One that none has crossed is
-  taken for the mean of the others of the sender to that stage, or of all the sender's.
-- At the end of an iteration the trainers tell all members that the batch is complete, every stage
-  averages its gradients, each member one part, and all are told to go on: on the way there and
-  back the longest latency, and between them the slowest stage. A crash meanwhile is waited for as
-  above, and the averaging is repeated without the host.
-- Who comes back asks to be taken in (a round trip); its donor copies the state and sends it.
+- A crashed host vanishes. A tensor sent to it fails `retry_timeout_s` after its expected arrival.
+  Peers that send it nothing notice after `heartbeat_timeout_s` and `probe_timeout_s`. Until then
+  all policies take the host for alive and may choose it.
+- A relay is asked for room before it gets an activation: one round trip.
+- A link's bandwidth is known once a tensor has crossed it in either direction. Until then the
+  sender assumes the mean of its known links to that stage, or else of all its known links.
+- At the end of an iteration the trainers tell all members that the batch is complete. Every stage
+  averages its gradients, one part per member, and all members are told to go on. This costs the
+  longest round trip plus the slowest stage. If a host crashes meanwhile, the averaging waits until
+  that is known, as above, and is repeated without the host.
+- A returning host asks to be admitted (a round trip). Its donor then copies the state and sends it.
 
-What is better here than it could be in the world: nobody votes or waits for a view; who comes back
-takes part as soon as it has the state, in the middle of an iteration too, and everybody knows of it
-at once; averages travel on links that nothing else uses.
+The model is kinder than the world in three ways. Nobody votes or waits for a view. A returning host
+takes part as soon as it has the state, even in the middle of an iteration, and everybody knows of
+it at once. Averages travel on links that carry nothing else.
 """
 
 import itertools
@@ -44,7 +43,7 @@ from decod.sim.scenario import Scenario
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A host: one device, which does backward work first."""
+    """A host with one device, which does backward work first."""
 
     name: str
     stage_index: int
@@ -55,15 +54,15 @@ class Peer:
     refuses: bool = True
     frozen_until_s: float = 0.0
     loaded: bool = True
-    """It holds its stage's state."""
+    """Whether it holds its stage's state."""
     life: int = 0
-    """Grows with each crash: what was planned before is void."""
+    """Grows with each crash, which voids everything planned before."""
     donor: "Peer | None" = None
-    """Whom it loads the state from."""
+    """The host that it loads the state from."""
     missed: bool = False
-    """It has crashed, and nobody knows yet."""
+    """Whether it has crashed and nobody knows yet."""
     jobs: tuple[deque["_Job"], deque["_Job"]] = field(default_factory=lambda: (deque(), deque()))
-    """Backward, and forward."""
+    """Backward jobs, then forward jobs."""
     running: bool = False
 
     @property
@@ -77,14 +76,14 @@ class Trip:
 
     home: Peer
     spent_s: dict[Peer, float] = field(default_factory=dict)
-    """Compute that the step will hold, as far as it is known now."""
+    """Compute that the step will contain, as known now."""
     step: int = 0
-    """Grows with all that happens to it: what was planned before is void."""
+    """Grows with every change to the microbatch, which voids everything planned before."""
     done: bool = False
     folded: set[Peer] = field(default_factory=set)
-    """Whose sums hold its gradient."""
+    """Relays whose gradient sums contain its gradient."""
     lost: bool = False
-    """One of them is gone, and the gradient of its stage with it."""
+    """Whether one of those relays is gone, and with it its stage's gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +95,27 @@ class _Job:
 
 
 class Policy(Protocol):
-    """Where microbatches go, and what becomes of them when a host crashes."""
+    """Decides where microbatches go, and what happens to them when a host crashes."""
 
     def begin(self, trip: Trip) -> None:
-        """A microbatch is embedded and sets out from home."""
+        """Send off a microbatch that has just been embedded."""
 
     def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
-        """It has become known that a relay is gone, with all that it held."""
+        """Handle the news that a relay is gone, with everything that it held."""
 
     def joined(self, peer: Peer) -> None:
-        """A relay has come back and holds its stage's state."""
+        """Use a relay that has come back and holds its stage's state."""
 
 
 class Cluster:
     """One run of a scenario whose hosts are described.
 
     Args:
-        scenario: Of its protocol and faults nothing is used.
-        policy: Made for this cluster.
+        scenario: The setting. The model ignores its faults and most of its protocol.
+        policy: Makes the policy for this cluster.
 
     Attributes:
-        figures: Of the iterations so far.
+        figures: Figures of the iterations so far.
     """
 
     def __init__(self, scenario: Scenario, policy: Callable[["Cluster"], Policy]) -> None:
@@ -135,13 +134,13 @@ class Cluster:
         self._opened_s = 0.0
         self._communication_s = self._wasted_s = self._lost_s = 0.0
         self._known_links: set[frozenset[str]] = set()
-        """Pairs of hosts between which a tensor has been carried."""
+        """Pairs of hosts that a tensor has travelled between."""
         self._averaging: int | None = None
-        """Of the averaging under way, if all microbatches are home: grows when it is repeated."""
+        """Attempt number of the averaging under way; None while microbatches are out."""
         self._policy = policy(self)
 
     def run(self) -> list[IterationFigures]:
-        """Run all iterations."""
+        """Run all iterations and return their figures."""
         self._open(1)
         num = self.scenario.num_iterations
         self.kernel.run(until_s=self.scenario.duration_max_s, done=lambda: len(self.figures) == num)
@@ -149,7 +148,7 @@ class Cluster:
         return self.figures
 
     def of_stage(self, stage_index: int) -> list[Peer]:
-        """Return who is taken to serve a stage now."""
+        """Return the hosts that the others believe to serve a stage now."""
         return [p for p in self._of(stage_index) if p.serving or p.missed]
 
     def _of(self, stage_index: int) -> list[Peer]:
@@ -167,9 +166,10 @@ class Cluster:
         num: int = 1,
         refused_by: Iterable[Peer] = (),
     ) -> None:
-        """Carry some activations or gradients, and go on; a crash at either end makes it void.
+        """Carry `num` activations or gradients, then call `then`. A crash at either end voids both.
 
-        Forward to a relay only after it has been asked, and before it those who refuse.
+        An activation leaves for a relay only after the sender has asked that relay for room, and
+        before it every relay in `refused_by`. Each question costs a round trip.
         """
         step = trip.step
         if receiver.stage_index == (sender.stage_index + 1):
@@ -216,17 +216,17 @@ class Cluster:
         *,
         backward: bool = False,
     ) -> None:
-        """Compute on a host's device, and go on."""
+        """Run a job on a host's device, then call `then`."""
         peer.jobs[0 if backward else 1].append(_Job(trip, trip.step, duration_s, then))
         if not peer.running:
             self._run_next(peer)
 
     def waste(self, trip: Trip, peers: Iterable[Peer]) -> None:
-        """Count as wasted what these hosts have computed on a microbatch."""
+        """Count the compute of these hosts on a microbatch as wasted."""
         self._wasted_s += sum(trip.spent_s.pop(peer, 0.0) for peer in [*peers])
 
     def finish(self, trip: Trip) -> None:
-        """A microbatch is home, and its gradient is in the sums of all stages."""
+        """Take in a microbatch that is home: its gradient is in the sums of all stages."""
         trip.done = True
         if all(other.done for other in self._trips):
             self._average(0)
@@ -292,14 +292,14 @@ class Cluster:
             )
 
     def _average(self, attempt: int) -> None:
-        """All microbatches are home: average, as soon as all who are gone are known to be."""
+        """Average once all crashes are known. All microbatches are home."""
         self._averaging = attempt
         if not any(peer.missed for peer in self.peers.values()):
             self.kernel.after(self._averaging_s(), self._commit, attempt)
 
     def _commit(self, attempt: int) -> None:
         if self._averaging != attempt:
-            return  # Somebody has crashed meanwhile.
+            return  # A host has crashed meanwhile.
         self._averaging = None
         useful_s = sum(sum(trip.spent_s.values()) for trip in self._trips)
         self.figures.append(
@@ -317,7 +317,7 @@ class Cluster:
         self._open(len(self.figures) + 1)
 
     def _averaging_s(self) -> float:
-        """Return how long the slowest stage takes to average its gradients, and to step."""
+        """Return how long the slowest stage takes to average its gradients and to step."""
         slowest_s = 0.0
         for stage_index in range(self.scenario.num_relay_stages + 1):
             members = self.of_stage(stage_index)
@@ -328,7 +328,7 @@ class Cluster:
                 spec = self._network.spec(sender, receiver)
                 one_way_s = spec.latency_s + part_bytes / spec.bandwidth_bytes_per_s
                 both_ways_s = max(both_ways_s, 2 * one_way_s)
-            # Cutting the sum into parts, and adding up a part.
+            # Cut the sum into parts, and add up one part.
             slowest_s = max(slowest_s, both_ways_s + 2 * profile.reduce_s)
         told_s = max(
             self._round_trip_s(home, peer)
@@ -350,7 +350,7 @@ class Cluster:
                 asked_s = self._round_trip_s(peer, home)
                 self.kernel.after(asked_s, self._load, peer, peer.life)
         elif peer.reachable and self._others(peer):
-            # Never the last one of a stage.
+            # Never crash the last holder of a stage's state.
             self._crash(peer)
 
     def _others(self, peer: Peer) -> list[Peer]:
@@ -374,7 +374,7 @@ class Cluster:
         self.kernel.after(silence_s, self._notice, peer, peer.life)
 
     def _notice(self, peer: Peer, life: int) -> None:
-        """It becomes known that a host has crashed, if that is still news."""
+        """Make a host's crash known, unless it is known already."""
         if not peer.missed or peer.life != life:
             return
         peer.missed = False
@@ -386,7 +386,7 @@ class Cluster:
             self._average(self._averaging)
 
     def _load(self, peer: Peer, life: int) -> None:
-        """Fetch a stage's state: parameters and two moments."""
+        """Fetch a stage's state: its parameters and two moments."""
         if peer.life != life:
             return
         size_bytes = 3 * self.scenario.profile.parameter_bytes
@@ -408,9 +408,9 @@ class Cluster:
         self._policy.joined(peer)
 
     def cost_s(self, sender: Peer, receiver: Peer) -> float:
-        """Return how long an activation takes on an idle link, one way, as its sender believes.
+        """Return the sender's estimate of an activation's time on an idle link, one way.
 
-        On a link of which that is not known yet: as long as on others.
+        The estimate for an unmeasured link is the mean of the sender's measured ones.
         """
         stage = receiver.stage_index
         for wanted in (lambda p: p is receiver, lambda p: p.stage_index == stage, lambda _: True):
@@ -424,7 +424,7 @@ class Cluster:
         return 1.0
 
     def distance_s(self, sender: Peer, receiver: Peer) -> float:
-        """Return how long an activation does take on an idle link, one way."""
+        """Return the true time of an activation on an idle link, one way."""
         spec = self._network.spec(sender, receiver)
         size_bytes = self.scenario.profile.activation_bytes
         return spec.latency_s + size_bytes / spec.bandwidth_bytes_per_s

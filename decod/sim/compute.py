@@ -1,10 +1,11 @@
-"""A simulated compute process: every job of the core, on tensors that are symbols.
+"""A simulated compute process: every job of the core, on symbolic tensors.
 
-A real tensor says what it holds by its numbers; here it says so outright. An activation names its
-microbatch and the stage that computed it, a sum of gradients is the multiset of the microbatches in
-it, and parameters are a hash over everything that was ever folded into them. So "each microbatch
-exactly once, the same at every stage" (I2) and "bit-identical parameters" (I3) can be checked
-exactly, and a wrong job is refused with words where real arithmetic would go quietly wrong.
+The content of a real tensor shows only in its numbers; a symbolic tensor names its content. An
+activation names its microbatch and the stage that computed it. A sum of gradients is the multiset
+of its microbatches. Parameters are a hash over everything that was ever folded into them. "Each
+microbatch exactly once, the same at every stage" (I2) and "bit-identical parameters" (I3) can
+therefore be checked exactly. A wrong job, which real arithmetic would run without notice, is
+refused with a message.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ Counts = tuple[tuple[MicrobatchId, int], ...]
 
 
 class MisuseError(AssertionError):
-    """The core gave a job that makes no sense at this point: a bug of the core."""
+    """The core gave a job that makes no sense at this point. This is a bug in the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,22 @@ class ComputeProfile:
     forward_s: float = 0.1
     """A relay's forward pass of one microbatch."""
     backward_ratio: float = 2.0
-    """How many times as long backward takes, through a relay's blocks or the embedding."""
+    """Backward time over forward time, for a relay's blocks and for the embedding."""
     embed_s: float = 0.01
     head_s: float = 0.03
-    """Final norm, head and loss, with their backward pass."""
+    """Final norm, head and loss, including their backward pass."""
     optimizer_s: float = 0.1
-    """One step, and as much for building, copying or loading a stage's state."""
+    """One optimizer step. Building, copying or loading a stage's state takes as long."""
     reduce_s: float = 0.01
-    """Summing one part over a roster, and cutting a sum into parts."""
+    """Summing one part over a roster, or cutting a sum into parts."""
     jitter_ratio: float = 0.05
-    """Every job's time varies by up to this share."""
+    """Largest deviation of a job's time, as a share of it."""
     activation_bytes: int = 1_000_000
     parameter_bytes: int = 4_000_000
-    """Of a stage's gradients. Parameters with optimizer state weigh three times that."""
+    """Size of a stage's gradients. Its parameters with optimizer state take three times as much."""
 
     def seconds(self, job: Job) -> float:
-        """Return the time of a job on a host of speed 1."""
+        """Return the time of a job on a host of speed 1, in seconds."""
         match job:
             case jobs.Forward():
                 return self.forward_s
@@ -119,12 +120,15 @@ class ComputeProfile:
                 return 0.0
 
     def pass_s(self, *, data: bool) -> float:
-        """Return c_i of equation (1): the mean time of a pass, head included at a data node."""
+        """Return c_i of GWTF's equation (1), in seconds: the mean time of a pass.
+
+        For a data node this includes the head.
+        """
         both = 1 + self.backward_ratio
         return (both * self.embed_s + self.head_s if data else both * self.forward_s) / 2
 
     def num_bytes(self, content: Content) -> int:
-        """Return the size of a tensor with this content."""
+        """Return the size in bytes of a tensor with this content."""
         match content:
             case Activation() | Gradient():
                 return self.activation_bytes
@@ -136,7 +140,7 @@ class ComputeProfile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A proposed optimizer step, and what it was made of."""
+    """A proposed optimizer step, and the microbatches in it."""
 
     iteration: int
     counts: Counts
@@ -145,7 +149,7 @@ class Step:
 
 
 class _Held(Enum):
-    """How far a held microbatch has come."""
+    """Progress of a held microbatch."""
 
     FORWARD_DONE = "forward done"
     HEAD_DONE = "head done"
@@ -153,7 +157,7 @@ class _Held(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What a job gave."""
+    """The outcome of a job."""
 
     result: JobResult
     outputs: tuple[Content, ...] = ()
@@ -162,12 +166,12 @@ class JobOutcome:
 
 
 class StageModel:
-    """The state of one compute process: one stage, its held microbatches, its gradient sum.
+    """The state of one compute process: its stage, held microbatches and gradient sum.
 
     Args:
-        seed: Of the run: initial parameters follow from it and the stage.
-        num_stages: Stage 0 of the data nodes, and the relays' stages.
-        clips: Steps scale the gradient by its norm over all stages.
+        seed: The run's seed. It determines each stage's initial parameters.
+        num_stages: All stages: the data nodes' stage 0 and the relays' stages.
+        clips: Whether steps scale the gradient by its norm over all stages.
     """
 
     def __init__(self, *, seed: int, num_stages: int, clips: bool = False) -> None:
@@ -176,7 +180,7 @@ class StageModel:
         self._clips = clips
         self.stage_index = -1
         self.iteration = 0
-        """Last committed."""
+        """The last committed iteration."""
         self.parameter_hash = ""
         self.proposed: Step | None = None
         self.held: dict[MicrobatchId, _Held] = {}
@@ -184,7 +188,7 @@ class StageModel:
         """How often each microbatch is in this node's sum of gradients."""
         self.num_dropped = 0
         self.rotten = ""
-        """Which bit flips in the next average that comes from others: the step will be another."""
+        """A bit to flip in the next average from other members, which changes the step."""
         self._do: dict[type, Callable[..., JobOutcome]] = {
             jobs.Build: self._build,
             jobs.Load: self._load,
@@ -207,10 +211,10 @@ class StageModel:
         }
 
     def run(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
-        """Do a job.
+        """Run a job.
 
         Raises:
-            MisuseError: The job makes no sense now, or its inputs are not what it needs.
+            MisuseError: The job makes no sense now, or its inputs are wrong.
         """
         if self.stage_index < 0 and not isinstance(job, jobs.Build):
             raise MisuseError(f"{job} before any stage was built")
@@ -220,7 +224,7 @@ class StageModel:
     # --- state --------------------------------------------------------------------------------
 
     def flip(self) -> None:
-        """A bit of the committed parameters changes, unnoticed."""
+        """Flip a bit of the committed parameters, without notice."""
         self.parameter_hash = _sha256(f"{self.parameter_hash} flipped")
 
     def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -236,7 +240,7 @@ class StageModel:
     @staticmethod
     def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        return JobOutcome(jobs.Nothing())  # The host alone knows how long it took.
+        return JobOutcome(jobs.Nothing())  # Only the host knows how long it took.
 
     def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
@@ -321,7 +325,7 @@ class StageModel:
         if activation != Activation(job.microbatch, self._num_stages - 1):
             raise MisuseError(f"{job} on {activation}")
         self.held[job.microbatch] = _Held.HEAD_DONE
-        # Any number will do, as long as it is the same wherever this microbatch is computed.
+        # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
         return JobOutcome(jobs.Loss(loss, 1), (Gradient(job.microbatch, self._num_stages),))
 
@@ -338,7 +342,7 @@ class StageModel:
             raise MisuseError(f"{job} while a step is proposed: parameters may change under it")
         if microbatch in self.held or microbatch in self.sums:
             raise MisuseError(f"{job}, but this microbatch is here already")
-        # One that was put off keeps the id of the iteration that it was drawn for.
+        # A deferred microbatch keeps the iteration that it was drawn for in its id.
         if microbatch.iteration > self.iteration + 1:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
 
@@ -380,7 +384,7 @@ class StageModel:
         if job.weights_total < 1:
             raise MisuseError(f"{job}: nothing to divide by")
         reduced = AveragedPart(job.part, job.num_parts, canonical(total), job.weights_total)
-        # What is to be added up exactly is all in one part.
+        # Part 0 carries the whole sum, so adding up the parts is exact.
         num = total.total() if job.part == 0 else 0
         return JobOutcome(jobs.Squared(self._square_sum(num)), (reduced,))
 
@@ -391,7 +395,10 @@ class StageModel:
         return JobOutcome(jobs.Squared(self._square_sum(job.weights_total)))
 
     def _square_sum(self, num_microbatches: int) -> float:
-        """Return another number for each stage: a sum that lacks one, or has one twice, shows."""
+        """Return a sum in which each stage has its own weight.
+
+        A total that lacks a stage, or counts one twice, is then visibly wrong.
+        """
         return 4.0**self.stage_index * num_microbatches if self._clips else 0.0
 
     def _check_norm(self, job: jobs.Propose) -> None:
@@ -407,7 +414,7 @@ class StageModel:
         self._check_norm(job)
         counts = _agreed_counts(job, inputs) if inputs else canonical(self.sums)
         text = " ".join(f"{microbatch}*{num}" for microbatch, num in counts)
-        # One part comes from a stage's only member: with nobody to compare with, nobody could tell.
+        # A single part comes from a stage's only member: no other could notice a flipped bit.
         shared = len(inputs) > 1
         rot = self.rotten if shared else ""
         self.rotten = "" if shared else self.rotten
@@ -461,7 +468,7 @@ def _no_input(job: Job, inputs: tuple[Content, ...]) -> None:
 
 
 def manifest_of(blob: SimulatedState) -> str:
-    """Return what describes a state."""
+    """Return the description of a state, as JSON."""
     return json.dumps(
         {
             "stage_index": blob.stage_index,

@@ -1,4 +1,4 @@
-"""The only file here that knows the core's constructor and its insides."""
+"""Access to the core: only this file knows the core's constructor and internals."""
 
 import math
 import random
@@ -25,11 +25,11 @@ from decod.protocol.strategy.data_positions import Positions
 from decod.sim.compute import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
-"""All nodes of a simulated run agree on what they train."""
+"""Manifest hash of every simulated run: all nodes agree on what they train."""
 
 
 class Machine(Protocol):
-    """What the simulator needs of a core: `NodeMachine`, or a stand-in in a test."""
+    """The core as the simulator uses it: `NodeMachine`, or a stand-in in a test."""
 
     @property
     def deadline_s(self) -> float | None: ...
@@ -41,25 +41,25 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founding:
-    """A node and the run that it wants to be part of."""
+    """A node and the run that it wants to join."""
 
     name: str
     node_id: NodeId
     leader: NodeId
     data: bool
-    """A data node, not a relay."""
+    """A data node rather than a relay."""
     capacity: int
     stage_index: int | None
-    """The one that a relay insists on, if any."""
+    """The stage that a relay insists on, if any."""
     num_data_nodes: int
     num_relay_stages: int
     num_microbatches: int
-    """Of each data node, per iteration."""
+    """Microbatches per data node and iteration."""
     num_iterations: int
     clips: bool = False
-    """Steps scale the gradient by its norm over all stages."""
+    """Whether steps scale the gradient by its norm over all stages."""
     promise: Promise = NO_PROMISE
-    """The vote that the node's host has kept."""
+    """The vote on the host's disk."""
 
 
 def build_machine(
@@ -96,24 +96,24 @@ def build_machine(
 def _core_of(machine: object) -> NodeMachine | None:
     if type(machine) is NodeMachine:
         return machine
-    # A wrapper that a test has put around the core shows it under this name.
+    # A test's wrapper around the core exposes the core under this name.
     core = getattr(machine, "wrapped", machine)
     return core if isinstance(core, NodeMachine) else None
 
 
 class NodeProgress(NamedTuple):
-    """How far a node has got, as a checker sees it."""
+    """A node's progress, as a checker sees it."""
 
     term: int
-    """Of its view."""
+    """Term of its view."""
     round: Round
     leads: bool
-    """It decides for that term."""
+    """Whether it leads that term."""
     in_view: bool
 
 
 def place_of(machine: object) -> NodeProgress | None:
-    """Return where a node is; None if it is no real core."""
+    """Return a node's progress, or None for a stand-in."""
     core = _core_of(machine)
     if core is None:
         return None
@@ -122,9 +122,10 @@ def place_of(machine: object) -> NodeProgress | None:
 
 
 class Whereabouts:
-    """A node's place, which is looked up again only if what it follows from is another object.
+    """A node's progress, looked up again only if a part of its state was replaced.
 
-    Views and rounds never change: a node that moves takes up others.
+    Views and rounds are immutable, so comparing identities is enough: a node that moves holds new
+    objects.
     """
 
     __slots__ = ("_leader", "_machine", "_round", "_view", "place")
@@ -137,7 +138,7 @@ class Whereabouts:
         self._leader: object = None
 
     def moved(self, machine: object) -> bool:
-        """Look at the machine; whether `place` may be another than before."""
+        """Look at the machine, and return whether `place` may have changed."""
         core = _core_of(machine)
         if core is None:
             self.place = None
@@ -156,7 +157,7 @@ class Whereabouts:
 
 
 def ends_run(machine: object) -> bool:
-    """Whether a node leads, and would end the run if it were asked to leave."""
+    """Return whether a node leads, and would end the run if it were asked to leave."""
     core = _core_of(machine)
     if core is None or core.leader is None:
         return False
@@ -164,19 +165,19 @@ def ends_run(machine: object) -> bool:
 
 
 def positions_of(machine: object) -> Positions | None:
-    """Return what a node has counted of the data; None if it is no real core."""
+    """Return a node's count of the data, or None for a stand-in."""
     core = _core_of(machine)
     return core.pipeline.positions if core is not None else None
 
 
 def term_of(machine: object) -> int:
-    """Return the term that goes with a node's messages; 0 if it is no real core."""
+    """Return the term that a node's messages carry, or 0 for a stand-in."""
     core = _core_of(machine)
     return core.context.view.term if core is not None else 0
 
 
 class FlowTable:
-    """A node's flows, as a checker sees them. Not copies: they change with the machine."""
+    """A node's flows, as a checker sees them. They are no copies and change with the machine."""
 
     __slots__ = ("_core", "flows", "relay")
 
@@ -187,19 +188,22 @@ class FlowTable:
 
     @property
     def version(self) -> tuple[int, int, bool]:
-        """Of the view, which of its settlements is used, and whether flows may still change (those
-        of a mended round may not, and are found anew in the next): only equal ones fit together."""
+        """Version of the view, epoch of its settlement, and whether the flows are final.
+
+        Only tables of equal versions fit together. The flows of a mended round are final; the next
+        round finds new ones.
+        """
         return self._core.context.view.version, self._core.pipeline.routing.epoch, self.flows.final
 
     @property
     def downstream(self) -> Mapping[FlowId, object]:
-        """Where each flow goes on to; see `next_hop`."""
+        """Each flow's way onwards; see `next_hop`."""
         flows = self.flows
         return flows.entries if isinstance(flows, RelayFlows) else flows.complete
 
     @property
     def upstream(self) -> Mapping[FlowId, NodeId]:
-        """Where each flow with an inflow comes from."""
+        """The node that each flow with an inflow comes from."""
         return self.flows.outflows.paired
 
     @property
@@ -209,34 +213,34 @@ class FlowTable:
 
     @property
     def num_pending(self) -> int:
-        """Requests that may still bring a flow."""
+        """Number of open requests, each of which may still bring a flow."""
         return self.flows.num_pending
 
     @property
     def num_peers(self) -> int:
-        """Nodes of the adjacent stages that this node deals with."""
+        """Number of nodes in the adjacent stages that this node deals with."""
         return len(self._core.context.previous) + len(self._core.context.next)
 
     @property
     def num_data_nodes(self) -> int:
-        """In its view: a stage carries a flow of each, whatever its capacity."""
+        """Data nodes in its view. A relay carries a flow of each, whatever its capacity."""
         return len(self._core.context.view.data_nodes)
 
     @property
     def capacity(self) -> int:
-        """Flows that the view has it carry; 0 if it is paused."""
+        """Number of flows that the view lets it carry; 0 while it is paused."""
         flows = self.flows
         return flows.room if isinstance(flows, RelayFlows) else self._core.context.member.capacity
 
     def next_hop(self, flow_id: FlowId) -> NodeId:
-        """Return where a flow goes on to."""
+        """Return the node that a flow goes on to."""
         if isinstance(self.flows, RelayFlows):
             return self.flows.entries[flow_id].downstream
         return self.flows.complete[flow_id].peer
 
 
 def flow_table(machine: object) -> FlowTable | None:
-    """Return a node's flows; None if it has none yet, or is no real core."""
+    """Return a node's flows, or None if it has none yet or is a stand-in."""
     core = _core_of(machine)
     if core is None or core.pipeline.flows is None:
         return None
@@ -244,7 +248,7 @@ def flow_table(machine: object) -> FlowTable | None:
 
 
 def members_wanted(machine: object, *, data: bool) -> int:
-    """Return how many members of a stage a leader's core waits for; 0 if it waits for nobody."""
+    """Return how many members of a stage a leader waits for; 0 if it waits for none."""
     core = _core_of(machine)
     leader = core.leader if core is not None else None
     if leader is None or leader.state is not LeaderState.GATHERING:
@@ -255,7 +259,7 @@ def members_wanted(machine: object, *, data: bool) -> int:
 
 
 def lost_stage(machine: object) -> int | None:
-    """Return a stage for which a leader's core finds nobody who could take it over."""
+    """Return a stage for which the leader finds no new member."""
     core = _core_of(machine)
     leader = core.leader if core is not None else None
     waits = leader is not None and leader.recovery.waiting
@@ -263,7 +267,7 @@ def lost_stage(machine: object) -> int | None:
 
 
 def stage_peers(machine: object) -> tuple[NodeId, ...]:
-    """Return all that serve a node's stage, as it knows; nobody before it is a member."""
+    """Return all members that serve a node's stage, as it knows. Empty before it is a member."""
     core = _core_of(machine)
     if core is None or not core.in_view:
         return ()
@@ -277,17 +281,17 @@ _FLOW_MESSAGES = (FlowCost, RequestFlow, FlowAnswer, Withdraw, RoutingMessage)
 
 
 class InstalledFlows:
-    """A core whose flows are laid out from outside, instead of being found by its messages.
+    """A core whose flows are laid out from outside, not found by its messages.
 
-    Whenever the core begins anew to find flows, as it does with every view, its tables are filled
-    with those of the layout, and no message about flows leaves or reaches it. All members do so in
-    the step in which they adopt a view, so a microbatch never meets a half-built flow. Everything
-    else, CAN TAKE included, is the core's own.
+    With every view the core starts to look for flows. This wrapper then fills the core's tables
+    with the flows of the layout. Messages about flows neither leave nor reach the core. Each member
+    gets its flows in the step in which it adopts the view, so a microbatch never meets a half-built
+    flow. The core itself does everything else, including CAN TAKE.
 
     Args:
         machine: The core.
-        layout: The same for all nodes of a run.
-        cost: Of a path; only its order among the flows of a data node matters.
+        layout: The layout that all nodes of a run share.
+        cost: Returns the cost of a path. Only the order among a data node's flows matters.
     """
 
     def __init__(
@@ -306,7 +310,7 @@ class InstalledFlows:
         return self._quietly(self.wrapped.start(now_s))
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
-        """Take in one event, unless it is about flows."""
+        """Take in one event, unless it is a message about flows."""
         if isinstance(event, Received) and isinstance(event.message, _FLOW_MESSAGES):
             return []
         effects = self.wrapped.step(now_s, event)
@@ -339,7 +343,7 @@ class InstalledFlows:
                 flows.outflows.paired[flow_id] = path[here - 1]
 
     def _look_again(self, now_s: float) -> list[Effect]:
-        """Have the core act on its flows: the answer to a request that it never made does that."""
+        """Make the core act on its flows, by an answer to a request that it never made."""
         machine = self.wrapped
         answer = FlowAnswer(
             view_version=machine.context.view.version,
@@ -356,7 +360,7 @@ def _about_flows(message: Message) -> bool:
 
 
 class Wait(Enum):
-    """What a leader says that it waits for."""
+    """The condition that a leader says it waits for."""
 
     NOTHING = "nothing"
     QUORUM = "a quorum"
@@ -365,26 +369,26 @@ class Wait(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeadershipStanding:
-    """A node's part in who leads, as a checker sees it."""
+    """A node's part in leadership, as a checker sees it."""
 
     in_view: bool
     place: tuple[int, Round, int]
-    """Term of its view, round, version of its view."""
+    """Its view's term, its round and its view's version."""
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
-    """Of the last settled view."""
+    """Electors of the last settled view."""
     needed: frozenset[NodeId]
-    """Without whom the run can't go on: data nodes, the last of each stage, and at a leader those
-    without whom it has no quorum."""
+    """Members that the run cannot go on without: the data nodes and the last worker of each stage.
+    A leader adds the members that its quorum depends on."""
     room: int
-    """Microbatches for which the stage with the least room has room."""
+    """Microbatches that fit into the stage with the least room."""
     abstains: bool
     may_stand: bool
     wait: Wait
 
 
 def standing_of(machine: object) -> LeadershipStanding | None:
-    """Return a node's part in who leads; None if it is no real core."""
+    """Return a node's part in leadership, or None for a stand-in."""
     core = _core_of(machine)
     if core is None:
         return None

@@ -1,6 +1,6 @@
-"""I5: every position of the data is handed out once, and what is skipped is told.
+"""I5: every position of the data is handed out once, and every skipped one is reported.
 
-A part of the checker in `decod.sim.invariants`, which raises what is found here.
+A part of the checker in `decod.sim.invariants`, which raises the violations found here.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from decod.sim.host import SimHost
 
 
 class DataChecker:
-    """Follows which microbatches committed batches hold.
+    """Follows which microbatches the committed batches hold.
 
     Args:
-        batch: Microbatches of an iteration.
+        batch: Number of microbatches in an iteration.
         bases: The iteration that each era of the run began with.
 
     Attributes:
-        put_off: How many were put off in each round, by the leader's term and the round.
+        put_off: Number of microbatches deferred in each round, by the leader's term and the round.
     """
 
     def __init__(self, batch: int, bases: Mapping[int, int]) -> None:
@@ -27,16 +27,16 @@ class DataChecker:
         self._batch = batch
         self._bases = bases
         self._used: dict[MicrobatchId, int] = {}
-        """In which iteration each microbatch was committed, as the newest era has it."""
+        """The iteration that committed each microbatch, according to the newest era."""
         self._era = 0
 
     def committed(self, step: Step, era: int) -> str:
-        """Take in the first commit of an iteration. Returns what is wrong, or nothing."""
+        """Take in the first commit of an iteration. Return what is wrong, or an empty text."""
         if era > self._era:
             base, self._era = self._bases.get(era, 0), era
             self._used = {m: used for m, used in self._used.items() if used <= base}
         elif era < self._era:
-            return ""  # It is abandoned: what it has used is used again.
+            return ""  # The era was abandoned: its microbatches are used again.
         for microbatch, _ in step.counts:
             used = self._used.setdefault(microbatch, step.iteration)
             if used != step.iteration:
@@ -50,7 +50,7 @@ class DataChecker:
         return ""
 
     def counted(self, host: SimHost, num_iterations: int) -> str:
-        """Compare with what a node has counted that has seen all iterations; likewise."""
+        """Compare the count of a node that has seen all iterations. Return as `committed` does."""
         positions = positions_of(host.machine)
         last = host.compute.iteration == num_iterations
         if positions is None or not positions.whole or not last:

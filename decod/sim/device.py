@@ -1,4 +1,4 @@
-"""A simulated host's compute process: a queue of jobs, each of which takes its time."""
+"""A simulated host's compute process: a queue of jobs that each take time."""
 
 import random
 from collections import deque
@@ -29,10 +29,10 @@ class Device:
     """Runs the jobs of one host, one after the other.
 
     Args:
-        host: Has the tensors, and what the jobs do (`compute`), at which pace.
-        kernel: The simulation's.
-        observer: Is told what has been computed.
-        protocol: Says for how long a job may show no progress.
+        host: Holds the tensors, runs the jobs (`compute`), and has a speed.
+        kernel: The run's kernel.
+        observer: Hears of all jobs and steps.
+        protocol: Says how long a job may show no progress.
         rng: Source of the jitter.
     """
 
@@ -49,12 +49,12 @@ class Device:
         self._jobs: deque[_QueuedJob] = deque()
         self._patience, self._hung = Patience(protocol), False
         self._life = 0
-        """Grows with every start and end of the process: what belongs to an earlier one is void."""
+        """Grows with every start and end of the process, which voids everything planned before."""
         self.num_microbatch_jobs = 0
-        """Forward and backward passes that it has run."""
+        """Number of forward and backward passes so far."""
 
     def start(self, effect: StartJob) -> None:
-        """Run a job after those that wait."""
+        """Queue a job."""
         for tensor in effect.inputs:
             self._host.tensors.usable(tensor, effect).num_jobs += 1
         self._jobs.append(_QueuedJob(effect.job_id, effect.job, effect.inputs))
@@ -62,7 +62,7 @@ class Device:
             self._run_next()
 
     def hang(self) -> None:
-        """Stand still for good: until the node has no more patience."""
+        """Stop making progress, until the node loses patience and kills the process."""
         if not self._hung:
             self._hung = True
             self._life += 1
@@ -79,7 +79,7 @@ class Device:
             self._kernel.after(patience.interval_s, self._look, life)
 
     def fail(self) -> None:
-        """Die: the state and the jobs are gone, the node lives on."""
+        """Die: the state and the jobs are lost, but the node lives on."""
         self._hung = False
         failed = list(self._jobs)
         self._jobs.clear()
@@ -87,12 +87,12 @@ class Device:
         self._host.trace("host.compute_killed")
         for entry in failed:
             self._host.tensors.end_job(entry.inputs)
-        # Its end is noticed also while it has nothing to do.
+        # The node notices the death of an idle process, too.
         for job_id in [entry.id for entry in failed] or [JobId(0)]:
             self._host.deliver(JobFailed(job_id, "compute process died", fatal=True))
 
     def down(self) -> None:
-        """The host is down, and this with it."""
+        """Forget all jobs, because the host went down."""
         self._life += 1
         self._jobs.clear()
         self._patience, self._hung = Patience(self._protocol), False

@@ -1,4 +1,4 @@
-"""The disk of a simulated host: what is on it outlives a crash."""
+"""The disk of a simulated host, whose content outlives a crash."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,21 +11,21 @@ from decod.sim.compute import SimulatedState
 from decod.sim.kernel import Kernel
 
 _WRITE_S = 0.005
-"""How long it takes until a few bytes are safe."""
+"""Time until a small write is safe."""
 
 _WRITE_BYTES_PER_S = 200e6
 
 _SEARCH_S = 0.5
-"""Before a host that has started again knows anything of what it had kept."""
+"""Delay before a restarted host begins to read the states that it kept."""
 
 
 class Disk:
     """Keeps a node's last vote, and states of stages.
 
     Attributes:
-        promise: That vote.
-        states: By stage index and iteration; the newest of each stage.
-        full_until_s: Nothing can be written before this instant.
+        promise: The last vote.
+        states: The newest states of each stage, by stage index and iteration.
+        full_until_s: The disk is full before this instant.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -41,9 +41,9 @@ class Disk:
         alive: Callable[[], bool],
         deliver: Callable[[ev.VotePersisted], None],
     ) -> None:
-        """Write a vote, which takes a while; what is being written in a crash is lost.
+        """Write a vote, which takes a while. A crash before the end loses the vote.
 
-        Where there is no room nothing is said, as by a daemon: its node abstains.
+        If the disk is full, nothing is reported, as in a daemon: the node abstains.
         """
 
         def written() -> None:
@@ -61,9 +61,9 @@ class Disk:
         deliver: Callable[[ev.Event], None],
         failed: Callable[[], None],
     ) -> None:
-        """Write a state in place of one of the same iteration, or of the oldest of its stage.
+        """Write a state. It replaces one of the same iteration, or the oldest of its stage.
 
-        Where there is no room, `failed` is called, and what was there stays.
+        If the disk is full, call `failed` and keep the old states.
         """
 
         def written() -> None:
@@ -88,13 +88,13 @@ class Disk:
         self._kernel.after(size_bytes / _WRITE_BYTES_PER_S, done)
 
     def spoil(self) -> list[tuple[int, int]]:
-        """Alter the newest whole state of each stage; return their places."""
+        """Alter the newest intact state of each stage, and return their places."""
         newest = {place[0]: place for place in sorted(self.states) if place not in self._altered}
         self._altered.update(newest.values())
         return list(newest.values())
 
     def discard_altered(self, place: tuple[int, int]) -> bool:
-        """Whether a state was altered, as all see who read it; it is not kept any more then."""
+        """Discard a state if it was altered, which every reader notices. Return whether it was."""
         if place not in self._altered:
             return False
         self._altered.discard(place)
@@ -107,7 +107,7 @@ class Disk:
         alive: Callable[[], bool],
         deliver: Callable[[ev.Event], None],
     ) -> None:
-        """Look through what an earlier life has left, the newest first: all of it is read."""
+        """Report the states of an earlier life, the newest first. Each is read in full."""
         after_s = _SEARCH_S
         for blob in sorted(self.states.values(), key=lambda b: -b.iteration):
             after_s += num_bytes(blob) / _WRITE_BYTES_PER_S
@@ -116,7 +116,7 @@ class Disk:
     def _found(
         self, blob: SimulatedState, alive: Callable[[], bool], deliver: Callable[[ev.Event], None]
     ) -> None:
-        # It may have been replaced meanwhile.
+        # The state may have been replaced meanwhile.
         place = (blob.stage_index, blob.iteration)
         if not alive() or self.states.get(place) is not blob:
             return
@@ -125,5 +125,5 @@ class Disk:
 
 
 def kept(blob: SimulatedState) -> ev.StateKept:
-    """Return what a machine is told of a state on its host's disk."""
+    """Return the event that tells a machine of a state on its host's disk."""
     return ev.StateKept(blob.stage_index, blob.iteration, blob.parameter_hash)

@@ -1,8 +1,8 @@
-"""Runs whose leaders are struck where it hurts: in the middle of commits, mends and elections.
+"""Runs with faults in the middle of commits, mends and elections, to strike their leaders.
 
-Beside `decod.sim.storm`, whose faults come at any time: here most befall a host when it is about to
-say a certain thing, links around data nodes are cut, often one way, and all that a protocol waits
-for is short compared with the faults, so there are several elections in a run.
+In `decod.sim.storm` faults come at any time. Here most faults strike a host just before it sends a
+certain message. Links around data nodes are cut, often in one direction. The protocol's timeouts
+are short compared with the faults, so a run has several elections.
 """
 
 import random
@@ -16,7 +16,7 @@ from decod.sim.network import LinkFaults, Links
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
 _BEGIN_S = 2.5
-"""By then all are there."""
+"""By this instant all nodes have joined."""
 
 _DURATION_MAX_S = 8.0
 
@@ -29,7 +29,7 @@ _LED: tuple[str, ...] = (
     "Abort",
     "Mend",
 )
-"""What a leader is about to say when it is struck."""
+"""Messages that the leader is about to send when a fault strikes it."""
 
 _DEPUTY: tuple[str, ...] = (
     "Canvass",
@@ -41,27 +41,28 @@ _DEPUTY: tuple[str, ...] = (
     "Abort",
     "Ready",
 )
-"""What another data node is."""
+"""The same for data nodes that do not lead."""
 
 _RELAY: tuple[str, ...] = ("Ready", "Ready", "ReducePart", "ReducedPart", "Vote", "CanvassAnswer")
 
 _NUM_MAX = {"Canvass": 8, "Candidacy": 8, "Vote": 2, "CanvassAnswer": 3, "Abort": 6, "Mend": 6}
-"""Of which so many are counted at most; of others `_NUM_OTHERS_MAX`."""
+"""A fault strikes before the n-th message of its kind, with n at most this. Kinds without an entry
+use `_NUM_OTHERS_MAX`."""
 
 _NUM_OTHERS_MAX = 24
 
 
 Plot = Callable[[random.Random, Scenario, float], Scenario]
-"""Returns a scenario in which certain things come together at an instant."""
+"""Returns a scenario in which certain faults come together at an instant."""
 
 
 def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int = 12) -> Scenario:
-    """Return a small run with two or three data nodes, and what befalls them.
+    """Return a small run with two or three data nodes, and its faults.
 
     Args:
-        seed: All that is drawn follows from it.
-        plot: What befalls them; drawn if not given.
-        num_iterations: That are to be committed.
+        seed: Determines everything that is drawn.
+        plot: Determines the faults; drawn if not given.
+        num_iterations: Number of iterations to commit.
     """
     rng = seeded(seed, "elections")
     num_data, num_stages = rng.choice((2, 3, 3)), rng.choice((1, 1, 2))
@@ -143,7 +144,7 @@ def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[H
 
 
 def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut, ...]:
-    """Return cuts around data nodes, between two of them, and into halves with a bridge or not."""
+    """Return cuts around one data node, and cuts into halves with or without a bridge host."""
     cuts = []
     names, num_data = scenario.host_names, scenario.num_data_nodes
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
@@ -161,11 +162,11 @@ def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut
     return tuple(cuts)
 
 
-# --- plots: what would have to come together by chance --------------------------------------------
+# --- plots: faults that would rarely come together by chance --------------------------------------
 
 
 def _slow_one(rng: random.Random, scenario: Scenario) -> tuple[str, Scenario]:
-    """Let one of those that do not lead be the last to vote, by far, in every round."""
+    """Make one node that does not lead the last to vote, by far, in every round."""
     one = rng.choice(scenario.host_names[1:])
     slow = HostFault(FaultKind.SLOW, one, at_s=_BEGIN_S - 0.5, duration_s=60.0)
     profile = replace(scenario.profile, optimizer_s=0.3)
@@ -173,7 +174,7 @@ def _slow_one(rng: random.Random, scenario: Scenario) -> tuple[str, Scenario]:
 
 
 def silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """The leader is lost when all but one have voted, and that one hears of nothing for a while."""
+    """Lose the leader once all nodes but one have voted, and stall that one."""
     one, scenario = _slow_one(rng, scenario)
     lost = rng.choice((FaultKind.KILL, FaultKind.VANISH, FaultKind.FREEZE))
     away_s = round(rng.uniform(1.0, 5.0), 3)
@@ -185,7 +186,7 @@ def silent_voter(rng: random.Random, scenario: Scenario, at_s: float) -> Scenari
 
 
 def unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """Nobody hears a leader that hears them; whoever is elected stalls before it knows."""
+    """Cut the leader's links to all others, one way. Each candidate stalls while it is elected."""
     _, scenario = _slow_one(rng, scenario)
     scenario = scenario.with_values({("protocol", "election_timeout_s"): 1.0})
     first, *others = scenario.host_names
@@ -203,7 +204,7 @@ def unheard_leader(rng: random.Random, scenario: Scenario, at_s: float) -> Scena
 
 
 def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """Those who voted start anew; their candidate counts votes when another has been elected."""
+    """Restart the voters. Their candidate counts the old votes when another has been elected."""
     num_relays = scenario.num_relay_stages * 2 + 1
     scenario = replace(
         scenario, num_data_nodes=3, num_relays=num_relays, link_faults=LinkFaults()
@@ -230,7 +231,7 @@ def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Sce
 
 
 def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """A relay is lost while its stage reduces, and parts are still on their way afterwards."""
+    """Lose a relay while its stage reduces; its parts arrive afterwards."""
     scenario = replace(scenario, num_relays=scenario.num_relay_stages * 3 + 1)
     late = LinkFaults(delay_ratio=0.3, delay_max_s=1.0, until_s=at_s + 5.0)
     faults = tuple(
@@ -246,7 +247,7 @@ def late_parts(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
 
 
 def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """Relays stall for so long that what they are sent seems lost, and is sent again."""
+    """Stall relays for so long that messages to them seem lost and are sent again."""
     faults = tuple(
         HostFault(
             FaultKind.FREEZE,
@@ -261,7 +262,7 @@ def heard_twice(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario
 
 
 def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
-    """One data node and one relay hear nothing of the others, who go on without them."""
+    """Cut one data node and one relay off from the others, who go on without them."""
     num_relays = scenario.num_relay_stages * 3 + 1
     scenario = replace(scenario, num_relays=num_relays, link_faults=LinkFaults())
     names, num_data = scenario.host_names, scenario.num_data_nodes
@@ -272,17 +273,17 @@ def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
 
 
 _EARLY = (("Abort", 4), ("Abort", 4), ("Heartbeat", 12), ("ForwardActivation", 4))
-"""What a leader says in the first round, and how much of it at most before it is lost."""
+"""Messages before which the leader is lost in the first round, with the largest number of each."""
 
 
 def early_loss(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:  # noqa: ARG001
-    """The leader is lost while the first round begins, and not all have heard of that."""
+    """Lose the leader while the first round begins, before all nodes have heard of the round."""
     said, num = rng.choice(_EARLY)
     lost = rng.choice((FaultKind.KILL, FaultKind.VANISH))
     fault = HostFault(lost, scenario.host_names[0], before_message=(said, rng.randint(1, num)))
     scenario = scenario.with_values(
         {
-            # Long enough that nobody is given up before the leader is.
+            # Long enough that no other node is given up before the leader is.
             ("protocol", "heartbeat_timeout_s"): 3.0,
             ("protocol", "probe_timeout_s"): 2.0,
             ("protocol", "leader_timeout_s"): 30.0,

@@ -1,8 +1,8 @@
-"""What two halves of a run may not do: commit an iteration twice (I3), or ignore a new leader (I4).
+"""Checks that two halves of a run neither commit an iteration twice (I3) nor ignore a leader (I4).
 
-A part of the checker in `decod.sim.invariants`, which raises what is found here. It does not take
-other parameters to be a fork: two halves of a run that repeat each other's iterations may well come
-to the same ones, until a batch differs.
+A part of the checker in `decod.sim.invariants`, which raises the violations found here. It does not
+compare parameters to find a fork. Two halves that repeat each other's iterations may compute equal
+parameters until a batch differs.
 """
 
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ class _Known:
     told: tuple[Round, int, int]
     """The round, and the term and version of the view that voted."""
     lives: dict[NodeId, int] = field(default_factory=dict)
-    """Hosts that know of it, and in which life."""
+    """Hosts that know of it, with the life in which they heard."""
 
 
 class Commits:
-    """Remembers in which round each iteration was committed, and who knows of that.
+    """Remembers the round in which each iteration was committed, and the hosts that know of it.
 
-    If all who know have started again since, nothing is left of the commit: the others can't but
-    repeat the iteration.
+    If all those hosts have restarted since, the commit is forgotten and the others must repeat the
+    iteration.
     """
 
     def __init__(self) -> None:
         self.hosts: Mapping[NodeId, SimHost] = {}
-        """Of the run."""
+        """All hosts of the run."""
         self._known: dict[tuple[int, int], _Known] = {}
         """By era and iteration."""
 
     def decided(self, host: SimHost, message: Open) -> str:
-        """Take in a commit that a host tells of. Returns what is wrong, or nothing."""
+        """Take in a commit that a host announces. Return what is wrong, or an empty text."""
         round_ = message.closed
         told = (round_, message.view_term, message.view_version)
         place = (round_.era, round_.iteration)
@@ -52,32 +52,32 @@ class Commits:
         return f"iteration {round_.iteration} is committed twice: in round {was}, and {now}"
 
     def stepped(self, host: SimHost, era: int, iteration: int) -> None:
-        """A host has taken the step of an iteration, which it was told of."""
+        """Take in that a host has taken the committed step of an iteration."""
         if (known := self._known.get((era, iteration))) is not None:
             known.lives[host.node_id] = host.life
 
     def _remembered(self, known: _Known) -> bool:
-        """Whether somebody still knows of a commit."""
+        """Return whether a host still knows of a commit."""
         return any(self.hosts[node].life == life for node, life in known.lives.items())
 
 
 class Decisions:
-    """Remembers whether those who lead have committed or aborted each round."""
+    """Remembers whether the leaders have committed or aborted each round."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, Round], tuple[str, str, int]] = {}
-        """By the term and round that its members were in: what, who says so, and in which term."""
+        """The first decision of each round, by its members' term: decision, host, host's term."""
 
     def decided(self, name: str, term_before: int, message: Open) -> str:
-        """Take in the decision of one that leads. Returns what is wrong, or nothing.
+        """Take in a leader's decision. Return what is wrong, or an empty text.
 
-        What a leader has aborted the next one may commit, if it has been elected by members that
-        had not heard of that; whether others had is seen by what they commit.
+        The next leader may commit a round that its predecessor aborted, if the members that elected
+        it had not heard of the abort. Whether other members had heard shows in their commits.
 
         Args:
-            name: Of the host that decides.
-            term_before: In which it was before.
-            message: Its decision. Not an abort of one that has been voted out, which is void.
+            name: Name of the host that decides.
+            term_before: The host's term before the decision.
+            message: The decision. The abort of a leader that was voted out is void: do not pass it.
         """
         decision = "commit" if message.committed else "abort"
         told = (decision, name, message.opening.view.term)
@@ -90,12 +90,12 @@ class Decisions:
 
 
 def missed(host: SimHost, place: NodeProgress, message: Message) -> str:
-    """Return what is wrong if a node has been told of a leader's opening and does not follow.
+    """Return what is wrong if a node hears of a new leader's opening and does not follow.
 
     Args:
-        host: The node's.
-        place: Where it is, after the event.
-        message: What it has just taken in.
+        host: The node's host.
+        place: The node's progress after the event.
+        message: The message that the node has just taken in.
     """
     if not isinstance(message, Open):
         return ""

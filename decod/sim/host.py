@@ -1,8 +1,8 @@
-"""A simulated host: the real core, a symbolic compute process, and tensors that are counted.
+"""A simulated host: the real core, a symbolic compute process, and counted tensors.
 
-This file is the simulator's counterpart of the daemon's driver: it gives the core its events and
-carries its effects out. What the core may not do (use a tensor that is freed, answer a request
-twice, ask for a deadline that never moves) ends the run with words.
+This file is the simulator's counterpart of the daemon's driver: it gives events to the core and
+carries out its effects. A core that breaks the rules ends the run with a message. Examples are the
+use of a freed tensor, a second answer to a request, and a deadline that never moves.
 """
 
 import random
@@ -33,38 +33,40 @@ from decod.sim.states import States
 from decod.sim.tensors import TensorTable
 
 _SPIN_LIMIT = 1000
-"""Deadlines in a row at one instant after which a machine counts as stuck."""
+"""A machine is stuck after this many deadlines in a row at one instant."""
 
 _RESULT_S = 1.0
-"""How long the leader's daemon takes to keep the result of a run."""
+"""Time in which the leader's daemon writes the result of a run."""
 
 
 class Observer(Protocol):
-    """Sees everything that happens; raises if it must not happen."""
+    """Sees everything that happens. Raises if it must not happen."""
 
     def stepped(self, host: "SimHost", event: Event | None) -> None:
-        """The machine has taken an event (None: its start, or what it passes on) and its effects
-        are carried out."""
+        """Handle the end of a machine's step; its effects are carried out.
+
+        `event` is None at the machine's start, and for a message that it merely forwards.
+        """
 
     def sent(self, host: "SimHost", to: NodeId, message: Message) -> None:
-        """The machine wants a message of its own to get to a peer."""
+        """Handle a message of the machine's own to a peer."""
 
     def computed(self, host: "SimHost", job: Job, duration_s: float) -> None:
-        """A job has ended on this host."""
+        """Handle the end of a job on this host."""
 
     def committed(self, host: "SimHost", step: Step) -> None:
-        """A step has become final on this host."""
+        """Handle a step that has become final on this host."""
 
     def noted(self, host: "SimHost", event: str, fields: tuple[tuple[str, object], ...]) -> None:
-        """Something is worth a line of the trace."""
+        """Handle an event for the trace."""
 
     def misused(self, host: "SimHost", text: str, cause: BaseException | None) -> None:
-        """The core did what it must never do. Does not return."""
+        """Raise: the core did something that it must never do."""
 
 
 @dataclass(slots=True)
 class World:
-    """What all hosts of a run share."""
+    """The objects that all hosts of a run share."""
 
     kernel: Kernel
     network: Network
@@ -76,13 +78,13 @@ class World:
 
 @dataclass(slots=True)
 class _Spins:
-    """Counts deadlines that pass at one and the same instant."""
+    """Counts deadlines that pass at the same instant."""
 
     instant_s: float = -1.0
     num: int = 0
 
     def stuck(self, now_s: float) -> bool:
-        """Count one more; whether there were too many."""
+        """Count one more, and return whether there were too many."""
         self.num = self.num + 1 if now_s == self.instant_s else 1
         self.instant_s = now_s
         return self.num > _SPIN_LIMIT
@@ -93,15 +95,15 @@ class SimHost:
 
     Attributes:
         stop: Why the machine has ended, or None while it runs.
-        num_control_sent: Control messages that it wanted sent, so far.
-        num_bulk_sent: Messages with a tensor, likewise.
-        num_probes: Links that it wanted probed.
-        tensors: What it holds.
-        speed: Of its device, compared with `profile`; both may change while it runs.
+        num_control_sent: Number of control messages that the machine has sent.
+        num_bulk_sent: Number of messages with a tensor that the machine has sent.
+        num_probes: Number of link probes that the machine has asked for.
+        tensors: The tensors that the host holds.
+        speed: Speed of its device relative to `profile`. Both may change during a run.
         on_stop: Called with the host when its machine has ended.
-        num_leaked: Tensors that the machine still owned, without use, when it ended.
-        device: Its compute process.
-        disk: Outlives crashes.
+        num_leaked: Tensors that the machine still owned but did not use when it ended.
+        device: The compute process.
+        disk: The disk, which outlives crashes.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class SimHost:
         self.clock = HostClock(world.kernel)
         self.device = Device(self, world.kernel, world.observer, world.protocol, rng)
         self._timer_s: float | None = None
-        """The world's instant of the timer that is planned."""
+        """World time of the planned timer."""
         self._frozen_clock_s, self._num_freezes = 0.0, 0
-        """What the clock showed when the host froze last, and how often it has."""
+        """The clock's time at the last freeze, and the number of freezes."""
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
         self._round_trips = RoundTrips(world.kernel, self.deliver)
@@ -174,27 +176,27 @@ class SimHost:
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still."""
+        """Whether the host stands still."""
         return self._world.kernel.now_s < self.frozen_until_s
 
     @property
     def present(self) -> bool:
-        """Whether it is up, and does not stand still."""
+        """Whether the host is up and does not stand still."""
         return self.reachable and not self.frozen
 
     @property
     def life(self) -> int:
-        """Grows with every start and end of this host: what belongs to an earlier one is void."""
+        """Grows with every start and end of this host, which voids everything planned before."""
         return self._life
 
     def peer(self, node: NodeId) -> "SimHost | None":
-        """Return another host of the run, if there is one with this id."""
+        """Return the run's host with this id, if there is one."""
         return self._world.hosts.get(node)
 
     # --- life ---------------------------------------------------------------------------------
 
     def start(self, machine: Machine) -> None:
-        """Bring the host up with this machine."""
+        """Bring the host up with a machine."""
         self._machine = machine
         self._life += 1
         self.reachable, self.stop = True, None
@@ -203,17 +205,17 @@ class SimHost:
         self.disk.search(self.profile.num_bytes, lambda: life == self._life, self.deliver)
 
     def kill(self, *, vanish: bool = False) -> None:
-        """Crash: everything that the host held is gone.
+        """Crash: everything in memory is lost.
 
         Args:
-            vanish: The whole machine is gone, so senders wait for their timeouts; otherwise only
-                the process, and they are refused at once.
+            vanish: Lose the whole machine, so that senders wait for their timeouts. Otherwise lose
+                only the process, so that senders are refused at once.
         """
         self._down(refuses=not vanish)
         self.trace("host.killed", vanish=vanish)
 
     def freeze(self, duration_s: float) -> None:
-        """Stall the whole host: nothing is lost, everything happens later."""
+        """Stall the whole host: nothing is lost, but everything happens later."""
         now_s = self._world.kernel.now_s
         if not self.frozen:
             self.trace("host.frozen", duration_s=duration_s)
@@ -223,15 +225,15 @@ class SimHost:
         self._world.kernel.at(self.frozen_until_s, self._thaw)
 
     def on_event(self, num_events: int, callback: Callable[[], None]) -> None:
-        """Call back when the machine takes its event of this number, counted from 1."""
+        """Call back when the machine takes its `num_events`-th event, counted from 1."""
         self._on_event[num_events] = callback
 
     def on_sent(self, kind: str, num: int, callback: Callable[[], None]) -> None:
-        """Call back before the machine's message of this kind and number leaves, counted from 1."""
+        """Call back before the machine's `num`-th message of this kind leaves, counted from 1."""
         self._on_sent[kind, num] = callback
 
     def _leaves(self, message: Message) -> bool:
-        """Let happen what was to happen before a message leaves; whether it still does."""
+        """Run the callback that waits for this message. Return whether the message still leaves."""
         kind = kind_of(message)
         self._num_sent[kind] += 1
         self._on_sent.pop((kind, self._num_sent[kind]), _nothing)()
@@ -247,7 +249,7 @@ class SimHost:
             self._act(event)
 
     def when_thawed(self, callback: Callable[[], None]) -> None:
-        """Call back when the host, which stands still, goes on."""
+        """Call back when the frozen host thaws."""
         self._backlog.append(callback)
 
     def _thaw(self) -> None:
@@ -257,7 +259,7 @@ class SimHost:
         if not self.reachable:
             return
         if self._num_freezes % 2:
-            # Every other time its timers come before what has arrived meanwhile.
+            # After every other freeze, timers expire before the events that arrived meanwhile.
             self._expire()
         backlog, self._backlog = self._backlog, []
         for callback in backlog:
@@ -276,7 +278,7 @@ class SimHost:
         self._timer_s = None
 
     def _act(self, event: Event | None) -> None:
-        """Step the machine, carry out what it wants, have it checked."""
+        """Step the machine, carry out its effects, and have the step checked."""
         world = self._world
         now_s = self.clock.now_s
         self.num_events += 1
@@ -296,7 +298,7 @@ class SimHost:
         except MisuseError as error:
             world.observer.misused(self, str(error), error)
         self._arm()
-        # What it only passes on is no business of its own.
+        # A message that the machine forwards is not its own.
         world.observer.stepped(self, None if self._passes_on(event) else event)
 
     def _passes_on(self, event: Event | None) -> bool:
@@ -304,7 +306,7 @@ class SimHost:
         return way is not None and way.goal != self.node_id
 
     def _says(self, effect: fx.Send | fx.SendTensor) -> None:
-        """Have a message of this host looked at, whichever way it goes."""
+        """Show a message of this host to the observer, whichever way it goes."""
         way = effect.way
         if way is None or way.origin == self.node_id:
             to = effect.to if way is None else way.goal
@@ -315,7 +317,7 @@ class SimHost:
         for effect in effects:
             perform_one[type(effect)](effect)
             if not self.reachable:
-                return  # It has stopped: what it wanted after that is void.
+                return  # The host has stopped, which voids the rest.
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class SimHost:
 
     def _wake(self, time_s: float, life: int) -> None:
         if life != self._life or time_s != self._timer_s:
-            return  # An earlier timer has taken its place.
+            return  # An earlier timer has replaced this one.
         self._timer_s = None
         if self.frozen:
             return  # Thawing arms it again.
@@ -342,7 +344,7 @@ class SimHost:
             self._arm()
 
     def _expire(self) -> bool:
-        """Let the machine's deadline pass, if it has come; whether it has."""
+        """Let the machine's deadline pass if it is due, and return whether it was."""
         deadline_s = self.machine.deadline_s
         if deadline_s is None or not self.clock.reaches(deadline_s):
             return False
@@ -411,7 +413,7 @@ class SimHost:
         return ev.Received(way.origin, message, term=way.term, way=way)
 
     def take_tensor(self, event: ev.Received, content: Content) -> None:
-        """A peer's tensor has arrived in whole."""
+        """Take in a peer's tensor that has arrived in full."""
         tensor = self.tensors.add(content)
         self.deliver(replace(event, tensor=tensor))
 
@@ -435,7 +437,7 @@ class SimHost:
     # --- the rest -----------------------------------------------------------------------------
 
     def _ignore(self, effect: Effect) -> None:
-        """Addresses mean nothing here: every host can reach every other by its id."""
+        """Do nothing: every host can reach every other by its id, without an address."""
 
     def _persist(self, effect: fx.PersistVote) -> None:
         life = self._life
@@ -445,7 +447,7 @@ class SimHost:
         self._world.observer.noted(self, effect.event, effect.fields)
 
     def _complete_run(self, effect: fx.CompleteRun) -> None:
-        """Keep nothing and let everybody go, as a daemon does once it has written the result."""
+        """Write no result, and let everybody go, as a daemon does once it has written one."""
         self.trace("run.completed", iteration=effect.iteration)
         self._world.kernel.after(_RESULT_S, self.deliver, ev.DrainRequested(ends_run=True))
 
@@ -462,11 +464,11 @@ class SimHost:
 
 
 def _nothing(*_: object) -> None:
-    """Stand in for a callback of a transfer that can't come to it."""
+    """Replace a callback that a transfer never needs."""
 
 
 def kind_of(message: Message) -> str:
-    """Return what a fault calls a kind of message: openings are commits or aborts."""
+    """Return a message's kind, as faults name it: an opening is a commit or an abort."""
     if isinstance(message, Open):
         return "Commit" if message.committed else "Abort"
     return type(message).__name__

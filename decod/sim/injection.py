@@ -1,4 +1,4 @@
-"""Faults of hosts and links, at their instants: what a scenario wants to befall a run."""
+"""Strikes the hosts and links of a run with a scenario's faults, each at its instant."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from decod.sim.host import SimHost, World
 from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 
 _RETURN_S = 2.0
-"""How long it takes until a node that the run has given up is started again."""
+"""Time until a node that the run has given up is started again."""
 
 _SLOWNESS = 10.0
-"""How many times as long a slow device takes."""
+"""Factor by which a slow device takes longer."""
 
 _FROM_OUTSIDE = (FaultKind.KILL, FaultKind.VANISH, FaultKind.RESTART, FaultKind.FREEZE)
-"""Faults that befall a host whatever its machine does."""
+"""Faults that strike a host whatever its machine does."""
 
 _RETURNING = (StopReason.REMOVED, StopReason.SUPERSEDED, StopReason.LEADER_LOST)
 
@@ -28,13 +28,13 @@ class Injection:
     """Strikes the hosts and cuts the links of one run.
 
     Args:
-        scenario: What is to happen.
-        world: Where.
-        hosts: By name.
+        scenario: The faults, cuts and churn.
+        world: The world to strike.
+        hosts: All hosts, by name.
         start: Brings a host up again.
 
     Attributes:
-        num_coming: Hosts that will start, or start again.
+        num_coming: Number of hosts that will start, or start again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Injection:
         self.num_coming = len(hosts)
         self._instants = Instants(scenario.churn)
         self._num_slow: Counter[str] = Counter()
-        """Reasons for which a host is slow now: several make it no slower."""
+        """Number of reasons for which each host is slow now. Several do not add up."""
         self._strikes: dict[FaultKind, Callable[[SimHost, float], None]] = {
             FaultKind.KILL: self._kill,
             FaultKind.VANISH: self._vanish,
@@ -84,7 +84,7 @@ class Injection:
         if fault.kind is FaultKind.RESTART:
             self.num_coming += 1
         if fault.before_message is not None:
-            # What calls on the machine must wait until it has ended its step.
+            # A fault that steps the machine must wait for the end of the machine's present step.
             at_once = fault.kind in _FROM_OUTSIDE
             later = partial(kernel.after, 0.0, strike)
             host.on_sent(*fault.before_message, strike if at_once else later)
@@ -94,7 +94,7 @@ class Injection:
             host.on_event(fault.after_num_events, lambda: kernel.after(0.0, strike))
 
     def _strike(self, fault: HostFault, host: SimHost) -> None:
-        # What a fault waits for may be said only when they are to be over.
+        # The message that a fault waits for may come only after the calm has begun.
         late = self._calm_s is not None and self._world.kernel.now_s > self._calm_s
         if late or not host.reachable:
             self.num_coming -= fault.kind is FaultKind.RESTART
@@ -102,7 +102,7 @@ class Injection:
         self._strikes[fault.kind](host, fault.duration_s)
 
     def opened(self, iteration: int) -> None:
-        """An iteration has begun: plan what is to come and go in it."""
+        """Plan the churn of an iteration that has begun."""
         kernel = self._world.kernel
         for delay_s, churn in self._instants.opened(kernel.now_s, iteration):
             self.num_coming += churn.returns
@@ -116,23 +116,23 @@ class Injection:
             host.kill(vanish=True)
 
     def _needed(self, host: SimHost) -> bool:
-        """Whether nobody else of a host's stage holds what the run has committed."""
+        """Return whether no other host of the stage holds what the run has committed."""
         hosts = [other for other in self._hosts.values() if other.reachable]
         newest = max((other.compute.iteration for other in hosts), default=0)
-        # Some hear of a commit a little later.
+        # Some hosts hear of a commit a little later.
         return not any(
             other is not host and other.compute.iteration >= max(1, newest - 1)
             for other in hosts
             if other.compute.stage_index == host.compute.stage_index
         )
 
-    def _kill(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _kill(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         host.kill()
 
-    def _vanish(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _vanish(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         host.kill(vanish=True)
 
-    def _stage(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _stage(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         for peer in dict.fromkeys((host.node_id, *stage_peers(host.machine))):
             self._world.hosts[peer].kill()
 
@@ -147,18 +147,18 @@ class Injection:
         host.kill()
         self._world.kernel.after(duration_s, self._start, host)
 
-    def _compute(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _compute(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         if self._calm_s is not None and ends_run(host.machine):
             self._note(host, "compute.spared")  # As with `_drain`.
         else:
             host.device.fail()
 
-    def _hang(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _hang(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         host.device.hang()
 
-    def _drain(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _drain(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         if self._calm_s is not None and ends_run(host.machine):
-            self._note(host, "drain.spared")  # It would end the run, which proves nothing.
+            self._note(host, "drain.spared")  # It would end the run, and prove nothing.
         else:
             host.deliver(ev.DrainRequested())
 
@@ -189,7 +189,7 @@ class Injection:
         until_s = self._world.kernel.now_s + duration_s
         host.disk.full_until_s = max(host.disk.full_until_s, until_s)
 
-    def _spoil(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _spoil(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         for stage, iteration in host.disk.spoil():
             self._note(host, "disk.altered", stage=stage, iteration=iteration)
 
@@ -197,7 +197,7 @@ class Injection:
         self._note(host, "memory.rotted")
         host.compute.rotten = f" bit of {host.name}"
 
-    def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - It stays so.
+    def _flip(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Permanent.
         self._note(host, "memory.flipped")
         host.compute.flip()
 
@@ -216,14 +216,14 @@ class Injection:
         self._note(first, "links.slowed" if cut.rate_bytes_per_s else "links.cut", which=str(cut))
 
     def _impair(self, sender: str, receiver: str, rate: float, until_s: float) -> None:
-        """Let a link carry tensors at a rate only, or nothing."""
+        """Slow a link's tensors down to a rate, or cut the link if the rate is 0."""
         if rate:
             self._world.network.slow(sender, receiver, rate=rate, until_s=until_s)
         else:
             self._world.network.cut(sender, receiver, until_s=until_s)
 
     def _bring_back(self, host: SimHost) -> None:
-        """Plan the return of a node that the run has given up, as those who care for it do."""
+        """Plan the return of a node that the run has given up, as its operator would."""
         if host.stop is not None and host.stop.reason in _RETURNING:
             self.num_coming += 1
             self._world.kernel.after(_RETURN_S, self._start, host)

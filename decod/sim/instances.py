@@ -1,11 +1,11 @@
 """Random instances of the routing problem, as GWTF's evaluation draws them.
 
-Every setting and seed gives the same instance on every machine. Printed ranges such as
-floor(U(1, 3)) are taken at their word: a uniform float, rounded down, so the upper end itself is
-never drawn. Link costs have no unit.
+Every setting and seed gives the same instance on every machine. Printed ranges are taken literally:
+floor(U(1, 3)) is a uniform float, rounded down, which never gives the upper end. Link costs have no
+unit.
 
-Source: GWTF, section VI, tables IV and V. The tables leave open what sources can carry, how
-relays are spread over stages that do not divide them, and which links exist; see each function.
+Source: GWTF, section VI, tables IV and V. The tables do not say how much sources can carry, how
+relays spread over stages that do not divide them, or which links exist. See each function.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from decod.planner.joining import Newcomer
 from decod.sim.kernel import seeded
 
 NUM_JOINING = 20
-"""Nodes that join in each run of figure 5."""
+"""Number of nodes that join in each run of figure 5."""
 
 Range = tuple[int, int]
 
@@ -44,7 +44,7 @@ class JoinSetting:
     capacity: Range
     link_cost: Range
     uneven: bool = False
-    """Each relay's stage is drawn, instead of all stages having equally many."""
+    """Draw each relay's stage, instead of filling all stages equally."""
     num_relays: int = field(default=96)
 
 
@@ -67,11 +67,11 @@ TABLE_4: Mapping[int, JoinSetting] = {
 
 
 def table5(setting: int, seed: int) -> FlowGraph:
-    """Returns an instance of a flow test, 1 to 6.
+    """Return an instance of a flow test, 1 to 6.
 
-    Every node is linked to every node of the next stage. What the smallest stage can carry is
-    shared out evenly among the sources, so that no source is a bottleneck, as the paper asks, and
-    every flow that a source wants has room.
+    Every node is linked to every node of the next stage. The sources share the capacity of the
+    smallest stage evenly. No source is then a bottleneck, as the paper asks, and every flow that a
+    source wants has room.
     """
     row = TABLE_5[setting]
     rng = seeded(seed, "table 5", setting)
@@ -80,12 +80,12 @@ def table5(setting: int, seed: int) -> FlowGraph:
 
 
 def table4(setting: int, seed: int) -> tuple[FlowGraph, list[Newcomer]]:
-    """Returns an instance of a joining test, 1 to 5, and the 20 nodes that wait to join it.
+    """Return an instance of a joining test, 1 to 5, and the 20 nodes that wait to join it.
 
     The data node wants as many flows as the smallest stage can carry before anybody has joined. A
-    newcomer knows a cost to every node and every other newcomer; the cost of a pair is drawn once
-    and holds wherever the newcomer is placed, since equation (1) is the same in both directions.
-    In setting 5 each stage has one relay and the others' stages are drawn.
+    newcomer knows a cost to every node and to every other newcomer. The cost of a pair is drawn
+    once and holds wherever the newcomer is placed, because equation (1) is symmetric. In setting 5
+    each stage gets one relay, and the stages of the other relays are drawn.
     """
     row = TABLE_4[setting]
     rng = seeded(seed, "table 4", setting)

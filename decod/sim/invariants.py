@@ -1,23 +1,23 @@
-"""The invariants, checked after every event by somebody outside the nodes.
+"""The invariants, checked after every event from outside the nodes.
 
-- I1 flow: a relay's entries have one upstream and one downstream each; entries and requests stay
-  within its capacity; a complete flow ends where it began.
-- I2 once: a committed step folds every microbatch in once, the same ones at every stage, as many as
-  the leader announced and the data nodes reported.
-- I3 same: all members of a stage hold the same parameters after the same step; no round is
-  committed by one node and aborted by another. When the run goes back, what is computed again from
-  the same microbatches is the same, to the last bit.
-- I4 one leader: nobody leads a term that another has led; a node's term and round never go back,
-  whatever it is told.
-- I5 data: every microbatch of an iteration is handed out to one committed batch at most, and to its
-  own if nothing is put off; what a node that was there from the first iteration on counts as put
-  off or skipped is what is missing.
-- I6 memory: what a node stores stays within bounds that follow from its capacity and its stage.
-- I7 progress: all iterations are committed within the time that the scenario gives.
+- I1 flow: each entry of a relay has one upstream and one downstream. Entries and requests stay
+  within the relay's capacity. A complete flow ends where it began.
+- I2 once: a committed step contains every microbatch exactly once, the same ones at every stage.
+  Their number is the number that the leader announced and the data nodes reported.
+- I3 same: all members of a stage hold the same parameters after the same step. No round is
+  committed by one node and aborted by another. After a rollback, recomputing the same microbatches
+  gives the same result to the last bit.
+- I4 one leader: no term has two leaders. A node's term and round never go back,
+  whatever it hears.
+- I5 data: at most one committed batch contains each microbatch of an iteration. If nothing is put
+  off, that is the microbatch's own batch. A node that took part from the first iteration on counts
+  exactly the missing microbatches as put off or skipped.
+- I6 memory: a node's storage stays within bounds that follow from its capacity and its stage.
+- I7 progress: all iterations are committed within the scenario's time.
 - I8 quiet: control messages per node and iteration stay within a bound that follows from the
   node's peers, whatever the size of the run.
 
-`CORE` stands for a core that fails an assertion or misuses its tensors or its compute process.
+`CORE` stands for a core that fails an assertion, or misuses its tensors or its compute process.
 """
 
 from collections import defaultdict
@@ -62,8 +62,8 @@ _ADMISSION = frozenset(
         *get_args(ElectionMessage),
     )
 )
-"""Paid per candidate, suspect, broken link, election or wait for a silent node, not per
-iteration."""
+"""Messages that are due per candidate, suspect, broken link, election or wait for a silent node,
+not per iteration."""
 
 
 _FLOWLESS = frozenset(
@@ -86,22 +86,22 @@ _FLOWLESS = frozenset(
         *get_args(DraftMessage),
     )
 )
-"""By far the most frequent messages and other events. They have nothing to do with flows: what they
-should not have touched is seen at the next event that has."""
+"""By far the most frequent messages and other events. They do not change flows. If one does by
+mistake, the check at the next event about flows finds it."""
 
 
 _DECISIONS = frozenset((msg.Open,))
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, not an error of ours.
-    """Something that must never happen has happened: the core, or the simulator, has a bug.
+    """Something has happened that must never happen: the core or the simulator has a bug.
 
     Args:
         invariant: `I1` to `I8`, or `CORE`.
-        node: Name of the host whose event showed it.
+        node: Name of the host whose event showed the violation.
         now_s: Virtual time.
-        what: What is wrong, with the values.
-        replay: The command that makes it happen again.
+        what: Description of the violation, with the values.
+        replay: Command that repeats the run.
     """
 
     def __init__(self, invariant: str, *, node: str, now_s: float, what: str, replay: str) -> None:
@@ -113,7 +113,7 @@ class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, no
 
 @dataclass(slots=True)
 class NodeCounts:
-    """What the checker keeps of one node."""
+    """The checker's counts of one node."""
 
     control_at_commit: int = 0
     microbatches_at_commit: int = 0
@@ -125,30 +125,31 @@ class NodeCounts:
 
 
 _Term = tuple[int, Round]
-"""A round, with the term that it was opened in: two leaders may count attempts alike."""
+"""A round with the term that opened it: two leaders may give the same attempt number."""
 
 
 @dataclass(slots=True)
 class _Committed:
-    """What is known of one committed iteration."""
+    """The checker's record of one committed iteration."""
 
     counts: Counts
     first: str
     again: "_Committed | None" = None
-    """The same iteration of an earlier era, from the same state and microbatches."""
+    """The same iteration of an earlier era, computed from the same state and microbatches."""
     hashes: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Of every stage: the parameters' hash, and the first node that had it."""
+    """The parameters' hash of each stage, and the first node that had it."""
 
 
 class Checker:
-    """Observes a world; raises `InvariantViolation`.
+    """Observes a world and raises `InvariantViolation`.
 
     Args:
-        config: The protocol's numbers, from which the bound of I8 follows.
-        profile: Sizes, from which the bound of I6 follows.
-        capacities: Of every host.
-        batch: Microbatches of an iteration.
-        replay: The command that runs the same scenario again.
+        config: The protocol's parameters, which determine the bound of I8.
+        profile: Tensor sizes, which determine the bound of I6.
+        capacities: Capacities of all hosts.
+        batch: Number of microbatches in an iteration.
+        replay: Command that runs the same scenario again.
+        trace: Collects the events of all hosts.
     """
 
     def __init__(
@@ -168,11 +169,11 @@ class Checker:
         self._world: World | None = None
         self.nodes: dict[str, NodeCounts] = {}
         self.num_iterations = 0
-        """Committed by somebody."""
+        """Number of iterations that at least one node has committed."""
         self._made_up: set[int] = set()
-        """Eras that began with weights made from those of neighbours, and all that followed."""
+        """Eras that began with weights made from neighbouring stages, and all later eras."""
         self._bases: dict[int, int] = {}
-        """Iteration that each era began with."""
+        """The iteration that each era began with."""
         self._iterations: dict[tuple[int, int], _Committed] = {}
         """By era and iteration."""
         self._announced: dict[_Term, int] = {}
@@ -181,7 +182,7 @@ class Checker:
         self._decisions = Decisions()
         self._leaders: dict[int, str] = {}
         self._places: dict[tuple[NodeId, int], NodeProgress] = {}
-        """Where each node was after its last step, by its life."""
+        """Each node's progress after its last step, by id and life."""
         self._whereabouts: dict[NodeId, Whereabouts] = defaultdict(Whereabouts)
         self._names: dict[str, str] = {}
         self._num_complete: dict[NodeId, int] = {}
@@ -194,7 +195,7 @@ class Checker:
         }
 
     def watch(self, world: World) -> None:
-        """Say which world it is: from now on flows can be followed from host to host."""
+        """Set the world to watch. From now on flows can be followed from host to host."""
         self._world, self._commits.hosts = world, world.hosts
         self._names.update({host.node_id: host.name for host in world.hosts.values()})
 
@@ -204,11 +205,11 @@ class Checker:
         return tuple(self._losses[iteration] for iteration in sorted(self._losses))
 
     def check_counted(self, host: SimHost) -> None:
-        """Compare what a node that has seen all iterations says of skipped positions."""
+        """Check the count of skipped positions of a node that has seen all iterations."""
         self._refuse("I5", host, self._data.counted(host, self.num_iterations))
 
     def violated(self, invariant: str, host: SimHost | None, what: str) -> InvariantViolation:
-        """Return the exception that names a violation."""
+        """Return the exception for a violation."""
         return InvariantViolation(
             invariant,
             node="nobody" if host is None else host.name,
@@ -225,7 +226,7 @@ class Checker:
     def _now_s(self) -> float:
         return 0.0 if self._world is None else self._world.kernel.now_s
 
-    # --- what the hosts say -------------------------------------------------------------------
+    # --- what the hosts report ----------------------------------------------------------------
 
     def stepped(self, host: SimHost, event: Event | None) -> None:
         if not host.reachable:
@@ -245,7 +246,7 @@ class Checker:
             look(host, message)
 
     def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
-        """Nothing to check: how long jobs take is the scenario's affair."""
+        """Do nothing: the scenario decides how long jobs take."""
 
     def committed(self, host: SimHost, step: Step) -> None:
         era = _era_of(host, step)
@@ -262,7 +263,7 @@ class Checker:
             for key, value in fields
         }
         self._trace.add(self._now_s, host.name, event, shown)
-        if event == "microbatch.deferred":  # A later batch may hold it too.
+        if event == "microbatch.deferred":  # A later batch may contain it too.
             self._num_put_off += self._batch if shown["microbatch"] == "all" else 1
             self._memory_bounds.clear()
 
@@ -272,7 +273,7 @@ class Checker:
     # --- I1 -----------------------------------------------------------------------------------
 
     def _check_flows(self, host: SimHost, table: FlowTable) -> None:
-        # What the node reckons with is not taken at its word.
+        # Do not trust the node's own capacity.
         room = min(table.capacity, max(self._capacities[host.node_id], table.num_data_nodes))
         if (num := len(table.downstream) + table.num_pending) > room:
             raise self.violated("I1", host, f"{num} flows and requests for a capacity of {room}")
@@ -347,8 +348,8 @@ class Checker:
     def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)
         if message.failure:
-            return  # It asks for the round to be repeated: nothing of it will be committed.
-        # A loss makes earlier reports void.
+            return  # It asks for the round to be repeated: nothing of this one is committed.
+        # A loss changes the view, which voids earlier reports.
         key = (self._term_of(host, message.round), message.view_version)
         reports = self._reports.setdefault(key, {})
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
@@ -380,7 +381,7 @@ class Checker:
             raise self.violated("I3", host, f"{what} differ from the first time, at {before[1]}")
 
     def _before(self, era: int, step: Step) -> _Committed | None:
-        """Return the same iteration of the era before, if this one is that all over again."""
+        """Return the same iteration of the previous era, if this step repeats it exactly."""
         iteration, base = step.iteration, self._bases.get(era)
         if base is None or era in self._made_up:
             return None
@@ -391,7 +392,7 @@ class Checker:
         return first if first is not None and first.counts == step.counts else None
 
     def _committed_in(self, era: int, iteration: int) -> _Committed | None:
-        """Return an iteration as the members of an era have it: of that era, or from before it."""
+        """Return an iteration as an era's members know it: from that era or an earlier one."""
         while era > 0 and iteration <= self._bases.get(era, 0):
             era -= 1
         return self._iterations.get((era, iteration))
@@ -404,7 +405,7 @@ class Checker:
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
         if before is None or place is None or not place.leads:
-            return  # The others pass on what the leader of the term that came after has decided.
+            return  # A node that does not lead only passes on the decision of a later leader.
         if message.committed or before.term == max(self._leaders):
             self._refuse("I3", host, self._decisions.decided(host.name, before.term, message))
 
@@ -454,15 +455,15 @@ class Checker:
     # --- I6 -----------------------------------------------------------------------------------
 
     def memory_bound_bytes(self, host: SimHost) -> int:
-        """Return how much a node may store.
+        """Return the most that a member may store, in bytes. Candidates have no bound.
 
-        For every microbatch that it holds: the activation that came and the one that went, and
-        both gradients; and till the end of the round the activation and the gradient that went (if
-        it is shed, what came too), of all microbatches of the batch and those ever put off. For the
-        aggregation: its own sum, the parts that it reduces, and the reduced ones, each as large as
-        the stage's parameters (a part is rounded up to a byte, hence the small addition); and the
-        averages on their way to followers. And two copies of a stage's state: one given or
-        received, one for the disk. Candidates are not bound so: they keep averages.
+        - Two activations and two gradients, in and out, per microbatch that the node holds.
+        - Until the end of the round, the outgoing activation and gradient of each microbatch of
+          the batch or ever put off. If the microbatch is shed, also its incoming activation.
+        - The node's own sum, the parts that it reduces, and the reduced parts. Each is as large as
+          the stage's parameters. Parts are rounded up to a byte, hence the small addition.
+        - The averages on their way to followers.
+        - Two copies of a stage's state: one sent or received, and one for the disk.
         """
         flows = 4 * self._capacities[host.node_id] * self._profile.activation_bytes
         flows += 3 * (self._batch + self._num_put_off) * self._profile.activation_bytes
@@ -491,14 +492,13 @@ class Checker:
     ) -> int:
         """Return how many control messages a node may send in an iteration.
 
-        Watchers and the leader's deputies get heartbeats, and peers of the adjacent stages reports
-        of their links, by the clock. Neighbours in the tree get announcements, reports and
-        the leader's queries. Peers of the adjacent stages get offers, requests and answers as often
-        as a slot of theirs or ours changes hands, and repeats by the clock. In the search for
-        better flows each neighbour, other data nodes among them, is told of two walks that do not
-        change every other round. Each pass of a microbatch costs an acknowledgement or two. With
-        each view more, links are told of and walks begin anew, and each microbatch may take
-        another path.
+        - By the clock: heartbeats to watchers and deputies, and link reports to adjacent stages.
+        - Announcements, reports and the leader's queries, to neighbours in the tree.
+        - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
+          on either side, and repeats by the clock.
+        - News of two unchanged walks to each neighbour and data node, every other search round.
+        - One or two acknowledgements per pass of a microbatch.
+        - With each further view, new link reports, new walks and new paths of microbatches.
         """
         config = self._config
         table = flow_table(host.machine) if host.reachable else None
@@ -542,7 +542,7 @@ class Checker:
 
 
 def _era_of(host: SimHost, step: Step) -> int:
-    """Return the era that a step belongs to: its node may have gone back since it was voted on."""
+    """Return the era of a step. Its node may have gone back since the vote on it."""
     place = place_of(host.machine) if host.reachable else None
     if place is None:
         return 0

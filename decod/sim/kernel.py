@@ -1,7 +1,7 @@
-"""Virtual time: what happens next, and when.
+"""Virtual time: a queue of callbacks and their instants.
 
-The kernel knows nothing of nodes. Things that happen at the same instant happen in the order in
-which they were planned, so a run depends on its seed alone, never on the order of a hash table.
+The kernel knows nothing of nodes. Callbacks of the same instant run in the order in which they were
+planned. A run therefore depends on its seed alone, never on the order of a hash table.
 """
 
 import heapq
@@ -27,7 +27,7 @@ class Kernel:
         self._sequence = 0
 
     def at(self, time_s: float, callback: Callable[..., None], *args: Any) -> None:
-        """Plan `callback(*args)` for `time_s`; an instant that has passed means now."""
+        """Plan `callback(*args)` for `time_s`; a past instant means now."""
         self._sequence += 1
         if time_s < self.now_s:
             time_s = self.now_s
@@ -39,11 +39,11 @@ class Kernel:
 
     @property
     def next_s(self) -> float | None:
-        """When the next callback is due, or None if nothing is planned."""
+        """When the next callback is due. None: nothing is planned."""
         return self._queue[0][0] if self._queue else None
 
     def run(self, *, until_s: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Run callbacks in order until `done()`, `until_s`, or nothing is planned any more.
+        """Run callbacks in order until `done()`, until `until_s`, or until none is left.
 
         Returns:
             Whether `done()` was reached.
@@ -59,11 +59,11 @@ class Kernel:
 
 
 def seeded(seed: int, *path: object) -> random.Random:
-    """Return the generator that belongs to one purpose: each draws without disturbing the others.
+    """Return the random generator for one purpose. Generators do not disturb each other.
 
     Args:
-        seed: Of the whole run.
-        path: What it is for, such as `"link", 3, 5`.
+        seed: The run's seed.
+        path: The purpose, such as `"link", 3, 5`.
     """
     # Seeding by text goes through SHA-512, which is the same in every process.
     return random.Random("/".join(str(part) for part in (seed, *path)))  # noqa: S311

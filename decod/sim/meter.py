@@ -1,4 +1,4 @@
-"""What a simulated run costs in time, per iteration, by the measures of GWTF's table II."""
+"""Time that a simulated run spends per iteration, in the measures of GWTF's table II."""
 
 import statistics
 from collections import defaultdict
@@ -15,39 +15,39 @@ from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import Kernel
 
 _TRAVELLING = frozenset((ForwardActivation, BackwardGradient))
-"""Messages that carry a microbatch on."""
+"""Messages that carry a microbatch to its next node."""
 
 _ENDS = ("host.killed", "host.stopped", "host.compute_killed")
 
 
 @dataclass(frozen=True, slots=True)
 class IterationFigures:
-    """One committed iteration, with all rounds that it took."""
+    """Figures of one committed iteration, over all its rounds."""
 
     iteration: int
     duration_s: float
-    """From one step to the next, as the slowest data node sees it; the first from its opening."""
+    """Time between two steps at the slowest data node. The first one counts from its opening."""
     num_microbatches: int
-    """Committed."""
+    """Number of committed microbatches."""
     communication_s: float
-    """Of activations and gradients from sender to receiver, waiting for the link included; the
-    sum over all of them, those of repeated rounds too."""
+    """Time of activations and gradients from sender to receiver, including the wait for the link.
+    The sum over all of them, in repeated rounds too."""
     wasted_s: float
-    """Compute on microbatches that no committed step holds the work of, over all hosts."""
+    """Compute on microbatches whose result is in no committed step, over all hosts."""
     useful_s: float
-    """Compute on microbatches that the committed step holds."""
+    """Compute on microbatches whose result is in the committed step."""
     lost_s: float
-    """Of what was wasted: what was lost with its host."""
+    """The part of `wasted_s` that was lost with its host."""
 
     @property
     def time_per_microbatch_s(self) -> float | None:
-        """The duration over the number of microbatches; None without any."""
+        """The duration over the number of microbatches; None if there are none."""
         return self.duration_s / self.num_microbatches if self.num_microbatches else None
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What is added up during an iteration."""
+    """Running sums of one iteration."""
 
     duration_s: float = 0.0
     num_microbatches: int = 0
@@ -59,12 +59,12 @@ class _Tally:
 
 @dataclass(slots=True)
 class Meter:
-    """Measures, and lets another observer see all that it sees."""
+    """Measures a run, and passes everything on to another observer."""
 
     kernel: Kernel
     inner: Observer
     opened: Callable[[int], None] = lambda _: None
-    """Is told of each iteration when the first host opens a round of it."""
+    """Called with each iteration when the first host opens a round of it."""
     _tallies: dict[int, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
     _num_committed: int = 0
     _num_opened: int = 0
@@ -74,11 +74,11 @@ class Meter:
     )
     """Compute of each host since its last step, by microbatch."""
     _stepped_s: dict[str, float] = field(default_factory=dict)
-    """When each host took its last step, or opened its first round."""
+    """When each host took its last step or opened its first round."""
 
     @property
     def figures(self) -> list[IterationFigures]:
-        """Of the iterations that were committed, in order."""
+        """Figures of the committed iterations, in order."""
         return [
             IterationFigures(
                 iteration,
@@ -96,7 +96,7 @@ class Meter:
     # --- as an observer -----------------------------------------------------------------------
 
     def stepped(self, host: SimHost, event: Event | None) -> None:
-        """An activation or gradient may have arrived."""
+        """Note the arrival of an activation or gradient."""
         if type(event) is Received and type(event.message) in _TRAVELLING:
             sent_s = self._under_way.pop((event.sender, host.node_id, event.message), None)
             if sent_s is not None:
@@ -105,16 +105,16 @@ class Meter:
         self.inner.stepped(host, event)
 
     def sent(self, host: SimHost, to: NodeId, message: Message) -> None:
-        """An activation or gradient may set out."""
+        """Note the departure of an activation or gradient."""
         if type(message) in _TRAVELLING:
             self._under_way[host.node_id, to, message] = self.kernel.now_s
         self.inner.sent(host, to, message)
 
     def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
-        """Compute was spent, or what it gave is thrown away.
+        """Count the compute of a job, or throw away what earlier jobs have computed.
 
-        What was dropped counts as useful if the host computes it again and its step holds it: what
-        its forward pass gave has gone on then.
+        A dropped microbatch counts as useful if the host computes it again and its step contains
+        it, because its activation has been passed on by then.
         """
         spent_s = self._spent_s[host.name]
         if isinstance(job, jobs.Pass):
@@ -124,7 +124,7 @@ class Meter:
         self.inner.computed(host, job, duration_s)
 
     def committed(self, host: SimHost, step: Step) -> None:
-        """A host has taken its step."""
+        """Close the tally of a host's step."""
         kept = {microbatch for microbatch, _ in step.counts}
         spent_s = self._spent_s.pop(host.name, {})
         tally = self._tallies[step.iteration]
@@ -140,7 +140,7 @@ class Meter:
         self.inner.committed(host, step)
 
     def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
-        """A round may have been opened, or a host have ended."""
+        """Note the opening of a round, or the end of a host."""
         if event == "round.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
             self._open(iteration_of(str(dict(fields)["round"])))
@@ -149,7 +149,7 @@ class Meter:
         self.inner.noted(host, event, fields)
 
     def misused(self, host: SimHost, text: str, cause: BaseException | None) -> None:
-        """Pass on what ends the run."""
+        """Pass on the error that ends the run."""
         self.inner.misused(host, text, cause)
 
     def _open(self, iteration: int) -> None:
@@ -163,7 +163,7 @@ class Meter:
         return spent_s
 
     def _waste(self, duration_s: float) -> None:
-        """Count for the iteration in progress."""
+        """Count a duration as wasted in the iteration in progress."""
         self._tallies[self._num_committed + 1].wasted_s += duration_s
 
 
@@ -173,7 +173,7 @@ def _iteration(message: Message) -> int:
 
 
 def mean_figures(figures: Sequence[IterationFigures]) -> dict[str, float | None]:
-    """Return the means over iterations; None where there is nothing to take one of."""
+    """Return the means over iterations; None for a figure that no iteration has."""
     times_s = [f.time_per_microbatch_s for f in figures]
     return {
         "duration_s": _mean([f.duration_s for f in figures]),

@@ -1,9 +1,9 @@
-"""Simulated links: latency, bandwidth, order, and on request loss, repeats and delay.
+"""Simulated links: latency, bandwidth and order, and on request loss, repeats and delay.
 
-What the real transport promises holds here too. Control messages of one ordered pair keep their
-order; so do its tensors, which go one after another through the pair's bandwidth; the two do not
-wait for each other. Every send ends in exactly one of: delivered (once or, under faults, twice),
-or reported as failed. Nothing is ever lost without a word, except towards a sender that is dead.
+The network keeps the real transport's promises. Control messages of one ordered pair keep their
+order. So do its tensors, which share the pair's bandwidth one after another. Control messages and
+tensors do not wait for each other. Every send ends in exactly one way: it is delivered (once or,
+under faults, twice), or it is reported as failed. Only a dead sender gets no report.
 """
 
 import math
@@ -16,7 +16,7 @@ from decod.protocol.core.events import Fault
 from decod.sim.kernel import Kernel, seeded
 
 CONTROL_MESSAGE_SIZE_BYTES = 200
-"""What a control message weighs on a link. Small against every tensor; only its order matters."""
+"""Size of a control message on a link. It is small against every tensor; only its order matters."""
 
 
 _RATE_MIN_BYTES_PER_S = 64.0 * 1024
@@ -25,7 +25,7 @@ _FRAME_BYTES = 1 << 20
 
 
 def give_up_after_s(size_bytes: int) -> float:
-    """Return how long a tensor may take before it is given up, as by the transport."""
+    """Return the seconds after which the transport gives a tensor up."""
     counted_bytes = min(size_bytes, _FRAME_BYTES) + size_bytes
     return _RATE_GRACE_S + counted_bytes / _RATE_MIN_BYTES_PER_S
 
@@ -35,47 +35,47 @@ class LinkSpec:
     """One direction between two hosts."""
 
     latency_s: float = 0.02
-    """One way."""
+    """One-way latency."""
     bandwidth_bytes_per_s: float = 12_500_000.0
-    """Shared by all tensors of this ordered pair, which take turns."""
+    """Bandwidth for all tensors of this ordered pair, which take turns."""
 
 
 _LOOPBACK = LinkSpec(latency_s=0.0, bandwidth_bytes_per_s=1e12)
-"""What a host sends to itself takes no time, but is still an event of its own."""
+"""A host's link to itself. It takes no time, but a message is still an event of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFaults:
-    """What may go wrong on every link. All ratios are per message; 0 switches a fault off."""
+    """Faults that may strike every link. All ratios are per message; 0 switches a fault off."""
 
     loss_ratio: float = 0.0
-    """Messages that do not arrive: the sender hears so after `retry_timeout_s`."""
+    """Share of messages that get lost. The sender hears of it after `retry_timeout_s`."""
     duplicate_ratio: float = 0.0
-    """Control messages that arrive twice."""
+    """Share of control messages that arrive twice."""
     delay_ratio: float = 0.0
-    """Messages that are late by up to `delay_max_s`; those behind them wait."""
+    """Share of messages that are late by up to `delay_max_s`. Messages behind them wait."""
     delay_max_s: float = 1.0
     reorder_ratio: float = 0.0
-    """Control messages that are late by up to `delay_max_s`, and overtaken meanwhile."""
+    """Share of control messages that are late by up to `delay_max_s`, and overtaken meanwhile."""
     corrupt_ratio: float = 0.0
-    """Tensors whose checksum does not hold when they arrive: refused, and the sender is told."""
+    """Share of tensors that arrive with a wrong checksum. The receiver refuses them."""
     until_s: float = math.inf
-    """From then on nothing of all this happens any more."""
+    """No faults from this instant on."""
     retry_timeout_s: float = 3.0
-    """How long a transport tries before it gives a message up."""
+    """How long the transport tries before it gives a message up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Which link joins two hosts: by name of sender and receiver, else the default."""
+    """Finds the link of two hosts: by the names of sender and receiver, else the default."""
 
     default: LinkSpec = field(default_factory=LinkSpec)
     overrides: Mapping[tuple[str, str], LinkSpec] = field(default_factory=dict)
     spread_ratio: float = 0.0
-    """Each pair's latency and bandwidth differ from the default by up to this share."""
+    """Largest deviation of each pair's latency and bandwidth from the default, as a share."""
 
     def between(self, sender: str, receiver: str, *, seed: int) -> LinkSpec:
-        """Return the link of an ordered pair; the same for the same seed."""
+        """Return the link of an ordered pair. It is the same for the same seed."""
         if sender == receiver:
             return _LOOPBACK
         spec = self.overrides.get((sender, receiver))
@@ -92,15 +92,15 @@ class Links:
 
 
 class Endpoint(Protocol):
-    """What the network must know of a host."""
+    """A host, as the network sees it."""
 
     name: str
     reachable: bool
-    """False once it has stopped or died."""
+    """False once the host has stopped or died."""
     refuses: bool
-    """Unreachable, but its machine still answers that nobody listens."""
+    """While unreachable: whether its machine still refuses connections."""
     frozen_until_s: float
-    """It takes nothing in before this instant, though its machine keeps what arrives."""
+    """The host takes nothing in before this instant, but its machine keeps what arrives."""
 
 
 @dataclass(slots=True)
@@ -115,21 +115,21 @@ class _Pair:
 
 @dataclass(eq=False, slots=True)
 class InFlight:
-    """One message on its way, and what to do when it ends."""
+    """One message on its way, and the callbacks for its end."""
 
     sender: Endpoint
     receiver: Endpoint | None
-    """None: nobody has this id."""
+    """None: no node has this id."""
     size_bytes: int
-    """Of its tensor; 0 for control messages."""
+    """Size of its tensor; 0 for control messages."""
     delivered: Callable[[], None]
-    """At the receiver."""
+    """Called at the receiver."""
     sent: Callable[[float], None] | None
-    """At the sender, with the seconds that the transfer took. None: it does not care."""
+    """Called at the sender, with the seconds that the transfer took. None: not called."""
     failed: Callable[[str, Fault], None]
-    """At the sender, with the reason."""
+    """Called at the sender, with the reason."""
     late: Callable[[], None] | None = None
-    """At the receiver of a tensor that comes too slowly."""
+    """Called at the receiver of a tensor that comes too slowly."""
 
 
 class Network:
@@ -143,13 +143,13 @@ class Network:
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._cut: dict[tuple[str, str], float] = {}
         self._slowed: dict[tuple[str, str], tuple[float, float]] = {}
-        """Bytes a second of tensors, and until when."""
+        """Rate of tensors in bytes per second, and until when."""
         ratios = [faults.loss_ratio, faults.duplicate_ratio, faults.delay_ratio]
         ratios += [faults.reorder_ratio, faults.corrupt_ratio]
         self._faults_until_s = faults.until_s if any(ratios) else -math.inf
 
     def cut(self, sender: str, receiver: str, *, until_s: float) -> None:
-        """Let nothing through in this direction until an instant; sends fail meanwhile."""
+        """Let nothing through in this direction until an instant. Sends fail meanwhile."""
         self._cut[sender, receiver] = max(until_s, self._cut.get((sender, receiver), 0.0))
 
     def slow(self, sender: str, receiver: str, *, rate: float, until_s: float) -> None:
@@ -157,7 +157,7 @@ class Network:
         self._slowed[sender, receiver] = (rate, until_s)
 
     def change(self, sender: Endpoint, receiver: Endpoint, spec: LinkSpec) -> None:
-        """Give an ordered pair another link from now on; what is on its way keeps its time."""
+        """Change the link of an ordered pair. Messages on their way keep their times."""
         self._pair(sender, receiver).spec = spec
 
     def spec(self, sender: Endpoint, receiver: Endpoint) -> LinkSpec:
@@ -165,7 +165,7 @@ class Network:
         return self._pair(sender, receiver).spec
 
     def send_control(self, transfer: InFlight) -> None:
-        """Carry a control message: latency, and the small time of its bytes."""
+        """Carry a control message: it takes the latency, plus the small time of its bytes."""
         if transfer.receiver is None:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
             return
@@ -191,7 +191,7 @@ class Network:
             self._kernel.at(arrival_s, self._repeat, transfer)
 
     def send_tensor(self, transfer: InFlight) -> None:
-        """Carry a tensor: it waits for those before it, then for its own bytes, then latency."""
+        """Carry a tensor: it waits for earlier ones, then takes transfer time and latency."""
         if transfer.receiver is None:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
             return
@@ -214,7 +214,7 @@ class Network:
         self._kernel.at(arrival_s, self._arrive, transfer, start_s)
 
     def _wire_s(self, transfer: InFlight, pair: _Pair, start_s: float) -> float:
-        """Return how long a tensor's bytes take that start at an instant."""
+        """Return how long a tensor's bytes take if they start at an instant."""
         size_bytes, usual = transfer.size_bytes, pair.spec.bandwidth_bytes_per_s
         assert transfer.receiver is not None
         rate, until_s = self._slowed.get((transfer.sender.name, transfer.receiver.name), (0.0, 0.0))
@@ -224,7 +224,7 @@ class Network:
         return slow_s + (size_bytes - slow_s * rate) / usual
 
     def _give_up(self, transfer: InFlight) -> None:
-        """A tensor has come too slowly: both ends find out."""
+        """Tell both ends that a tensor comes too slowly."""
         receiver = transfer.receiver
         if transfer.late is not None and receiver is not None and receiver.reachable:
             transfer.late()
@@ -256,7 +256,7 @@ class Network:
         if self._cut and self._is_cut(transfer.sender, receiver):
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "cut")
         elif receiver.reachable:
-            # Answers take the way back, which may be another.
+            # The answer takes the way back, which may have another latency.
             timed = transfer.sent is not None
             latency_s = self.spec(receiver, transfer.sender).latency_s if timed else 0.0
             transfer.delivered()
@@ -268,7 +268,7 @@ class Network:
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "timeout")
 
     def joins(self, one: Endpoint, other: Endpoint) -> bool:
-        """Whether the link between two hosts carries something now, both ways."""
+        """Return whether the link between two hosts works now, in both directions."""
         return not (self._is_cut(one, other) or self._is_cut(other, one))
 
     def _is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
@@ -279,8 +279,8 @@ class Network:
         asleep_s = transfer.receiver.frozen_until_s - self._kernel.now_s
         silent = self._cut and self._is_cut(transfer.receiver, transfer.sender)
         if silent or asleep_s > self._faults.retry_timeout_s:
-            # The worst that a stalled host can do, or a link that carries nothing back: the
-            # message counts as failed and yet arrives.
+            # The worst case of a stalled host, or of a link that carries nothing back: the message
+            # counts as failed and yet arrives.
             self._kernel.after(self._faults.retry_timeout_s, self._fail, transfer, "timeout")
         elif transfer.sent is not None:
             self._kernel.after(max(asleep_s, 0.0) + latency_s, self._sent, transfer, start_s)

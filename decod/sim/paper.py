@@ -1,7 +1,7 @@
-"""The experiments of GWTF's evaluation that need no training: routes, and places for new nodes.
+"""The experiments of GWTF's evaluation without training: routes, and places for new nodes.
 
-Each yields figures (`Row`) beside those that the paper prints. Most of what it found is in drawings
-without numbers; for those `paper` is None.
+Each gives figures (`Row`) beside the paper's. Most of the paper's results are in drawings without
+numbers; there `paper` is None.
 
 Source: GWTF, section VI: table V with figure 7, and table IV with figure 5.
 """
@@ -19,13 +19,13 @@ from decod.sim.kernel import seeded
 from decod.sim.routing import negotiate
 
 NUM_ROUNDS = 120
-"""What the paper gives every algorithm of the flow tests."""
+"""Number of rounds that the paper gives every algorithm of the flow tests."""
 
 JOIN_RATIO_MIN = 0.75
 """The paper's rule is "never more than 25 % slower than the optimal schedule": a bound."""
 
 Progress = Callable[[str], None]
-"""Is told what is about to be computed."""
+"""Called with a description of each part before it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class Row:
     metric: str
     mean: float
     stdev: float
-    """Of single runs, not of the mean; 0 with one seed."""
+    """Deviation of single runs, not of the mean; 0 with one seed."""
     paper: float | None = None
-    """What the paper says, if it gives a number."""
+    """The paper's value, if it gives one."""
 
 
 def make_row(
     setting: object, policy: str, metric: str, values: Sequence[float], paper: float | None = None
 ) -> Row:
-    """Return the figure that comes of one value per run; there is at least one."""
+    """Return the figure of a metric from its value in each run; there is at least one."""
     stdev = statistics.stdev(values) if len(values) > 1 else 0.0
     return Row(str(setting), policy, metric, statistics.mean(values), stdev, paper)
 
@@ -53,10 +53,10 @@ def make_row(
 def flow_tests(
     num_seeds: int, progress: Progress, *, settings: Iterable[int] = TABLE_5
 ) -> list[Row]:
-    """Return figure 7: what routes cost per flow, by algorithm, in the settings of table V.
+    """Return figure 7: the cost of routes per flow, by algorithm, in the settings of table V.
 
-    A ratio is taken within each instance, to its exact routing. Where an algorithm finds fewer
-    flows than there could be, its mean cost says little: it left out the dear ones.
+    Ratios compare with the exact routing of the same instance. The mean cost of an algorithm that
+    finds fewer flows than possible says little, because it leaves out the expensive ones.
     """
     rows: list[Row] = []
     for setting in settings:
@@ -84,7 +84,7 @@ _ROUTINGS: Mapping[str, Callable[[FlowGraph, int], list[Route]] | None] = {
     "greedy": lambda graph, seed: greedy_routes(graph, seeded(seed, "bench")),
     "optimal": None,
 }
-"""How routes are found; None: they are the exact ones."""
+"""How routes are found. None: the exact ones."""
 
 
 def _compare_routes(
@@ -116,10 +116,10 @@ def _mean_cost(graph: FlowGraph, routes: Sequence[Route]) -> float:
 def joining_tests(
     num_seeds: int, progress: Progress, *, settings: Iterable[int] = TABLE_4
 ) -> list[Row]:
-    """Return figure 5: what each new node is worth, by joining policy, in table IV's settings.
+    """Return figure 5: the gain from each new node, by joining policy, in table IV's settings.
 
-    The improvement of a run is the mean over its 20 placements. The ratio is that of a run to the
-    `optimal` policy's improvement on the same instance.
+    The improvement of a run is the mean over its 20 placements. Its ratio compares with the
+    improvement of the `optimal` policy on the same instance.
     """
     rows: list[Row] = []
     policies = [JoinPolicy.OPTIMAL, *(p for p in JoinPolicy if p is not JoinPolicy.OPTIMAL)]

@@ -1,37 +1,35 @@
 """GWTF's comparison with SWARM, where relays crash and come back: tables II and III.
 
-2 data nodes and 16 relays in 5 stages, which with the data nodes' own makes the paper's 6. Each
-data node pushes 4 microbatches an iteration; relays hold 4 ("homogeneous") or 1 to 3
-("heterogeneous"). In each iteration each relay that is there crashes, and each that is not comes
-back, with a chance of 0, 10 or 20 % (`decod.sim.churn`). A crashed host vanishes: it refuses
-nothing, and is found by timeouts.
+The setting has 2 data nodes, and 16 relays in 5 stages; with the data nodes' stage that makes the
+paper's 6. Each data node pushes 4 microbatches per iteration. Relays hold 4 microbatches
+("homogeneous") or 1 to 3 ("heterogeneous"). In each iteration, each live relay crashes and each
+lost relay comes back with a chance of 0, 10 or 20 % (`decod.sim.churn`). A crashed host vanishes:
+it refuses nothing, and only timeouts reveal the crash.
 
 Four policies meet the same hosts, links and losses:
 
-- `flow`: decod, with the machines of real nodes, their messages and timeouts; what a lost relay
-  had done is mended in the round.
-- `restart`: SWARM as GWTF describes it; a pipeline that a loss has broken in the backward pass
-  is begun again.
-- `closest`: the same, with the wiring that GWTF says its baseline has: to the closest node.
-- `stateless`: SWARM's public code; a trainer calls another server.
+- `flow`: decod, with the machines of real nodes, their messages and timeouts. The round itself
+  mends the work of a lost relay.
+- `restart`: SWARM as GWTF describes it. A pipeline that breaks in the backward pass begins again.
+- `closest`: the same, with the wiring of GWTF's baseline: to the closest node.
+- `stateless`: SWARM's public code. A trainer calls another server.
 
-The last three are cost models that get the better of it wherever the sources are silent:
+The last three are cost models. Wherever the sources are silent, the models are generous:
 `decod.sim.swarm` and `decod.sim.cluster` say how.
 
-What the paper leaves open, and what is taken here:
+The paper leaves some points open. The choices here:
 
 - Links, locations and activations are those of table VI (`decod.sim.paper_training`): U(50, 500)
-  Mbit/s between 10 locations, and activations 32 times as large instead of links 32 times as
-  slow. What a node may keep of them (`keep_max_bytes`) is 32 times the default, too.
-- The model of table III differs in its blocks alone, by what the paper says of it: a plain MLP
-  takes 0.04 s instead of 0.05 s here. So both tables ask nearly the same question, on other
-  links.
-- Timeouts and the intervals of the search for flows fit iterations of minutes; heartbeats are
+  Mbit/s between 10 locations. Activations are 32 times as large, instead of links 32 times as
+  slow. `keep_max_bytes`, the activations that a node may keep, is also 32 times its default.
+- The model of table III differs only in its blocks: the paper calls it a plain MLP, which here
+  takes 0.04 s instead of 0.05 s. Both tables thus ask nearly the same question, on other links.
+- Timeouts and the intervals of the search for flows fit iterations of minutes. Heartbeats are
   those of every run.
-- A microbatch counts as committed if every stage's step holds its gradient. Time per microbatch
-  is the mean over iterations; the first, in which `flow` has measured no link yet, counts too.
-- The paper's units: minutes; communication and wasted compute are sums over all nodes here. How
-  it adds them up is not said, so compare ratios.
+- A microbatch counts as committed if every stage's step contains its gradient. Time per microbatch
+  is the mean over all iterations, including the first, in which `flow` has measured no link yet.
+- The paper's figures are in minutes. Communication and wasted compute are sums over all nodes here.
+  The paper does not say how it adds them up, so compare ratios.
 
 Source: GWTF, section VI, "Node Crashes", tables II and III.
 """
@@ -60,27 +58,27 @@ _NUM_RELAYS = 16
 _NUM_RELAY_STAGES = 5
 _SHARE = 4
 _ENLARGED = 32
-"""How many times as large as they would be activations are."""
+"""Factor by which activations are larger than in the paper."""
 
 SWARMS: Mapping[str, Callable[[Cluster], Policy]] = {
     "restart": Pipelines,
     "closest": Closest,
     "stateless": Trainers,
 }
-"""Readings of SWARM, by the name of the policy."""
+"""Readings of SWARM, by policy name."""
 
 HOMOGENEOUS, HETEROGENEOUS = (4, 4), (1, 3)
 
 _FORWARD_S: Mapping[int, float] = {2: 0.05, 3: 0.04}
-"""By table: of the three blocks of a relay."""
+"""Forward time of a relay's three blocks, by table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One setting of a table, and what the paper measured there, GWTF's figure before SWARM's."""
+    """One setting of a table, and the paper's figures for it: GWTF's, then SWARM's."""
 
     capacities: tuple[int, int]
-    """Of relays: the least and the most."""
+    """The least and the largest capacity of a relay."""
     churn_ratio: float
     time_min: tuple[float, float]
     microbatches: tuple[float, float]
@@ -121,9 +119,16 @@ def churn_tests(
     cells: Iterable[int] | None = None,
     num_iterations: int = NUM_ITERATIONS,
 ) -> list[Row]:
-    """Return the figures of a table's cells (all, or those of these indexes), by policy.
+    """Return the figures of a table's cells, by policy.
 
-    One value per seed. The ratios are those of `flow` to SWARM on the same instance.
+    Each figure has one value per seed. Ratios compare `flow` with SWARM on the same instance.
+
+    Args:
+        table: 2 or 3.
+        num_seeds: Number of runs per cell and policy.
+        progress: Called before each run.
+        cells: Indexes of the cells. None: all.
+        num_iterations: Length of a run.
     """
     rows: list[Row] = []
     chosen = TABLES[table] if cells is None else [TABLES[table][index] for index in cells]
@@ -168,9 +173,10 @@ def _summary(figures: Sequence[IterationFigures]) -> dict[str, float]:
 def _time_ratios(
     cell: Cell, policy: str, ours: list[dict[str, float]], theirs: list[dict[str, float]]
 ) -> list[Row]:
-    """Return how `flow`'s time compares: within each instance, and as the paper prints it.
+    """Return `flow`'s time relative to SWARM's: within each instance, and as the paper prints it.
 
-    The paper has means of all instances only, so what is beside it is the ratio of the means.
+    The paper has only means over all instances. Its value therefore stands beside the ratio of the
+    means.
     """
     key = "time_per_microbatch_min"
     times = [(a[key], b[key]) for a, b in zip(ours, theirs, strict=True)]
@@ -184,7 +190,7 @@ def _time_ratios(
 
 
 def _printed(cell: Cell, index: int) -> dict[str, float]:
-    """Return what the paper says of GWTF (0) or SWARM (1)."""
+    """Return the paper's figures for GWTF (0) or SWARM (1)."""
     known = {
         "time_per_microbatch_min": cell.time_min,
         "microbatches_per_iteration": cell.microbatches,
@@ -197,7 +203,7 @@ def _printed(cell: Cell, index: int) -> dict[str, float]:
 def churn_scenario(
     table: int, cell: Cell, seed: int, *, num_iterations: int = NUM_ITERATIONS
 ) -> Scenario:
-    """Return a cell's setting; links are the same for all cells of a table with one seed."""
+    """Return a cell's setting. All cells of a table with one seed have the same links."""
     rng = seeded(seed, "table", table)
     profile = ComputeProfile(
         forward_s=_FORWARD_S[table],

@@ -1,21 +1,22 @@
 """GWTF's comparison with an arrangement that is laid out beforehand: training in virtual time.
 
-3 data nodes and 15 relays in 5 stages, which with the data nodes' own makes the paper's 6 stages of
-3 nodes. Everything holds 4 microbatches; every data node injects 4 an iteration.
+The setting has 3 data nodes, and 15 relays in 5 stages; with the data nodes' stage that makes the
+paper's 6 stages of 3 nodes. Every node holds 4 microbatches. Every data node injects 4 per
+iteration.
 
-What the paper leaves open, and what is taken here:
+The paper leaves some points open. The choices here:
 
-- Hosts are drawn onto 10 locations. Links within one have the 500 Mbit/s that the paper gives as
-  the most between two, and 1 ms; between two, U(50, 500) Mbit/s and U(10, 150) ms, the same both
-  ways. Every ordered pair of hosts has a link of its own.
-- An activation is 4 x 512 tokens of width 1024 in float32, times 32: 256 MiB. Instead of dividing
-  the bandwidth, which would slow the averaging of gradients as well, it is the activation that
-  grows. The 3 blocks of a relay have 150 MB of gradients.
-- A relay's forward pass takes 0.05 s and backward twice that. Next to 4 to 43 s for each activation
-  it hardly matters.
-- Table VI has no unit; the text says seconds, but the figures are those of table II, in minutes.
-- The paper's data nodes commit 9.0 and 8.08 microbatches an iteration. What kept them from the 12
-  that there is room for is not said.
+- Hosts are drawn onto 10 locations. Links within a location have 1 ms and 500 Mbit/s, the most
+  that the paper gives between two. Links between two locations have U(10, 150) ms and U(50, 500)
+  Mbit/s, the same in both directions. Every ordered pair of hosts has a link of its own.
+- An activation is 4 x 512 tokens of width 1024 in float32, times 32: 256 MiB. The paper divides the
+  bandwidth instead, which would also slow the averaging of gradients. The 3 blocks of a relay have
+  150 MB of gradients.
+- A relay's forward pass takes 0.05 s, and backward twice that. This hardly matters next to 4 to
+  43 s for each activation.
+- Table VI has no unit. The text says seconds, but the figures are those of table II, in minutes.
+- The paper's data nodes commit 9.0 and 8.08 microbatches per iteration. It does not say what keeps
+  them from the 12 that have room.
 
 Source: GWTF, section VI, "Optimality" and table VI.
 """
@@ -34,7 +35,7 @@ from decod.sim.scenario import HostSpec, RoutingKind, Scenario
 from decod.sim.simulation import Simulation
 
 NUM_ITERATIONS = 25
-"""As many as the paper's other training tests take the mean of."""
+"""Number of iterations over which the paper's other training tests take the mean."""
 
 _NUM_DATA_NODES = 3
 _NUM_RELAY_STAGES = 5
@@ -43,12 +44,12 @@ _CAPACITY = 4
 _NUM_LOCATIONS = 10
 ACTIVATION_BYTES = 32 * 4 * 512 * 1024 * 4
 PARAMETER_BYTES = 150_000_000
-"""Of a relay's three blocks."""
+"""Size of the gradients of a relay's three blocks."""
 
 _MBIT_BYTES = 125_000.0
 
 HOME = LinkSpec(0.001, 500 * _MBIT_BYTES)
-"""Within a location."""
+"""A link within a location."""
 
 _PATIENCE_S = 3600.0
 """Four activations in a row take three minutes on the slowest link."""
@@ -70,8 +71,9 @@ def training_tests(
 ) -> list[Row]:
     """Return table VI: the time and number of microbatches, by routing.
 
-    One value per seed: the mean over its iterations, the first included, in which `flow` has
-    measured nothing yet. The ratio is that to `fixed` on the same links, if that is asked for.
+    Each seed gives one value: the mean over its iterations, including the first, in which `flow`
+    has measured nothing yet. The ratio compares with `fixed` on the same links, if `fixed` is among
+    the routings.
     """
     rows: list[Row] = []
     base: list[float] = []
@@ -101,7 +103,7 @@ def training_tests(
 
 
 def table6(seed: int, routing: RoutingKind) -> Scenario:
-    """Return the setting of table VI, on links drawn from a seed; the same for every routing."""
+    """Return the setting of table VI, on links drawn from a seed. All routings have the same."""
     rng = seeded(seed, "table 6")
     profile = ComputeProfile(
         forward_s=0.05,
@@ -144,7 +146,7 @@ def table6(seed: int, routing: RoutingKind) -> Scenario:
 
 
 def draw_links(rng: random.Random, names: list[str]) -> dict[tuple[str, str], LinkSpec]:
-    """Return the links between hosts that are drawn onto locations; within one it is `HOME`."""
+    """Return the links between hosts that are drawn onto locations. Within a location: `HOME`."""
     located = {name: rng.randrange(_NUM_LOCATIONS) for name in names}
     between: dict[tuple[int, int], LinkSpec] = {}
     for here in range(_NUM_LOCATIONS):

@@ -1,4 +1,4 @@
-"""Routes for a simulated run, by somebody who knows the true cost of all its links."""
+"""Routes for a simulated run, from a planner that knows the true cost of every link."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -17,14 +17,14 @@ Planner = Callable[[FlowGraph], list[Route]]
 
 
 class PlannedRoutes:
-    """The layout of a run with described hosts: found anew for every set of members.
+    """The layout of a run with described hosts, planned anew for every set of members.
 
     Args:
-        scenario: Says who is linked to whom, and how well.
-        ids: Of all hosts, by name.
+        scenario: The hosts, and the links between them.
+        ids: Ids of all hosts, by name.
 
     Raises:
-        ConfigError: The exact routing is asked for and its solver is not installed.
+        ConfigError: The scenario asks for the exact routing, but its solver is not installed.
     """
 
     def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
@@ -34,7 +34,7 @@ class PlannedRoutes:
         self.layout([*ids.values()])
 
     def layout(self, members: Collection[NodeId]) -> Sequence[Route]:
-        """Return all flows among some hosts."""
+        """Return all flows among these hosts."""
         key = frozenset(members)
         if key not in self._known:
             nodes = {node_id: self._graph.nodes[node_id] for node_id in sorted(key)}
@@ -43,15 +43,15 @@ class PlannedRoutes:
         return self._known[key]
 
     def cost(self, path: Sequence[NodeId]) -> float:
-        """Return what a path costs, in seconds."""
+        """Return the cost of a path, in seconds."""
         return self._graph.path_cost(path)
 
 
 def true_graph(scenario: Scenario, ids: Mapping[str, NodeId]) -> FlowGraph:
     """Return the graph of a scenario's hosts, with costs by equation (1) in seconds.
 
-    It is what the nodes would know if they measured without error. A node deals with every node of
-    an adjacent stage here, not with `protocol.max_peers_per_stage` of them.
+    These are the costs that nodes would know if they measured without error. A node deals with
+    every node of an adjacent stage here, not with `protocol.max_peers_per_stage` of them.
     """
     nodes = {
         ids[host.name]: GraphNode(ids[host.name], host.stage_index, host.capacity)

@@ -1,4 +1,4 @@
-"""How a simulated host times its links: by messages that go anyway, and by probes."""
+"""How a simulated host measures its links: by regular messages, and by probes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from decod.sim.kernel import Kernel
 from decod.sim.network import Endpoint, InFlight, Network
 
 _TIMED_INTERVAL_S = 5.0
-"""Of the control messages to one peer, one in so long is timed. In a daemon every small one is;
+"""Of the control messages to one peer, one in this time is timed. A daemon times every small one;
 here that would nearly double the events."""
 
 
@@ -25,7 +25,7 @@ class RoundTrips:
     _timed_s: dict[NodeId, float] = field(default_factory=dict)
 
     def timed(self, to: NodeId) -> Callable[[float], None] | None:
-        """Return what to call with the duration of a message to a peer, if it is to be timed."""
+        """Return the callback for a message's duration, or None if the message is not timed."""
         now_s = self.kernel.now_s
         if now_s - self._timed_s.get(to, -_TIMED_INTERVAL_S) < _TIMED_INTERVAL_S:
             return None
@@ -38,7 +38,7 @@ class RoundTrips:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One probe; it ends in one call of `ended`, unless the sender dies."""
+    """One probe. It ends in one call of `ended`, unless the sender dies."""
 
     effect: ProbeLink
     network: Network
@@ -68,4 +68,4 @@ class Probe:
 
 
 def _nothing() -> None:
-    """Nobody looks at the bytes of a probe."""
+    """Do nothing: nobody looks at the bytes of a probe."""

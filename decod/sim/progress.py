@@ -1,10 +1,13 @@
-"""I7: once faults are over a run commits again in bounded time, or says what it waits for.
+"""I7: once faults are over, a run commits again in bounded time or says what it waits for.
 
-Judged from outside: who of the newest view is there, whether that is a quorum, and whether every
-stage has somebody. What the run says must be true: one that waits for a quorum while a quorum is
-there has violated the invariant just as one that waits in silence. Nor may a run stand still whose
-members are all there and led by somebody who waits for nothing: not longer than it takes to find
-out that one is lost, or, while a relay's tensors trickle that can be done without, who that is.
+The check looks from outside: which members of the newest view are present, whether they form a
+quorum, and whether every stage has a member. The run's own statement must be true. Waiting for a
+quorum that is present violates the invariant, just as waiting in silence does.
+
+A run must not stand still either while all its members are present and its leader waits for
+nothing. It may stand still for as long as it takes to detect a lost member. If the tensors of a
+relay trickle, and the run can do without that relay, it may take as long as it needs to identify
+the relay.
 """
 
 import math
@@ -18,14 +21,14 @@ from decod.sim.network import give_up_after_s
 from decod.sim.scenario import FaultKind, Scenario
 
 _TENSORS = 5
-"""Tensors that may be given up one after another before it is clear whose fault that is."""
+"""Tensors that may be given up in a row before the run knows the culprit."""
 
 _MOVES_S = 4.0
-"""An iteration's reduction and votes, and a state's way to a newcomer, take less."""
+"""Longer than an iteration's reduction and votes, or than sending a newcomer its state."""
 
 
 class _Run(Protocol):
-    """What is looked at of a simulation."""
+    """A simulation, as this check sees it."""
 
     checker: Checker
     hosts: dict[str, SimHost]
@@ -38,7 +41,7 @@ class ProgressCheck:
     """Looks now and then whether a run commits.
 
     Attributes:
-        waits_for: What it waits for in vain, once that is certain.
+        waits_for: The thing that the run waits for in vain, once that is certain.
     """
 
     def __init__(self, scenario: Scenario, run: _Run) -> None:
@@ -51,9 +54,9 @@ class ProgressCheck:
         self._since_s = 0.0
         self._num_passes = 0
         self._stands_s = 0.0
-        """When it was last seen to move."""
+        """When the run was last seen to move."""
         self._frozen_s = -math.inf
-        """When its leader was last seen to be frozen. Where it led on, what it does next counts."""
+        """When the leader was last seen frozen. Afterwards it gets the full time again."""
         protocol = scenario.protocol
         self._bound_s = (
             protocol.round_timeout_s
@@ -67,10 +70,10 @@ class ProgressCheck:
         self._slowed = [cut for cut in scenario.cuts if cut.rate_bytes_per_s]
 
     def ended(self, now_s: float) -> bool:
-        """Return whether the run rightly stands still for good.
+        """Return whether the run rightly waits for good.
 
         Raises:
-            InvariantViolation: It stands still, and need not; or does not say why.
+            InvariantViolation: It stops without need, or does not say why.
         """
         num = self._run.checker.num_iterations
         num_passes = sum(host.device.num_microbatch_jobs for host in self._run.hosts.values())
@@ -86,7 +89,7 @@ class ProgressCheck:
         limit_s = self._limit_s(now_s)
         if num < self._num_wanted and stands_s > limit_s:
             raise self._stuck(self._run.acting, "all its members are there", limit_s)
-        # Whom the run can't do without, it waits for until its tensors travel again.
+        # The run waits for a member that it needs, until that member's tensors travel again.
         if limit_s == math.inf or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
         if self._frozen_s < now_s <= self._frozen_s + self._bound_s:
@@ -95,7 +98,7 @@ class ProgressCheck:
         return True
 
     def _limit_s(self, now_s: float) -> float:
-        """How long the run may stand still: longer if tensors trickle somewhere, or did lately."""
+        """Return how long the run may stand still: longer if tensors trickle, or did lately."""
         fades_s = self._crawls_s
         recent = [c for c in self._slowed if c.at_s <= now_s <= c.at_s + c.duration_s + fades_s]
         if not recent:
@@ -107,9 +110,10 @@ class ProgressCheck:
         return math.inf if needed else self._crawls_s
 
     def _whole(self) -> bool:
-        """Whether all members of the view are there, with room for all, and nobody is waited for.
+        """Return whether all members of the view are present and nobody is awaited.
 
-        Who is late for a round that has less room finds all flows taken, and is given time.
+        The round must also have room for the batch. In a round with less room, a late member finds
+        all flows taken and gets more time.
         """
         leader = self._run.acting
         standing = standing_of(leader.machine) if leader is not None else None
@@ -153,7 +157,7 @@ class ProgressCheck:
 
 
 def _calm_s_of(scenario: Scenario) -> float | None:
-    """Return when all faults are over; slow devices, too, are fast again then."""
+    """Return when all faults are over. Slow devices must also be fast again by then."""
     slow = [fault for fault in scenario.faults if fault.kind is FaultKind.SLOW]
     ends_s = [fault.at_s + fault.duration_s for fault in slow if fault.at_s is not None]
     return None if scenario.calm_s is None else max(scenario.calm_s, *ends_s, 0.0)

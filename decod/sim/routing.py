@@ -1,4 +1,4 @@
-"""The nodes of a flow graph negotiate in rounds: all send, then all receive."""
+"""Nodes of a flow graph that negotiate in rounds: all send, then all receive."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ class Algorithm(StrEnum):
     """How nodes find flows."""
 
     FLOW = "flow"
-    """decod's own: a draft, improved along closed walks, settled into flows."""
+    """decod's own: a draft, improved along closed walks, then settled into flows."""
     GWTF = "gwtf"
-    """The paper's: flows built hop by hop, changed by pairs of nodes of a stage."""
+    """The paper's: flows built hop by hop, and changed by pairs of nodes of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Negotiated:
-    """What came of it."""
+    """The outcome of a negotiation."""
 
     routes: list[Route]
     rounds: int
@@ -36,14 +36,14 @@ class Negotiated:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What the network does to messages, until it clears up."""
+    """Faults of the network, up to a round."""
 
     loss: float = 0.0
-    """Share of messages that vanish."""
+    """Share of messages that get lost."""
     repeat: float = 0.0
-    """Share that arrives twice."""
+    """Share of messages that arrive twice."""
     delay_max: int = 0
-    """Rounds that a message may take beyond one; later ones overtake it."""
+    """Rounds that a message may take beyond one. Later messages overtake it."""
     until_round: int = 0
 
 
@@ -75,7 +75,7 @@ class Society:
         self.change(self.graph)
 
     def change(self, graph: FlowGraph) -> None:
-        """Go on with another graph: nodes have come or gone, links cost something else."""
+        """Go on with another graph: nodes have come or gone, or link costs have changed."""
         self.graph = graph
         self._version += 1
         before, self.nodes = self.nodes, {}
@@ -125,7 +125,7 @@ class Society:
         )
 
     def step(self) -> None:
-        """One round: everybody takes in what was sent in the last one, and does its part."""
+        """Run one round: all nodes take in the messages of the last round, then act."""
         self.round += 1
         for letter in self._under_way.pop(self.round, ()):
             if letter.receiver in self.nodes and self._current(letter.message):
@@ -135,7 +135,7 @@ class Society:
             self._post(node_id, node.tick())
 
     def settle(self, epoch: int = 1) -> None:
-        """All data nodes end the search."""
+        """Let all data nodes end the search."""
         for node_id in self.data_nodes:
             self._post(node_id, self.nodes[node_id].settle(epoch))
 
@@ -145,7 +145,7 @@ class Society:
         return [node.node_id for node in self.graph.stage(0) if node.capacity > 0]
 
     def routes(self) -> list[Route]:
-        """Return the flows that the data nodes have settled on."""
+        """Return the settled flows of all data nodes."""
         return [
             Route((flow_id.data_node, *path, flow_id.data_node))
             for node_id in self.data_nodes
@@ -188,11 +188,11 @@ def negotiate(
     """Let the nodes of a graph find flows by themselves.
 
     Args:
-        graph: What there is. Each node knows its own links and capacity.
+        graph: The nodes and links. Each node knows its own links and capacity.
         algorithm: `flow` or `gwtf`.
-        rounds: Exchanges of messages; the last ones settle the draft, half of them at most. A draft
-            takes about two for each stage to begin with, and settling one, there and back.
-        seed: Of what nodes draw: how long a refused one waits.
+        rounds: Number of message exchanges. The last ones, at most half, settle the draft. The
+            first draft takes about two rounds per stage; settling it takes as long again.
+        seed: Seed of the nodes' draws, such as how long a refused node waits.
         objective: `sum` or `max`.
     """
     society = Society(
@@ -208,14 +208,14 @@ def negotiate(
 
 
 def settling_rounds(graph: FlowGraph) -> int:
-    """Return how long it takes to settle: along the paths, there and back to the leader."""
+    """Return the number of rounds for settling: along the paths, to the leader and back."""
     return graph.num_stages + 9
 
 
 def rounds_min(graph: FlowGraph, algorithm: str) -> int:
-    """Return how many rounds it takes at least until the first flow stands.
+    """Return the least number of rounds until the first flow stands.
 
-    As few only where nobody is in anybody's way; for all flows, and good ones, it takes more.
+    This is enough only if no node is in another's way. All flows, and good ones, take longer.
     """
     num = graph.num_stages
     if algorithm == Algorithm.GWTF:
@@ -224,7 +224,7 @@ def rounds_min(graph: FlowGraph, algorithm: str) -> int:
 
 
 def _reward(graph: FlowGraph, objective: Objective) -> float:
-    """Return more than any path may cost."""
+    """Return a reward above the cost of any path."""
     dearest = max(graph.costs.values(), default=0.0)
     hops = graph.num_stages + 1
     if objective is Objective.SUM:

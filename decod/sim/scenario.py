@@ -1,7 +1,7 @@
-"""What is simulated: how many nodes of what kind, on which links, with which faults.
+"""A simulated run's setting: its nodes, links and faults.
 
-A scenario is plain data. The same scenario gives the same run to the last line of its trace, and
-it can be written as a command line, so a failure is repeated by pasting one line.
+A scenario is plain data. The same scenario gives the same run to the last line of its trace. It can
+be written as a command line, so one pasted line repeats a failure.
 """
 
 import re
@@ -27,41 +27,41 @@ class FaultKind(StrEnum):
     VANISH = "vanish"
     """The machine is gone; senders wait for timeouts."""
     FREEZE = "freeze"
-    """Nothing happens there for a while, and nothing is lost: the process is stopped, say."""
+    """The process is suspended for a while: nothing happens there, and nothing is lost."""
     CLOCK = "clock"
-    """Its clock stands still for a while; everything else goes on."""
+    """The host's clock stops for a while. Everything else goes on."""
     RESTART = "restart"
-    """Crash, and a fresh process with the same identity after a while."""
+    """The process crashes. A new one with the same identity starts after a while."""
     COMPUTE = "compute"
-    """The compute process dies; the node lives on."""
+    """The compute process dies. The node lives on."""
     HANG = "hang"
-    """The compute process stands still for good; the node lives on, and answers."""
+    """The compute process hangs for good. The node lives on and answers."""
     DRAIN = "drain"
     """The operator asks the node to leave."""
     STAGE = "stage"
-    """The process crashes, and those of all others that serve its stage then."""
+    """The process crashes, and so do those of all other members of its stage."""
     FLIP = "flip"
-    """A bit of the parameters that it holds changes."""
+    """A bit of the host's parameters flips."""
     PAUSE = "pause"
-    """The operator pauses the node, and lets it go on after a while."""
+    """The operator pauses the node, and resumes it after a while."""
     FREE = "free"
-    """The operator has the node paused with its device free, and lets it come back later."""
+    """The operator pauses the node, frees its device, and resumes it later."""
     SLOW = "slow"
-    """Its device does a tenth of its work for a while."""
+    """The host's device works at a tenth of its speed for a while."""
     DISK = "disk"
-    """Its disk is full for a while: no vote can be kept, and no state."""
+    """The host's disk is full for a while: it can keep neither a vote nor a state."""
     SPOIL = "spoil"
-    """Of each stage the newest state that its disk keeps and that is whole is altered."""
+    """The newest intact state of each stage on the host's disk is altered."""
     ROT = "rot"
-    """A bit flips in an average that it has received: it proposes another step than its stage. (One
-    that serves its stage alone would not be found out.)"""
+    """A bit flips in an average that the host received, so it proposes another step than its stage.
+    The only member of a stage would not be found out."""
 
 
 class RoutingKind(StrEnum):
-    """How the flows of a simulated run come about."""
+    """The way in which a simulated run gets its flows."""
 
     FLOW = "flow"
-    """The nodes find them by themselves, as in a real run."""
+    """The nodes find the flows by themselves, as in a real run."""
     GREEDY = "greedy"
     """Laid out from outside, by SWARM's wiring on the true costs of all links."""
     FIXED = "fixed"
@@ -72,14 +72,14 @@ class RoutingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """A host that is described rather than drawn."""
+    """A host that is described instead of drawn."""
 
     name: str
     stage_index: int
     """0 for data nodes."""
     capacity: int
     profile: ComputeProfile
-    """Its own times; sizes are the scenario's."""
+    """The host's own times. Sizes come from the scenario."""
 
 
 _FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+)|!([A-Z][A-Za-z]+)\.(\d+))(?:\+([\d.]+))?")
@@ -87,17 +87,17 @@ _FAULT = re.compile(r"(\w+):([\w-]+)(?:@([\d.]+)|#(\d+)|!([A-Z][A-Za-z]+)\.(\d+)
 
 @dataclass(frozen=True, slots=True)
 class HostFault:
-    """What befalls a host: at an instant, after so many events, or before it says something."""
+    """A fault of a host: at an instant, after a number of events, or before a message."""
 
     kind: FaultKind
     host: str
     at_s: float | None = None
     after_num_events: int | None = None
     before_message: tuple[str, int] | None = None
-    """Name of a kind of message, and which one of these is about to leave, counted from 1. Of those
-    that leave in one step a part is out by then."""
+    """Name of a kind of message, and the number of the message of this kind, counted from 1.
+    Earlier messages of the same step have left by then."""
     duration_s: float = 10.0
-    """How long a freeze or pause lasts, or the time before a restart."""
+    """Duration of a freeze or pause, or the time before a restart."""
 
     @override
     def __str__(self) -> str:
@@ -110,10 +110,10 @@ class HostFault:
     def parse(text: str) -> "HostFault":
         """Read `KIND:HOST@SECONDS`, `KIND:HOST#EVENTS` or `KIND:HOST!MESSAGE.NUMBER`.
 
-        Each with `+DURATION` where it matters.
+        Each form may end in `+DURATION`.
 
         Raises:
-            ConfigError: The text says something else.
+            ConfigError: The text has another form.
         """
         match = _FAULT.fullmatch(text)
         if match is None or match[1] not in list(FaultKind):
@@ -138,9 +138,9 @@ _CUT = re.compile(r"([\w,-]+)([>|])([\w,-]+)@([\d.]+)\+([\d.]+)(?:=([\d.]+))?")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Links between some hosts and others that carry nothing for a while, or little.
+    """Links between two groups of hosts that carry nothing, or little, for a while.
 
-    A host that is on neither side still reaches both: it is the bridge.
+    A host in neither group still reaches both: it is the bridge.
     """
 
     senders: tuple[str, ...]
@@ -149,11 +149,11 @@ class Cut:
     duration_s: float
     both_ways: bool = True
     rate_bytes_per_s: float = 0.0
-    """Of tensors; messages travel as ever. 0: nothing gets through, no message either."""
+    """Rate of tensors; messages travel as usual. 0: nothing gets through, not even messages."""
 
     @property
     def culprit(self) -> str | None:
-        """The host whose links all these are; None if it may as well be another."""
+        """The host whose links all these are; None if it is not clear which host that is."""
         sides = sorted((self.senders, self.receivers), key=len)
         return sides[0][0] if len(sides[0]) == 1 < len(sides[1]) else None
 
@@ -166,11 +166,13 @@ class Cut:
 
     @staticmethod
     def parse(text: str) -> "Cut":
-        """Read `HOST,HOST|HOST@SECONDS+DURATION`; `>` for `|` cuts the way there only, and
-        `=RATE` at the end lets tensors through at so many bytes a second.
+        """Read `HOST,HOST|HOST@SECONDS+DURATION`.
+
+        `>` instead of `|` cuts only the way there. `=RATE` at the end lets tensors through at that
+        many bytes per second.
 
         Raises:
-            ConfigError: The text says something else.
+            ConfigError: The text has another form.
         """
         match = _CUT.fullmatch(text)
         if match is None:
@@ -190,24 +192,24 @@ class Scenario:
     """One simulated run."""
 
     seed: int = 0
-    """All that is random follows from it."""
+    """Determines everything random."""
     num_data_nodes: int = 1
-    """The first of them leads."""
+    """The first of them leads at the start."""
     num_relays: int = 4
     num_relay_stages: int = 2
-    """Relays are dealt out over them in turn; there is stage 0 besides."""
+    """Relays are dealt out over these stages in turn. Stage 0 comes on top."""
     capacity_min: int = 2
     capacity_max: int = 4
-    """Of relays: drawn from this range, ends included. Data nodes hold their whole share."""
+    """Relay capacities are drawn from this range, ends included. Data nodes hold their share."""
     num_microbatches: int = 8
-    """Of each data node, per iteration."""
+    """Microbatches per data node and iteration."""
     num_iterations: int = 3
     clip_norm: float = 0.0
-    """Gradients that are longer over all stages are scaled down; 0: none are."""
+    """Largest norm of the gradient over all stages. Longer gradients are scaled down. 0: off."""
     join_spread_s: float = 1.0
-    """Hosts start within so many seconds."""
+    """Hosts start within this time."""
     speed_spread_ratio: float = 0.3
-    """Hosts are faster or slower than the profile by up to this share."""
+    """Largest deviation of a host's speed from the profile, as a share."""
     duration_max_s: float = 3600.0
     """Virtual time within which the run must be over (I7)."""
     profile: ComputeProfile = field(default_factory=ComputeProfile)
@@ -216,15 +218,15 @@ class Scenario:
     faults: tuple[HostFault, ...] = ()
     cuts: tuple[Cut, ...] = ()
     calm_s: float | None = None
-    """When all faults are over: from then on the run must make progress, or say what it waits for
-    (I7). Nodes that the run has given up come back by themselves, as their daemons or those who
-    look after them see to. None: nothing of that."""
+    """When all faults are over. From then on the run must make progress, or say what it waits for
+    (I7). Nodes that the run has given up come back by themselves, as their daemons or operators
+    would ensure. None: no such instant."""
     churn: tuple[Churn, ...] = ()
     """Crashes and returns by iteration, besides the faults."""
     routing: RoutingKind = RoutingKind.FLOW
     hosts: tuple[HostSpec, ...] = ()
-    """If given: all hosts, data nodes first, and as many as the numbers above say. Nothing about
-    them is drawn then but the jitter of their jobs."""
+    """If given: all hosts, data nodes first, in the numbers above. Only the jitter of their jobs is
+    then drawn."""
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
 
     def __post_init__(self) -> None:
@@ -269,16 +271,16 @@ class Scenario:
         assert {*stages} == {*range(self.num_relay_stages + 1)}
 
     def is_data(self, name: str) -> bool:
-        """Whether a host is a data node."""
+        """Return whether a host is a data node."""
         return self.host_names.index(name) < self.num_data_nodes
 
     def described(self, name: str) -> HostSpec | None:
-        """Return what is laid down about a host; None if it is drawn."""
+        """Return a host's description, or None if the host is drawn."""
         return next((host for host in self.hosts if host.name == name), None)
 
     @property
     def host_names(self) -> list[str]:
-        """Names of all hosts, the leader's first."""
+        """Names of all hosts. The first leads at the start."""
         if self.hosts:
             return [host.name for host in self.hosts]
         data = [f"data{index}" for index in range(self.num_data_nodes)]
@@ -287,7 +289,8 @@ class Scenario:
     def command(self) -> str:
         """Return the command that replays this scenario.
 
-        What has no option (links, profile, protocol) becomes a comment unless it is the default.
+        Links, profile and protocol have no options: they become a comment unless they are the
+        defaults.
         """
         words = ["python", "-m", "decod.sim"]
         default = Scenario()
@@ -314,7 +317,7 @@ class Scenario:
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
 
     def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
-        """Return a copy that has these fields of its parts from another scenario."""
+        """Return a copy with these fields of its parts taken from another scenario."""
         return self.with_values(
             {(part, name): getattr(getattr(source, part), name) for part, name in fields}
         )
@@ -323,10 +326,10 @@ class Scenario:
         """Return a copy with some fields of its parts, by part and name, replaced.
 
         Raises:
-            ConfigError: They do not go together.
+            ConfigError: The values contradict each other.
         """
         changed: dict[str, Any] = {}
-        # All of a part at once: some must keep a relation to each other.
+        # Replace all fields of a part at once, because some must keep a relation to each other.
         for part in dict.fromkeys(part for part, _ in values):
             fields = {name: value for (owner, name), value in values.items() if owner == part}
             changed[part] = replace(getattr(self, part), **fields)
@@ -347,7 +350,7 @@ OPTIONS = {
     "speed_spread_ratio": "--speed-spread-ratio",
     "duration_max_s": "--duration-max-s",
 }
-"""Fields of a scenario that the command line sets."""
+"""Fields of a scenario, and the command-line options that set them."""
 
 PART_OPTIONS = {
     ("links", "spread_ratio"): "--link-spread-ratio",
@@ -372,11 +375,11 @@ PART_OPTIONS = {
     ("profile", "activation_bytes"): "--activation-bytes",
     ("profile", "parameter_bytes"): "--parameter-bytes",
 }
-"""Fields of a scenario's parts that it sets."""
+"""Fields of a scenario's parts, and the options that set them."""
 
 
 def random_scenario(seed: int, **fixed: object) -> Scenario:
-    """Return a small scenario drawn from a seed; `fixed` fields are taken as they are."""
+    """Return a small scenario drawn from a seed. The `fixed` fields keep their values."""
     rng = seeded(seed, "scenario")
     num_relay_stages = rng.randint(1, 3)
     drawn: dict[str, object] = {
@@ -393,7 +396,7 @@ def random_scenario(seed: int, **fixed: object) -> Scenario:
 
 
 def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
-    """Return the crash of one relay at a moment drawn from the scenario's seed."""
+    """Return the crash of one relay, at a moment drawn from the scenario's seed."""
     rng = seeded(scenario.seed, "kill")
     return HostFault(
         rng.choice((FaultKind.KILL, FaultKind.VANISH)),
@@ -403,7 +406,7 @@ def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
 
 
 def faulty_scenario(seed: int) -> Scenario:
-    """Return a small run with one to four faults of relays; every third has bad links too."""
+    """Return a small run with one to four faults of relays. Every third also has bad links."""
     stages = 1 + seed % 4
     bad = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
     scenario = random_scenario(

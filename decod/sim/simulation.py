@@ -1,4 +1,4 @@
-"""A whole run in virtual time: hosts on links, faults, and the checker beside them."""
+"""A whole run in virtual time: hosts, links, faults and the checker."""
 
 import base64
 import hashlib
@@ -37,33 +37,33 @@ from decod.sim.scenario import RoutingKind, Scenario
 from decod.sim.trace import Trace
 
 _SEARCH_S = 2.0
-"""Pause between two looks for the leader."""
+"""Pause between two searches for the leader."""
 
 _FAREWELL_S = 10.0
-"""Within which, and the time in which nodes miss their leader, all nodes must have stopped."""
+"""All nodes must stop within this time, plus the leader timeout, after the end of the run."""
 
 _LOOK_INTERVAL_S = 2.0
-"""How often somebody looks whether the run still has what it needs."""
+"""Interval at which the simulation checks that the run still has the hosts that it needs."""
 
 _WAITS_MAX = 60
-"""So often it may find the leader waiting for somebody to take over a stage."""
+"""Largest number of checks in a row at which the leader may wait for a stage's new member."""
 
 Wrap = Callable[[str, Machine], Machine]
-"""Puts something around a host's machine; tests break machines with it."""
+"""Wraps a host's machine. Tests break machines with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a run."""
+    """The outcome of a run."""
 
     num_iterations: int
-    """Committed."""
+    """Number of committed iterations."""
     duration_s: float
-    """Virtual."""
+    """Virtual time."""
     num_events: int
-    """Of the kernel: what real time is spent on."""
+    """Events of the kernel, which determine the real time."""
     num_control_mean: float
-    """Control messages per node and iteration, without those of admission."""
+    """Control messages per node and iteration, without admission."""
     num_control_max: int
     num_control_steady_mean: float
     """The same without each node's first iteration, in which it joins and flows are built."""
@@ -71,21 +71,21 @@ class Result:
     control_by_kind: tuple[tuple[str, float], ...]
     """Control messages of each kind per node and iteration, most frequent first."""
     num_bulk: int
-    """Tensors sent."""
+    """Number of tensors sent."""
     stored_peak_bytes: int
-    """Most that any one node stored."""
+    """Largest storage of any node."""
     lost_stage: int | None
-    """The stage whose last holder died, which ended the run early; None: all went well."""
+    """The stage whose last holder died, which ended the run early. None: no stage was lost."""
     waits_for: str
-    """What the run waits for, by its own word, with hosts that will not come; empty: nothing."""
+    """The run's own word on what it waits for, if hosts will not come. Empty: nothing."""
     losses: tuple[float, ...]
     """Mean loss of each iteration, as the leader announced it."""
     record: Trace
-    """What happened."""
+    """All events."""
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """What happened, one line for every transition."""
+        """The trace, one line per transition."""
         return tuple(self.record.lines)
 
 
@@ -93,8 +93,8 @@ class Simulation:
     """One scenario, ready to run.
 
     Args:
-        scenario: What to run.
-        wrap: Put around every machine before it starts.
+        scenario: The scenario.
+        wrap: Wraps every machine before it starts.
     """
 
     def __init__(self, scenario: Scenario, *, wrap: Wrap | None = None) -> None:
@@ -122,7 +122,7 @@ class Simulation:
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world)
         self._num_waits = 0
-        """Looks in a row at which the leader waited for a host that can be spared."""
+        """Checks in a row at which the leader waited for a host that the run can spare."""
         self._plan_start()
         self._injection = Injection(scenario, self.world, self.hosts, self._start)
         self.meter.opened = self._injection.opened
@@ -137,7 +137,7 @@ class Simulation:
 
     @property
     def acting(self) -> SimHost | None:
-        """The leader of the highest term, as a look into the DHT would tell."""
+        """The leader of the highest term, as the DHT would show it."""
         places = [(place_of(host.machine), host) for host in self.data_hosts if host.reachable]
         leading = [(place.term, host) for place, host in places if place and place.leads]
         return max(leading, key=lambda found: found[0])[1] if leading else None
@@ -149,7 +149,7 @@ class Simulation:
 
     @property
     def _end(self) -> fx.Stop | None:
-        """How the run has ended, at a node that led it or could have."""
+        """The end of the run, at a node that led it or could have led it."""
         stop = self.leader.stop
         elsewhere = (
             StopReason.SUPERSEDED,
@@ -163,7 +163,7 @@ class Simulation:
         return next((stop for host, stop in stopped if _ends_run(host, stop)), None)
 
     def _over(self) -> bool:
-        """Whether the run has ended, or nobody is left who could go on with it."""
+        """Return whether the run has ended, or has no node left that could continue it."""
         for host in self.data_hosts:
             if not host.reachable or host.stop is not None:
                 break
@@ -178,14 +178,14 @@ class Simulation:
 
         Raises:
             InvariantViolation: Something happened that must never happen.
-            ConfigError: By the scenario's faults the run has not enough hosts (E-CFG-070).
+            ConfigError: The scenario's faults leave too few hosts (E-CFG-070).
         """
         deserted = self._run_until_stop()
         stop = self._end
         if stop is None:
             return self._result(deserted)
         failed = stop.reason is StopReason.FAILED
-        # A candidate only hears that the run is over.
+        # A candidate hears only that the run is over, not that it failed.
         failed = failed or self.checker.num_iterations < self.scenario.num_iterations
         lost = self._lost_stage() if failed else None
         if stop.reason is not StopReason.FINISHED and lost is None:
@@ -201,7 +201,7 @@ class Simulation:
         return self._result(lost)
 
     def _run_until_stop(self) -> int | None:
-        """Run until the leader stops; or return the stage that nobody is left or comes to serve."""
+        """Run until the leader stops. Or return the stage that nobody serves or will serve."""
         limit_s = self.scenario.duration_max_s
         while not self._over():
             if (deserted := self._deserted_stage()) is not None:
@@ -220,9 +220,9 @@ class Simulation:
         return None
 
     def _deserted_stage(self) -> int | None:
-        """Return a stage without hosts for which the leader waits, though none will come.
+        """Return a stage without hosts for which the leader waits in vain.
 
-        Only of described hosts it is known where they belong.
+        Only described hosts have a known stage.
         """
         leader, num_hosts = self.acting, Counter[int]()
         if (
@@ -236,7 +236,7 @@ class Simulation:
         else:
             self._num_waits = 0
         if self._injection.num_coming or not self.scenario.hosts or leader is None:
-            # Without a leader there will be another, or no data node is left: see `_over`.
+            # Either another leader comes, or no data node is left: see `_over`.
             return None
         for described in self.scenario.hosts:
             num_hosts[described.stage_index] += self.hosts[described.name].reachable
@@ -322,7 +322,7 @@ class Simulation:
         profile = scenario.profile if described is None else described.profile
         protocol = scenario.protocol
         if self._planned is not None:
-            # What is laid out from outside is not searched for.
+            # The nodes do not search for flows that are laid out from outside.
             protocol = replace(protocol, routing=Routing.GREEDY)
         core = build_machine(founding, protocol, profile, rng=rng)
         machine: Machine = core
@@ -340,18 +340,20 @@ class Simulation:
 
     def _start(self, host: SimHost) -> None:
         if host.life and self.scenario.num_data_nodes > 1 and self.acting is None:
-            # It has run before, and knows by now that there is nobody to knock at.
+            # The host has run before. It knows by now that there is no leader to contact.
             self.kernel.after(_SEARCH_S, self._start, host)
             return
         self._injection.num_coming -= 1
         if host.reachable or self._end is not None:
-            return  # After the end of the run there is nobody to knock at.
+            return  # After the end of the run there is no leader to contact.
         host.compute = self._compute()
         host.start(self._machine(host))
 
     def _tell_who_leads(self) -> None:
-        """Let those look for the leader who do so in the DHT: candidates, and who leads without a
-        quorum, whom the others may have forgotten."""
+        """Tell seekers who leads, as the DHT would: candidates, and leaders without a quorum.
+
+        The others may have forgotten a leader without a quorum.
+        """
         acting = self.acting
         if acting is not None and (leading := place_of(acting.machine)) is not None:
             found = ev.LeaderFound(acting.node_id, leading.term)
@@ -371,17 +373,17 @@ class Simulation:
     # --- the end ------------------------------------------------------------------------------
 
     def _all_down(self) -> bool:
-        # Whoever stands still hears of the end when it goes on.
+        # A frozen host hears of the end when it thaws.
         return not any(host.present for host in self.hosts.values())
 
     def _stuck(self, what: str) -> InvariantViolation:
         return self.checker.violated("I7", self.leader, what)
 
     def _lost_stage(self) -> int | None:
-        """Return a stage whose committed parameters nobody alive holds: no run survives that."""
+        """Return a stage whose committed parameters are lost, which no run survives."""
         if self.checker.num_iterations == 0:
             return None
-        # One that stalled or was cut off may have been taken for dead, which is as good as dead.
+        # The run may have given up a host that stalled or was cut off. Its state is then lost, too.
         cut_off = {name for cut in self.scenario.cuts for name in (*cut.senders, *cut.receivers)}
         hosts = [host for host in self.hosts.values() if host.name not in cut_off]
         alive = [host.compute for host in hosts if host.reachable and not host.frozen_until_s]
@@ -398,7 +400,7 @@ class Simulation:
             if host.stop is not None:
                 self.checker.check_counted(host)
             finished = host.stop is not None and host.stop.reason is StopReason.FINISHED
-            # Who was left out by then hears of the end too.
+            # A host that was left out before the end hears of the end, too.
             if finished and host.node_id in members and host.compute.iteration != num:
                 what = f"it finished after {host.compute.iteration} of {num} iterations"
                 raise self.checker.violated("I3", host, what)
@@ -407,7 +409,7 @@ class Simulation:
                 raise self.checker.violated("I6", host, what)
 
     def _last_members(self) -> tuple[NodeId, ...]:
-        """Return who took part when the run ended."""
+        """Return the members at the end of the run."""
         standings = [standing_of(host.machine) for host in self.data_hosts if host.life]
         known = [standing for standing in standings if standing is not None]
         return max(known, key=lambda standing: standing.place).members
@@ -451,6 +453,7 @@ def run_scenario(scenario: Scenario, *, wrap: Wrap | None = None) -> Result:
 
     Raises:
         InvariantViolation: Something happened that must never happen.
+        ConfigError: The scenario's faults leave too few hosts (E-CFG-070).
     """
     return Simulation(scenario, wrap=wrap).run()
 
@@ -462,6 +465,6 @@ def _ends_run(host: SimHost, stop: fx.Stop) -> bool:
 
 
 def _node_id(seed: int, name: str) -> NodeId:
-    """Return an id as a real node has one: it orders nodes differently than their names do."""
+    """Return an id like a real node's. It sorts nodes in another order than their names do."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return NodeId(base64.b32encode(digest).decode().rstrip("=").lower())

@@ -1,7 +1,7 @@
-"""States of stages on their way between simulated hosts: asked of donors, served, refused.
+"""Transfer of stages' states between simulated hosts: requests, streams and refusals.
 
-A donor that refuses, dies or breaks off is followed by the next that the machine named. What a
-machine no longer holds its host may still have on its disk.
+If a donor refuses, dies or breaks off, the asker turns to the next donor that its machine named. A
+state that a machine no longer holds may still be on its host's disk.
 """
 
 from collections import deque
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from decod.sim.host import SimHost
 
 _PIECE_BYTES = 1 << 20
-"""A state travels in pieces, one after another: other tensors go between them."""
+"""A state travels in pieces of this size, so that other tensors can go in between."""
 
 _FULL = "the disk is full"
 
 _BROKEN_S = 0.1
-"""Until an asker sees that its donor's process has died."""
+"""Time until an asker sees that its donor's process has died."""
 
 _VANISHED_S = 3.0
-"""Until it sees that the whole host is gone."""
+"""Time until it sees that the donor's whole host is gone."""
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """A host's wish for a stage's state, asked of one of its donors: it ends once, well or not."""
+    """A host's request for a stage's state to one donor. It ends once, in success or failure."""
 
     asker: "SimHost"
     life: int
     wanted: fx.FetchState | fx.MirrorState
     num_asked: int
-    """Donors that were asked before."""
+    """Number of donors asked before."""
     ended: bool = False
 
     @property
@@ -49,12 +49,12 @@ class _Fetch:
         return self.wanted.donors[self.num_asked]
 
     def take(self) -> bool:
-        """Return whether it had not ended before, and its asker lives; it has ended now."""
+        """End the request. Return whether it was still open and its asker lives."""
         first, self.ended = not self.ended, True
         return first and self.life == self.asker.life
 
     def succeed(self, content: Content) -> None:
-        """The state has arrived in whole."""
+        """Take in a state that has arrived in full."""
         wanted = self.wanted
         assert isinstance(content, SimulatedState)
         if wanted.parameter_hash not in ("", content.parameter_hash):
@@ -63,18 +63,18 @@ class _Fetch:
             self.asker.states.arrived(wanted, content)
 
     def fail(self, reason: str, _fault: Fault = Fault.LINK) -> None:
-        """It will not come from this donor."""
+        """Take in that the state will not come from this donor."""
         if self.take():
             self.asker.states.failed(self.wanted, self.num_asked, reason)
 
 
 class States:
-    """What a host wants of others' states, and gives of its own.
+    """Fetches states for a host, and serves those that it holds.
 
     Args:
-        host: Whose machine asks and answers.
-        kernel: Keeps the time.
-        network: Carries everything.
+        host: The host whose machine asks and answers.
+        kernel: The run's kernel.
+        network: Carries requests and states.
     """
 
     def __init__(self, host: "SimHost", kernel: Kernel, network: Network) -> None:
@@ -86,7 +86,7 @@ class States:
         self._mirroring: deque[fx.MirrorState] = deque()
 
     def down(self, *, refuses: bool) -> None:
-        """The host is gone. Who waits for a state sees its stream break, or nothing for a while."""
+        """Break off all transfers. Askers see a broken stream, or nothing for a while."""
         for fetch in self._asked.values():
             after_s = _BROKEN_S if refuses else _VANISHED_S
             self._kernel.after(after_s, fetch.fail, "donor is gone")
@@ -96,7 +96,7 @@ class States:
     # --- the disk -----------------------------------------------------------------------------
 
     def keep(self, effect: fx.KeepState) -> None:
-        """Write a copy of the host's own state, which is held until that is done."""
+        """Write a copy of the host's own state. The tensor is held until the end."""
         host, life = self._host, self._host.life
         stored = host.tensors.usable(effect.tensor, effect)
         stored.freed, stored.num_sends = True, stored.num_sends + 1
@@ -120,13 +120,13 @@ class States:
         return life == self._host.life
 
     def _on_disk(self, place: tuple[int, int]) -> SimulatedState | None:
-        """Return a state of the disk; one that was altered there is told, and forgotten."""
+        """Return a state on the disk. Report and forget it if it was altered there."""
         host = self._host
         if host.disk.discard_altered(place):
             stage, iteration = place
             reason = "it was altered"
             host.trace("state.damaged", stage=stage, iteration=iteration, reason=reason)
-            # The machine may be in a step.
+            # The machine may be in the middle of a step.
             self._kernel.after(0.0, self._tell, host.life, ev.StateForgotten(*place))
         return host.disk.states.get(place)
 
@@ -135,7 +135,7 @@ class States:
             self._host.deliver(event)
 
     def read_kept(self, effect: fx.ReadKept) -> None:
-        """Read what the machine asks for to the last byte, and tell it of what was altered."""
+        """Read the states that the machine asks for in full, and report altered ones."""
         host, num_bytes = self._host, 0
         for state in effect.states:
             blob = self._on_disk((state.stage_index, state.iteration))
@@ -147,7 +147,7 @@ class States:
         self._host.trace("state.unkept", stage=stage_index, iteration=iteration, reason=reason)
 
     def mirror(self, effect: fx.MirrorState) -> None:
-        """Copy another stage's state to the disk, one after another."""
+        """Copy another stage's state to the disk, after earlier copies."""
         self._mirroring.append(effect)
         if len(self._mirroring) == 1:
             self._ask(effect, 0, "nobody to ask")
@@ -158,7 +158,7 @@ class States:
             self._ask(self._mirroring[0], 0, "nobody to ask")
 
     def arrived(self, wanted: fx.FetchState | fx.MirrorState, blob: SimulatedState) -> None:
-        """A state is here in whole."""
+        """Take in a state that is here in full."""
         host, life = self._host, self._host.life
         if isinstance(wanted, fx.FetchState):
             tensor = host.tensors.add(blob)
@@ -171,14 +171,14 @@ class States:
         host.disk.write_state(blob, size_bytes, alive, host.deliver, failed)
         self._mirrored()
 
-    # --- wanted -------------------------------------------------------------------------------
+    # --- requests to others -------------------------------------------------------------------
 
     def fetch(self, effect: fx.FetchState) -> None:
-        """Ask the donors, one after another, until one gives what is wanted."""
+        """Ask the donors, one after another, until one gives the state."""
         self._ask(effect, 0, "nobody to ask")
 
     def failed(self, wanted: fx.FetchState | fx.MirrorState, num_asked: int, reason: str) -> None:
-        """A donor will not give what is wanted: ask the next."""
+        """Ask the next donor, because one does not give the state."""
         self._host.trace("state.failed", peer=wanted.donors[num_asked], reason=reason)
         self._ask(wanted, num_asked + 1, reason)
 
@@ -208,7 +208,7 @@ class States:
         )
 
     def _read(self, fetch: _Fetch) -> None:
-        """Take a state from this host's own disk, which no link can lose."""
+        """Take a state from this host's own disk, which involves no link."""
         host, wanted = self._host, fetch.wanted
         blob = self._on_disk((wanted.stage_index, wanted.iteration))
         if blob is None:
@@ -216,10 +216,10 @@ class States:
         else:
             host.disk.read(host.profile.num_bytes(blob), partial(fetch.succeed, blob))
 
-    # --- given --------------------------------------------------------------------------------
+    # --- requests from others -----------------------------------------------------------------
 
     def asked(self, fetch: _Fetch) -> None:
-        """A peer wants a state."""
+        """Take in a peer's request for a state."""
         request_id = self._next_request
         self._next_request += 1
         self._asked[request_id] = fetch
@@ -227,7 +227,7 @@ class States:
         self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=True))
 
     def serve(self, effect: fx.ServeState) -> None:
-        """Send a copy to all who asked for it; the host holds it until all have it."""
+        """Send a copy to every asker. The host holds the state until all have it."""
         stored = self._host.tensors.usable(effect.tensor, effect)
         stored.freed, stored.num_sends = True, stored.num_sends + len(effect.request_ids)
         for request_id in effect.request_ids:
@@ -245,7 +245,7 @@ class States:
             )
 
     def _stream(self, whole: InFlight, num_sent: int = 0) -> None:
-        """Send a state piece by piece; whoever has the last has the state."""
+        """Send a state piece by piece. The last piece completes it."""
         num_left = whole.size_bytes - num_sent
         if num_left <= _PIECE_BYTES:
             self._network.send_tensor(replace(whole, size_bytes=num_left))
@@ -266,13 +266,13 @@ class States:
             self._host.tensors.end_send(tensor)
 
     def refuse(self, effect: fx.RefuseState) -> None:
-        """The machine has nothing for an asker: look on the disk."""
+        """Look on the disk for an asker that the machine has nothing for."""
         fetch = self._asked_for(effect.request_id)
         del self._asked[effect.request_id]
         self._give_kept(fetch, effect.reason)
 
     def _give_kept(self, fetch: _Fetch, reason: str) -> None:
-        """Send a state from the disk, or say that there is none."""
+        """Send a state from the disk, or refuse if it is not there."""
         wanted = fetch.wanted
         blob = self._on_disk((wanted.stage_index, wanted.iteration))
         answer = partial(fetch.fail, reason) if blob is None else partial(fetch.succeed, blob)
@@ -305,4 +305,4 @@ def _in_turn(
 
 
 def _nothing(*_: object) -> None:
-    """Stand in for a callback of a transfer that can't come to it."""
+    """Replace a callback that a transfer never needs."""

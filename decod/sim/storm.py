@@ -1,4 +1,4 @@
-"""Runs in bad weather: many faults of all kinds in a short time, then calm, all from one seed."""
+"""Runs in bad weather, each from one seed: many faults of all kinds at once, then calm."""
 
 import random
 from collections import Counter
@@ -14,31 +14,31 @@ from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 
 BEGIN_S = 4.0
-"""When the weather gets bad: by then all are there, and most runs have committed something."""
+"""When bad weather begins. By then all nodes are there and most runs have committed something."""
 
 _LARGE_RATIO = 0.2
-"""Of runs with up to 12 nodes. Most bugs need few nodes and much bad luck, and small runs give more
-of that in the same time."""
+"""Share of runs with up to 12 nodes. Most bugs need few nodes and much bad luck, and small runs
+give more of that in the same time."""
 
 _STORM_RATIO, _STORM_RATIO_LARGE = 0.12, 0.4
-"""Of runs with a fault every second. Few hosts rarely survive that: they lose too many at once, and
-then rightly wait, which shows less than going on."""
+"""Share of runs with a fault every second, among small and large runs. Small runs rarely survive
+that: they lose too many hosts at once and then rightly wait, which tests little."""
 
 _DURATION_MAX_S = 12.0
-"""Of one fault."""
+"""Longest duration of one fault."""
 
 _SUSPENDED_RATIO = 0.3
 _SUSPENDED_MAX_S = 600.0
-"""Of the faults of hosts that may be lost, so many stop a process for up to this time, as a laptop
-does that sleeps. Others do without it meanwhile."""
+"""Share of lasting faults that suspend a process for up to this time, like a sleeping laptop. The
+others must do without it meanwhile."""
 
 _SLOWED_RATIO = 0.15
 _SLOWED_MAX_S = 600.0
-"""Of runs in which a relay's tensors, or those of one link, trickle for up to this time. The run
-must get on meanwhile."""
+"""Share of runs in which the tensors of a relay, or of one link, trickle for up to this time. The
+run must continue meanwhile."""
 
 _LASTING = (FaultKind.KILL, FaultKind.VANISH, FaultKind.COMPUTE, FaultKind.DRAIN)
-"""After these a host stays away."""
+"""Faults after which a host stays away."""
 
 _PASSING = (
     *[FaultKind.RESTART] * 3,
@@ -52,7 +52,7 @@ _PASSING = (
 
 
 _SHOWN_MAX = 30
-"""Lines of a failing run's trace that are shown: the whole of it comes with its command."""
+"""Lines shown of a failing run's trace. Its command gives the whole trace."""
 
 _ROUTINE = (" is committed, ", " loss ", "flow ", " members, view ", " is used: ")
 
@@ -60,11 +60,11 @@ _ROUTINE = (" is committed, ", " loss ", "flow ", " members, view ", " is used: 
 def weather(
     seeds: Iterable[int], drawn: Callable[[int], Scenario] | None = None
 ) -> tuple[list[str], Counter[str]]:
-    """Run storms. Returns failures, each with replay and trace, and how many ended in what way.
+    """Run storms. Return the failures, each with replay and trace, and a tally of outcomes.
 
     Args:
-        seeds: Of the runs.
-        drawn: Returns the scenario of a seed; `storm_scenario` if none is given.
+        seeds: Seeds of the runs.
+        drawn: Returns the scenario of a seed; default `storm_scenario`.
     """
     failures: list[str] = []
     tally: Counter[str] = Counter()
@@ -105,11 +105,11 @@ def _shown(trace: list[str]) -> str:
 
 
 def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
-    """Return a small run, one in five of up to 12 nodes, the others of up to 8, and its weather.
+    """Return a small run and its weather. One run in five has up to 12 nodes, the others up to 8.
 
-    Some have a storm: a fault every second. The others have up to six faults. In
-    every third run links lose, repeat, delay, reorder and corrupt; in every third some are cut. At
-    least one data node and two relays of three are spared what lasts.
+    Some runs have a storm: a fault every second. The others have up to six faults. In every third
+    run, links lose, repeat, delay, reorder and corrupt messages. In another third, some links are
+    cut. At least one data node and two thirds of the relays have no lasting faults.
     """
     rng = seeded(seed, "storm")
     large = rng.random() < _LARGE_RATIO
@@ -144,7 +144,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
     faults = _faults(rng, scenario, num_faults, calm_s=calm_s)
     cuts = _cuts(rng, scenario, calm_s=calm_s) if seed % 3 == 1 else ()
     if rng.random() < _SLOWED_RATIO:
-        # The run must be able to do without the relay: the others have no faults of their own.
+        # The run must be able to spare this relay, so the other relays have no faults.
         faults = tuple(fault for fault in faults if fault.host.startswith("data"))
         cuts = (_trickle(rng, scenario, calm_s=calm_s),)
     return replace(scenario, faults=faults, cuts=cuts)
@@ -186,7 +186,7 @@ def _faults(
     faults: list[HostFault] = []
     for _ in range(num):
         host = rng.choice(names)
-        # A run with one data node has no other leader: it may stall, but must not be lost.
+        # The only data node has no other leader to take over: it may stall, but must not be lost.
         only = num_data == 1 and host in data
         kinds = (FaultKind.FREEZE, FaultKind.SLOW, FaultKind.CLOCK) if only else _PASSING
         duration_s = rng.uniform(0.3, _DURATION_MAX_S)
@@ -202,7 +202,7 @@ def _faults(
 
 
 def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut, ...]:
-    """Return cuts between single hosts, one way or both, and into halves with or without bridge."""
+    """Return cuts between hosts, one way or both, and into halves with or without a bridge."""
     cuts = []
     for _ in range(rng.randint(1, 3)):
         names = list(scenario.host_names)

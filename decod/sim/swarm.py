@@ -1,38 +1,37 @@
-"""SWARM, which decod is compared with, by two readings of how it recovers from a loss.
+"""SWARM, the system that decod is compared with, in two readings of its recovery from a loss.
 
-`Pipelines` is how GWTF describes it: each node sends a microbatch on to the node of the next
-stage that will be done first and has room; a relay that crashes in the forward pass is passed
-over by the one before it; one that is missed in the backward pass has its microbatches *begun
-again*, by all relays of a new pipeline.
+`Pipelines` is SWARM as GWTF describes it. Each node sends a microbatch to the node of the next
+stage that has room and will finish first. If a relay crashes in the forward pass, the relay before
+it sends to another. If a relay is missing in the backward pass, its microbatches are *begun again*,
+by all relays of a new pipeline.
 
-`Closest` differs in the wiring alone, and takes that from GWTF too: SWARM's is greedy and takes no
-account of memory, and the baseline is "sending to the next stage closest node". So a sender asks
-the node with the least d(i, j), whatever is under way to it and whoever has room; one that is full
-refuses, which takes a there-and-back of an empty message, and the sender asks the next closest. Of
-d(i, j) GWTF takes for granted that it is known, so here it is from the start. What a refused sender
-does is not said; that a microbatch is excluded, as happened to 5 of 8 in the paper's heterogeneous
-settings, would waste more.
+`Closest` differs only in the wiring, which also comes from GWTF. There SWARM's wiring is greedy and
+takes no account of memory, and the baseline is "sending to the next stage closest node". A sender
+asks the node with the least d(i, j), whatever its load or room. A full node refuses, which costs
+the round trip of an empty message, and the sender asks the next closest. GWTF takes d(i, j) for
+known, so this model knows it from the start. GWTF does not say what a refused sender does. In the
+paper's heterogeneous settings 5 of 8 microbatches were excluded; to exclude them here would waste
+more.
 
-`Trainers` is SWARM's public code: pipelines exist in the trainers alone. A trainer calls one
-server of each stage with the input and gets the output back; in the backward pass it calls any
-server of the stage, not necessarily the same, with the input *and* the gradient, and that
-computes the forward pass again. So a loss costs one call. Every activation travels by way of the
-trainer, and the backward call carries two. Trainers share out calls by each server's throughput,
-an exponential mean of what was measured: the server whose calls so far would be over first is
-next.
+`Trainers` is SWARM's public code. Only the trainers know pipelines. A trainer calls one server of
+each stage with the input and gets the output back. In the backward pass it calls any server of the
+stage, not necessarily the same one, with the input *and* the gradient. That server computes the
+forward pass again. A loss therefore costs one call. Every activation travels through the trainer,
+and a backward call carries two. Trainers share out calls by each server's throughput, an
+exponential mean of measurements: the next server is the one whose calls so far would end first.
 
-Where the sources are silent or a rule would be slow, the baseline gets the better of it:
+The model is generous where the sources are silent or a rule would be slow:
 
-- What `decod.sim.cluster` does not charge for is for nothing. A crash that has become known to
-  anybody is known to all. The data node keeps the embedded microbatch.
-- A gradient that a relay had added up, and that is lost with it, is *not* computed again, which
-  would take longer: neither source says that it would be. The step is taken without it, and the
-  microbatch does not count as committed, since one stage or more have not learnt from it.
-- A sender knows how much it has under way on each link, and which peers have room; a throughput
-  that was not measured yet is that of an idle link with the cost that is believed.
-- A server of a trainer takes any number of calls: it keeps nothing between them, so its capacity
-  does not bound it.
-- Work that finds no room waits for it; it is not put off to the next iteration.
+- Everything that `decod.sim.cluster` does not charge for is free. A crash that one host knows of is
+  known to all. The data node keeps the embedded microbatch.
+- If a relay is lost, the gradients that it had added up are *not* computed again, which would take
+  longer: neither source says that they would be. The step is taken without them. Their
+  microbatches do not count as committed, because at least one stage has not learnt from them.
+- A sender knows the amount under way on each of its links, and the peers that have room. A
+  throughput that was not measured yet is that of an idle link with the estimated cost.
+- A trainer's server takes any number of calls. It keeps nothing between them, so its capacity does
+  not limit it.
+- Work without room waits. It is not put off to the next iteration.
 
 Source: SWARM parallelism (arXiv:2301.11913), section 3.2 and algorithm 1, and `ExpertBalancer`,
 `PerformanceEMA`, `BalancedRemoteExpert` and `ExpertBackend` of its public code; GWTF, sections
@@ -50,40 +49,40 @@ from decod.sim.cluster import Cluster, Peer, Trip
 from decod.sim.kernel import seeded
 
 _BACKWARD_SIZE = 2.5
-"""What a backward call counts for, in forward calls; as in the public code."""
+"""Size of a backward call, in forward calls, as in the public code."""
 
 _EMA_ALPHA = 0.1
-"""Weight of the newest measurement of a throughput; as in the public code."""
+"""Weight of the newest measurement of a throughput, as in the public code."""
 
 
 @dataclass(slots=True)
 class _Way:
-    """Where a microbatch has been."""
+    """The way of a microbatch so far."""
 
     path: list[Peer] = field(default_factory=list)
-    """A relay of each stage; the last has perhaps not computed its forward pass yet."""
+    """One relay per stage. The last one may not have finished its forward pass."""
     lost: set[Peer] = field(default_factory=set)
-    """Relays that are gone with what they need for the backward pass."""
+    """Relays that are gone, with the data for their backward pass."""
     num_forward: int = 0
-    """How many of them have."""
+    """Number of relays in `path` that have finished their forward pass."""
     num_left: int = 0
-    """In the backward pass: how many relays are still to compute theirs."""
+    """Number of relays that still have to compute their backward pass."""
     returning: bool = False
     on_link: bool = False
-    """A gradient is on its way from the relay that computed the last backward pass."""
+    """Whether the gradient is between two hosts."""
 
 
 class Pipelines:
-    """SWARM as GWTF describes it, with SWARM's wiring: who would be done first."""
+    """SWARM as GWTF describes it, with SWARM's wiring: to the peer that would finish first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._num_stages = cluster.scenario.num_relay_stages
         self._forwarding: dict[Trip, _Way] = {}
         self._held: dict[Peer, set[Trip]] = {peer: set() for peer in cluster.peers.values()}
-        """What takes up each relay's capacity."""
+        """The microbatches that take up each relay's capacity."""
         self._under_way: Counter[tuple[Peer, Peer]] = Counter()
-        """Forward passes that each sender waits for."""
+        """Number of forward passes that each sender waits for, by peer."""
         self._waiting: dict[int, deque[Trip]] = {
             stage: deque() for stage in range(1, self._num_stages + 1)
         }
@@ -117,7 +116,7 @@ class Pipelines:
         self._cluster.send(trip, here, peer, arrived, refused_by=self._refused_by(here, peer))
 
     def _choose(self, here: Peer, stage: int) -> Peer | None:
-        """Return the peer with room that comes first in the sender's order."""
+        """Return the peer with room that is first in the sender's order."""
         open_to = [p for p in self._cluster.of_stage(stage) if not self._full(p)]
         return min(open_to, key=lambda peer: self._order(here, peer), default=None)
 
@@ -125,16 +124,16 @@ class Pipelines:
         return len(self._held[peer]) >= peer.capacity
 
     def _order(self, here: Peer, peer: Peer) -> tuple[float, float]:
-        """Return when a peer would be done with one more, and a tie-breaker."""
+        """Return when a peer would finish one more microbatch, and a tie-breaker."""
         num = self._under_way[here, peer] + 1
         return num * self._cluster.cost_s(here, peer), self._rng.random()
 
     def _refused_by(
         self,
-        here: Peer,  # noqa: ARG002 - others ask the closest first.
+        here: Peer,  # noqa: ARG002 - `Closest` uses them.
         peer: Peer,  # noqa: ARG002
     ) -> Sequence[Peer]:
-        """Return whom the sender has asked in vain before the peer that it sends to."""
+        """Return the peers that refused the sender before it found this one."""
         return ()
 
     def _forwarded(self, trip: Trip, sender: Peer) -> None:
@@ -188,7 +187,7 @@ class Pipelines:
         self._admit(peer.stage_index)
 
     def _admit(self, stage: int) -> None:
-        """Let those go on that wait for room at a stage."""
+        """Send on the microbatches that wait for room at a stage."""
         waiting, self._waiting[stage] = self._waiting[stage], deque()
         for trip in waiting:
             if trip in self._forwarding and len(self._forwarding[trip].path) == stage - 1:
@@ -197,11 +196,11 @@ class Pipelines:
     # --- churn --------------------------------------------------------------------------------
 
     def joined(self, peer: Peer) -> None:
-        """There is more room."""
+        """Use the new room."""
         self._admit(peer.stage_index)
 
     def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
-        """Go round it in the forward pass; else begin again."""
+        """Go round the relay in the forward pass. In the backward pass, begin again."""
         self._held[peer].clear()
         for link in [link for link in self._under_way if peer in link]:
             del self._under_way[link]
@@ -220,7 +219,7 @@ class Pipelines:
                 self._go_round(trip, way, index)
 
     def _go_round(self, trip: Trip, way: _Way, index: int) -> None:
-        """Have others compute the forward pass; the last one before the gap sends again."""
+        """Let others compute the forward pass. The last relay before the gap sends again."""
         while index and way.path[index - 1] in way.lost:
             index -= 1
         trip.step += 1
@@ -256,7 +255,7 @@ class Pipelines:
 
 
 class Closest(Pipelines):
-    """SWARM as GWTF measured it: every sender asks the closest node of the next stage first."""
+    """SWARM as GWTF measured it: a sender asks the closest node of the next stage first."""
 
     @override
     def _order(self, here: Peer, peer: Peer) -> tuple[float, float]:
@@ -272,26 +271,26 @@ class Closest(Pipelines):
 
 @dataclass(slots=True)
 class _Throughput:
-    """What a trainer knows of a server."""
+    """A trainer's knowledge of a server."""
 
     ends_s: float
-    """When its calls so far would be over, if they began at 0 and came one after another."""
+    """When the calls so far would end if they began at 0 and came one after another."""
     call_s: float
-    """Of a forward call on an idle link, until one was measured."""
+    """Time of a forward call: on an idle link, until it has been measured."""
     mean_s: float = 0.0
     num: int = 0
 
     def measured(self, duration_s: float, size: float) -> None:
-        """Take in how long a call of this size took."""
+        """Take in the duration of a call of this size."""
         self.num += 1
         self.mean_s += _EMA_ALPHA * (duration_s / size - self.mean_s)
-        # As much as the mean of a few values is drawn towards its beginning at 0.
+        # Correct the bias of a mean of few values towards its start at 0.
         self.call_s = self.mean_s / (1 - (1 - _EMA_ALPHA) ** self.num)
 
 
 @dataclass(slots=True)
 class _Call:
-    """What a trainer waits for."""
+    """A call whose answer a trainer waits for."""
 
     stage: int
     backward: bool
@@ -300,7 +299,7 @@ class _Call:
 
 
 class Trainers:
-    """SWARM's public code: trainers call servers, which keep nothing."""
+    """SWARM's public code: trainers call servers, and servers keep nothing."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -355,7 +354,7 @@ class Trainers:
             cluster.compute(trip, home, embed_s, done, backward=True)
 
     def joined(self, peer: Peer) -> None:
-        """A new server is tried soon: it counts as the least used."""
+        """Try a new server soon: it counts as the least used."""
         for (home, stage), known in self._known.items():
             if stage == peer.stage_index:
                 least_s = min((other.ends_s for other in known.values()), default=0.0)
@@ -363,7 +362,7 @@ class Trainers:
                 known[peer] = _Throughput(least_s, call_s)
 
     def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
-        """Make its calls again, to others."""
+        """Repeat the relay's calls at other servers."""
         for known in self._known.values():
             known.pop(peer, None)
         for trip in under_way:

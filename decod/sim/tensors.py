@@ -1,7 +1,7 @@
-"""The tensors that a simulated host holds: who reads them, and how many bytes they are.
+"""The tensors that a simulated host holds, their users and their sizes.
 
-The core owns a tensor until it frees it; the driver may still read a freed one for a send that is
-in progress. Every wrong use is a `MisuseError` that names the tensor.
+The core owns a tensor until it frees it. The driver may still read a freed tensor for a send in
+progress. Every wrong use is a `MisuseError` that names the tensor.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ class StoredTensor:
     num_sends: int = 0
     num_jobs: int = 0
     freed: bool = False
-    """By the core; the driver still reads it for a send."""
+    """Whether the core has freed it. The driver may still read it for a send."""
 
 
 class TensorTable:
     """Tensors by id.
 
     Attributes:
-        stored_bytes: Of all tensors here now.
-        stored_peak_bytes: The most so far.
+        stored_bytes: Size of all tensors here now.
+        stored_peak_bytes: Largest size so far.
     """
 
     def __init__(self, profile: ComputeProfile) -> None:
@@ -43,12 +43,12 @@ class TensorTable:
 
     @property
     def contents(self) -> list[Content]:
-        """What all tensors here are."""
+        """The contents of all tensors here."""
         return [entry.content for entry in self._tensors.values()]
 
     @property
     def num_idle(self) -> int:
-        """How many tensors the core owns that no job and no send uses."""
+        """Number of tensors that the core owns and that no job and no send uses."""
         return sum(
             not (entry.freed or entry.num_jobs or entry.num_sends)
             for entry in self._tensors.values()
@@ -58,7 +58,7 @@ class TensorTable:
         return self._tensors[tensor].content
 
     def clear(self) -> None:
-        """Forget everything: the host has died."""
+        """Forget everything, because the host has died."""
         self._tensors.clear()
         self.stored_bytes = 0
 
@@ -76,7 +76,7 @@ class TensorTable:
         """Return a tensor that the core may use.
 
         Raises:
-            MisuseError: It is freed, or was never there.
+            MisuseError: The tensor was freed, or never existed.
         """
         stored = self._tensors.get(tensor)
         if stored is None or stored.freed:
@@ -84,10 +84,10 @@ class TensorTable:
         return stored
 
     def free(self, tensor: TensorId, user: object) -> None:
-        """Take the core's word that it needs a tensor no longer.
+        """Take in that the core no longer needs a tensor.
 
         Raises:
-            MisuseError: It is freed already, or a job still reads it.
+            MisuseError: The tensor was freed already, or a job still reads it.
         """
         stored = self.usable(tensor, user)
         if stored.num_jobs:
@@ -96,7 +96,7 @@ class TensorTable:
         self._forget_unread(tensor, stored)
 
     def end_send(self, tensor: TensorId) -> int:
-        """Count one send as over; returns the tensor's size."""
+        """Count one send as over, and return the tensor's size in bytes."""
         stored = self._tensors[tensor]
         stored.num_sends -= 1
         self._forget_unread(tensor, stored)

@@ -1,4 +1,4 @@
-"""What happened, one line for every transition: the same lines that a daemon logs."""
+"""The trace of a run: one line per transition, as in a daemon's log."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ _Entry = tuple[float, str, str, Mapping[str, object]]
 
 
 class Trace:
-    """Collects virtual time, host and event; written out when somebody wants to read them.
+    """Collects events with virtual time and host. Lines are rendered only when they are read.
 
     Attributes:
-        counts: How often each event has happened.
+        counts: Number of occurrences of each event.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Trace:
         self._lines: list[str] = []
 
     def add(self, now_s: float, name: str, event: str, fields: Mapping[str, object]) -> None:
-        """Keep one event; its fields must not change any more."""
+        """Keep one event. Do not change its fields afterwards."""
         self.counts[event] += 1
         self._entries.append((now_s, name, event, fields))
 
     @property
     def lines(self) -> list[str]:
-        """All so far. Two runs are the same if their lines are."""
+        """All lines so far. Two runs are equal if their lines are equal."""
         self._lines += map(_line, self._entries[len(self._lines) :])
         return self._lines
 

@@ -1,10 +1,10 @@
 """AdamW that gives the same bits on every device, from old buffers into new ones.
 
-Why not `torch.optim.AdamW`: its kernels fuse a multiplication and an addition on some devices and
-not on others, so a CPU and a GPU that took the same step would not hold the same weights, and the
-members of a stage prove to each other by a hash that they do. Here every operation is rounded
-once, as IEEE 754 says. And because it writes into other buffers than it reads, a step can be
-proposed, looked at, and dropped without a copy.
+Some kernels of `torch.optim.AdamW` fuse a multiplication and an addition, depending on the device.
+A CPU and a GPU that took the same step would then hold different weights, but the members of a
+stage compare the hashes of their weights. Here every operation is rounded once, as IEEE 754
+demands. The step also writes into other buffers than it reads, so it can be proposed, inspected and
+dropped without a copy.
 
 Legend: P parameters of a stage, flat.
 """
@@ -19,15 +19,15 @@ from torch import Tensor
 from decod.train.params import OptimizerConfig
 
 _CHUNK_SIZE = 1 << 16
-"""Elements per pass on a CPU: five float32 buffers of it fit a second-level cache."""
+"""Elements per pass on a CPU. Five float32 buffers of this size fit into a second-level cache."""
 
 _CLIP_EPS = 1e-6
-"""Keeps a gradient of norm 0 from being divided by it. torch's number."""
+"""Keeps a gradient of norm 0 from a division by zero. torch uses the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of parameters that are all decayed, or all not."""
+    """A run of parameters, all with or all without weight decay."""
 
     start: int
     stop: int
@@ -36,10 +36,10 @@ class Segment:
 
 @dataclass(slots=True)
 class AdamWState:
-    """Everything a step changes. Three flat tensors (P,), float32 or float64, of one device."""
+    """All that a step changes: three flat (P,) tensors, float32 or float64, on one device."""
 
     weights: Tensor
-    """For bfloat16 models the float32 master weights."""
+    """The weights. For bfloat16 models, the float32 master weights."""
     mean: Tensor
     """Decayed mean of gradients (`exp_avg`)."""
     square: Tensor
@@ -61,13 +61,13 @@ def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
 
 
 def clip_factor(optimizer: OptimizerConfig, gradient_norm: float) -> float:
-    """Return what a gradient is multiplied by so that it is not longer than `clip_norm`.
+    """Return the factor that scales a gradient down to `clip_norm`; 1 if it is not longer.
 
     The formula is that of `torch.nn.utils.clip_grad_norm_`, in float64.
 
     Args:
-        optimizer: Has the limit.
-        gradient_norm: Of the whole model's gradient.
+        optimizer: Contains the limit.
+        gradient_norm: Norm of the whole model's gradient.
     """
     if optimizer.clip_norm == 0:
         return 1.0
@@ -84,14 +84,14 @@ def adamw_step(
     optimizer: OptimizerConfig,
     iteration: int,
 ) -> None:
-    """Write into `new` what one step makes of `old`.
+    """Write the result of one step from `old` into `new`.
 
     Args:
         old: State after the previous iteration. Not changed.
         new: Overwritten.
         gradient_P: (P,), dtype and device of the state. Not changed.
         segments: Cover all P elements.
-        optimizer: Rates; the bias correction counts iterations from 1.
+        optimizer: Contains the rates. The bias correction counts iterations from 1.
         iteration: The iteration that this step ends, from 1.
 
     Source: Decoupled Weight Decay Regularization (arXiv:1711.05101), algorithm 2.
@@ -101,7 +101,7 @@ def adamw_step(
         here = slice(segment.start, segment.stop)
         factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
         torch.mul(old.weights[here], factor, out=new.weights[here])
-    # Chunks only keep the buffers in cache; every element is computed alone, so they change no bit.
+    # Chunks only keep the buffers in the cache. Elements are independent, so no bit changes.
     chunk_size = gradient_P.numel() if gradient_P.is_cuda else _CHUNK_SIZE
     scratch_P = torch.empty_like(gradient_P[:chunk_size])
     for start in range(0, gradient_P.numel(), max(chunk_size, 1)):
@@ -119,6 +119,6 @@ def adamw_step(
         torch.sqrt(square_P, out=spare_P)
         spare_P.mul_(1 / math.sqrt(1 - optimizer.beta2**iteration)).add_(optimizer.eps)
         torch.div(mean_P, spare_P, out=spare_P)
-        # The scaling stands alone: `add_(x, alpha=y)` may be fused.
+        # The scaling is a separate operation, because `add_(x, alpha=y)` may be fused.
         spare_P.mul_(lr / (1 - optimizer.beta1**iteration))
         weights_P.sub_(spare_P)

@@ -1,11 +1,11 @@
-"""One stage's tensors and everything that is done with them. No sockets, no clocks but torch's.
+"""All computations of one stage. No sockets, and no clocks but torch's.
 
-A stage's life: `build` (or `load`), then per iteration: microbatches forward and backward (their
-gradients add up), `gather`, `reduce_part`, `propose`, and `commit`, or `reset` when the iteration
-is repeated. A microbatch adds to the gradient once, however often it is sent: a repeated backward
-gives the same gradient to the sender and adds nothing.
+A stage begins with `build` or `load`. In each iteration, microbatches run forward and backward, and
+their gradients add up. Then follow `gather`, `reduce_part`, `propose` and `commit`, or `reset` if
+the iteration is repeated. A microbatch counts once in the gradient, however often it is sent: a
+repeated backward pass gives the sender the same gradient and adds nothing.
 
-A proposed step is written beside the committed state; undoing it forgets it.
+A proposed step is written beside the committed state. To undo it is to forget it.
 
 Legend: B sequences, T positions, D width, P parameters of the stage.
 """
@@ -36,26 +36,26 @@ from decod.train.token_source import read_tokens
 
 
 class StageExecutor(StageHolder):
-    """Runs one stage. Errors leave the state as it was, unless they say that it is spoiled."""
+    """Runs one stage. Errors leave the state unchanged, unless they say that it is spoiled."""
 
     # Microbatches
 
     def embed(self, mb: MicrobatchId) -> Tensor:
-        """Return what stage 0 sends to the first relay, (B, T, D); keeps what backward needs."""
+        """Return stage 0's output for the first relay, (B, T, D). Keep the graph for backward."""
         stage = self._ready_first()
         output_BTD = stage.embed(self._read_tokens(mb)[:, :-1])
         self._keep(mb, output_BTD, None)
         return output_BTD.detach()
 
     def forward(self, mb: MicrobatchId, input_BTD: Tensor) -> Tensor:
-        """Return a relay's output, (B, T, D); keeps what backward needs.
+        """Return a relay's output, (B, T, D). Keep the graph for backward.
 
         Args:
-            mb: A microbatch that is held already is run anew.
+            mb: The microbatch. If it is held already, it runs anew.
             input_BTD: (B, T, D) in the model's dtype, any device. Copied.
 
         Raises:
-            NonFiniteError: Input or output holds NaN or infinity; nothing is kept.
+            NonFiniteError: Input or output holds NaN or infinity. Nothing is kept.
         """
         stage = self._ready()
         entry_BTD = self._take(input_BTD, "activation received", copy=True).requires_grad_()
@@ -66,7 +66,7 @@ class StageExecutor(StageHolder):
     def head(self, mb: MicrobatchId, input_BTD: Tensor) -> tuple[Tensor, float]:
         """Return the gradient of the last relay's output, (B, T, D), and the mean loss.
 
-        The gradient of norm and head is added to the sum, once per microbatch.
+        Adds the gradient of norm and head to the sum, once per microbatch.
 
         Raises:
             NonFiniteError: Input, loss or gradient holds NaN or infinity.
@@ -81,10 +81,10 @@ class StageExecutor(StageHolder):
         return gradient_BTD, float(loss.detach())
 
     def backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> Tensor:
-        """Return the gradient of a relay's input, (B, T, D); frees the microbatch.
+        """Return the gradient of a relay's input, (B, T, D), and free the microbatch.
 
         Args:
-            mb: Must be held.
+            mb: The microbatch, which must be held.
             gradient_BTD: Gradient of this stage's output, (B, T, D). Copied.
 
         Raises:
@@ -100,7 +100,7 @@ class StageExecutor(StageHolder):
         return result_BTD
 
     def embed_backward(self, mb: MicrobatchId, gradient_BTD: Tensor) -> None:
-        """Run stage 0's part before the relays backward; frees the microbatch. As `backward`."""
+        """Run stage 0's blocks and embedding backward, and free the microbatch. As `backward`."""
         self._ready_first()
         held = self._release(mb)
         start = held.output.given(self._take(gradient_BTD, "gradient received", copy=True))
@@ -130,7 +130,7 @@ class StageExecutor(StageHolder):
         return stage
 
     def _read_tokens(self, mb: MicrobatchId) -> Tensor:
-        """Return (B, T + 1) tokens on the device; they are kept until the microbatch is freed."""
+        """Return (B, T + 1) tokens on the device. They are kept until the microbatch is freed."""
         if mb not in self._tokens:
             config = self.config
             tokens = read_tokens(self.tokens, mb, config.batch, config.model, seed=config.seed)
@@ -138,10 +138,10 @@ class StageExecutor(StageHolder):
         return self._tokens[mb]
 
     def _take(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
-        """Return a received activation or gradient on the device, checked.
+        """Check a received activation or gradient, and return it on the device.
 
-        Its memory is used for something else once this job is answered: what is kept for longer,
-        by autograd or for products that are put off, must be a copy.
+        Its memory is reused once this job has been answered. Anything that autograd or postponed
+        products keep for longer must be a copy.
         """
         if tensor.shape != self.activation_shape or tensor.dtype != self.dtype:
             raise ShapeError(
@@ -175,7 +175,7 @@ class StageExecutor(StageHolder):
         start: Tensor | GradientEdge,
         entry_BTD: Tensor | None,
     ) -> Tensor | None:
-        """Return the gradient of `entry_BTD`, and add those of parameters if `part` is new."""
+        """Return the gradient of `entry_BTD`. Add parameter gradients if `part` is new."""
         self.finish_backward()
         starts: Any = [start]
         if part in self._contributed:
@@ -194,10 +194,10 @@ class StageExecutor(StageHolder):
         return result_BTD
 
     def finish_backward(self) -> bool:
-        """Add what the last backward has put off, and return whether there was anything.
+        """Add the products that the last backward pass postponed. Return whether there were any.
 
-        Whatever needs the sum does this first. Done right after the gradient was sent, it takes
-        place while others work on that. See `decod.model.later`.
+        Everything that needs the sum calls this first. If it runs right after the gradient was
+        sent, it overlaps with the work of other nodes. See `decod.model.later`.
         """
         if self._stage is None or not self._later:
             return False
@@ -207,7 +207,7 @@ class StageExecutor(StageHolder):
 
     @contextmanager
     def _adding(self, mb: MicrobatchId) -> Iterator[None]:
-        """Whatever stops this halfway leaves a sum of which nobody knows what is in it."""
+        """Mark the sum as spoiled if the block fails, because its content is then unknown."""
         try:
             yield
         except BaseException:
@@ -216,21 +216,21 @@ class StageExecutor(StageHolder):
             raise
 
     def drop(self, mb: MicrobatchId) -> None:
-        """Forget what is held for a microbatch, if anything; nothing of it is in the sum."""
+        """Forget a held microbatch, if there is one. The sum contains nothing of it."""
         self._held.pop(mb, None)
         self._tokens.pop(mb, None)
 
     # Iterations
 
     def gather(self, num_parts: int) -> list[Tensor]:
-        """Return the sum of gradients over microbatches, cut in parts, in the wire's dtype.
+        """Return the sum of gradients over microbatches, cut into parts, in the wire's dtype.
 
         Returns:
             Tensors on the device that may share memory with the sum: copy them out at once.
 
         Raises:
-            NonFiniteError: The sum holds NaN or infinity.
-            TrainingError: A backward failed halfway; only `reset` helps.
+            NonFiniteError: The sum holds NaN or infinity, or a backward pass failed halfway. Only
+                `reset` helps.
         """
         gradient_P = self._own_gradient()
         return cut(gradient_P.to(self.wire_dtype), num_parts)
@@ -264,10 +264,10 @@ class StageExecutor(StageHolder):
         )
 
     def square_sum(self, mean_N: Tensor) -> float:
-        """Return the sum of an average's squares; 0 where the run clips no gradient.
+        """Return the sum of squares of an average; 0 if the run does not clip gradients.
 
         Raises:
-            NonFiniteError: It is not finite.
+            NonFiniteError: The sum is not finite.
         """
         return square_sum(mean_N) if self.config.optimizer.clip_norm else 0.0
 
@@ -293,13 +293,13 @@ class StageExecutor(StageHolder):
     ) -> str:
         """Compute one optimizer step beside the committed state.
 
-        Proposing again, for instance with a smaller roster, replaces the proposal.
+        A second proposal, for instance with a smaller roster, replaces the first.
 
         Args:
             iteration: The iteration that the step ends, from 1; later than the last committed.
-            parts_N: All reduced parts in order; none if this node is alone in its roster.
+            parts_N: All reduced parts in order; empty if this node is alone in its roster.
             weights_total: Microbatches in this node's own gradient; only without parts.
-            gradient_norm: Of the whole model's gradient, if the run clips it.
+            gradient_norm: Norm of the whole model's gradient, if the run clips it.
 
         Returns:
             Hash of the weights after the step.
@@ -307,7 +307,7 @@ class StageExecutor(StageHolder):
         Raises:
             NonFiniteError: Gradient or weights after the step are not finite.
             ShapeError: The parts do not make up the stage's gradient.
-            TrainingError: The iteration is over already.
+            TrainingError: The iteration is already committed.
         """
         gradient_P = self._reduced_gradient(parts_N, weights_total)
         if iteration <= self.iteration:
@@ -356,7 +356,7 @@ class StageExecutor(StageHolder):
             self._spare, self._proposed = self._proposed[1], None
 
     def commit(self, iteration: int) -> None:
-        """Make the proposed step final; microbatches and gradients of the iteration are freed.
+        """Make the proposed step final. Free the iteration's microbatches and gradients.
 
         Raises:
             TrainingError: This iteration is not the proposed one.
@@ -377,7 +377,7 @@ class StageExecutor(StageHolder):
 
     @contextmanager
     def measuring(self) -> Iterator[Stage]:
-        """Lend the module for trial runs: gradients go nowhere while the context lasts."""
+        """Lend the module for trial runs, whose gradients are thrown away."""
         stage = self._ready()
         parameters = list(stage.parameters())
         self.finish_backward()

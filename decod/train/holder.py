@@ -1,7 +1,7 @@
-"""One stage's memory: weights, moments, gradients, and what is held of its microbatches.
+"""One stage's memory: weights, moments, gradients and held microbatches.
 
-All parameters lie in one flat buffer in sorted order of names, and so do gradients and moments: a
-sum, a hash or a snapshot is one pass over memory. The module's parameters are views of it.
+All parameters lie in one flat buffer in sorted order of names. So do gradients and moments. A sum,
+a hash or a snapshot is then one pass over memory. The module's parameters are views of the buffer.
 
 Legend: P parameters of the stage.
 """
@@ -34,7 +34,7 @@ from decod.train.token_source import TokenSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """What a compute process must know about the run and its host."""
+    """A compute process's knowledge of the run and its host."""
 
     model: ModelConfig
     stages: StagesConfig
@@ -48,34 +48,34 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What was built."""
+    """Description of a built stage."""
 
     num_parameters: int
     parameter_bytes: int
-    """Bytes of the stage's gradient in the dtype in which it is summed."""
+    """Size of the stage's gradient, in the dtype of its sum."""
     hash: str
-    """Of the committed weights. See `Layout.hash`."""
+    """Hash of the committed weights. See `Layout.hash`."""
     activation_bytes: int
-    """Bytes of one microbatch's activation between stages."""
+    """Size of one microbatch's activation between stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPass:
-    """What is kept of a microbatch between its forward and its backward."""
+    """The part of a microbatch's forward pass that its backward pass needs."""
 
     output: Output
     entry: Tensor | None
-    """The input whose gradient the previous stage waits for; None on stage 0."""
+    """The input whose gradient the previous stage waits for. None on stage 0."""
 
 
 class StageHolder:
-    """Builds, loads, resets and hands out a stage's state; computes nothing.
+    """Builds, loads, resets and hands out a stage's state. Computes no passes.
 
     Args:
         config: The run, and the device.
-        tokens: Needed on stage 0 only.
-        init_dir: Folder of a model to start from; None builds weights from the seed.
-        checkpoint: What the run goes on from, weights and moments; None if it begins anew.
+        tokens: Source of tokens, needed only on stage 0.
+        init_dir: Folder of a model to start from. None: weights are built from the seed.
+        checkpoint: State to resume from, weights and moments. None: the run begins anew.
         watch: Measures copies of tensors to the device.
     """
 
@@ -95,7 +95,7 @@ class StageHolder:
         self.checkpoint = checkpoint
         self.dtype = TORCH_DTYPES[config.model.dtype]
         self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        """Of sums, moments and master weights."""
+        """Dtype of sums, moments and master weights."""
         self.wire_dtype: torch.dtype = (
             torch.float64
             if self.dtype == torch.float64
@@ -114,12 +114,14 @@ class StageHolder:
     # Building
 
     def build(self, stage_index: int) -> StageReport:
-        """Build a stage in the run's first state; what was built before is forgotten.
+        """Build a stage in the run's first state. Any earlier stage is forgotten.
 
         Raises:
             ConfigError: The model cannot be cut like this.
-            DataError: The folder or checkpoint to start from can't be read or holds another model.
-            TrainingError: There is no such stage, or it needs tokens and has no source.
+            DataError: The model folder cannot be read or holds another model.
+            CheckpointError: The checkpoint cannot be read or does not fit.
+            NonFiniteError: The model in the folder is not finite.
+            TrainingError: There is no such stage.
         """
         config = self.config
         if not 0 <= stage_index <= config.stages.num_relay_stages:
@@ -141,7 +143,7 @@ class StageHolder:
         )
 
     def _first_state(self, layout: Layout) -> tuple[AdamWState, int]:
-        """Return the state that the run starts from, on the device, and its iteration."""
+        """Return the run's first state, on the device, and its iteration."""
         if self.checkpoint is not None:
             state, iteration = checkpoint_state(self.checkpoint, layout, self.dtype)
             return self._on_device(state), iteration
@@ -180,7 +182,8 @@ class StageHolder:
                 # Autograd adds into an existing gradient in place.
                 parameter.grad = target
             else:
-                # Many small terms in bfloat16 would be lost: each goes to the float32 sum at once.
+                # A bfloat16 sum would lose many small terms, so each goes to the float32 sum at
+                # once.
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._mover(target)
                 )
@@ -189,7 +192,7 @@ class StageHolder:
 
     def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
         def move(parameter: Tensor) -> None:
-            # There is none where the product was put off.
+            # A postponed product leaves no gradient here.
             if not self._measuring and parameter.grad is not None:
                 target.add_(parameter.grad)
             parameter.grad = None
@@ -210,12 +213,12 @@ class StageHolder:
 
     @property
     def num_elements(self) -> int:
-        """Parameters of the built stage."""
+        """Number of parameters of the built stage."""
         self._built()
         return self._layout.num_elements
 
     def reset(self) -> None:
-        """Forget held microbatches, gradients and a proposed step: the iteration starts again."""
+        """Restart the iteration: forget held microbatches, gradients and a proposed step."""
         self._built()
         self._proposed = None
         self._held.clear()
@@ -228,30 +231,30 @@ class StageHolder:
     # State
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the committed weights by name, as views of float32 or wider: do not change."""
+        """Return the committed weights by name, float32 or wider. They are views: do not change."""
         self._built()
         return dict(self._layout.views(self._committed.weights))
 
     def snapshot(self, *, with_optimizer: bool) -> SnapshotLayout:
-        """Return a description of the committed state, also while a step is proposed."""
+        """Return a description of the committed state, even while a step is proposed."""
         self._built()
         return take_snapshot(
             self._committed, self._layout, self.dtype, with_optimizer=with_optimizer
         )
 
     def load(self, blob: Tensor, entries: Sequence[TensorEntry], iteration: int) -> str:
-        """Replace the committed state; drops microbatches, gradients and a proposed step.
+        """Replace the committed state. Drop microbatches, gradients and a proposed step.
 
         Args:
             blob: uint8 on CPU, not changed.
-            entries: What it must hold.
-            iteration: The iteration after which it was taken.
+            entries: Expected content of the blob.
+            iteration: The iteration after which the state was taken.
 
         Returns:
             The hash of the weights.
 
         Raises:
-            CheckpointError: Something does not fit; the state is unchanged.
+            CheckpointError: Something does not fit. The state is unchanged.
         """
         self._built()
         return self._adopt(read_state(blob, entries, self._layout, self.dtype), iteration)
@@ -259,17 +262,17 @@ class StageHolder:
     def mix(
         self, donors: Sequence[tuple[int, Tensor, Sequence[TensorEntry]]], iteration: int
     ) -> str:
-        """Replace the committed weights by the mean of other stages'; the moments become zero.
+        """Replace the committed weights by the mean of other stages'. The moments become zero.
 
         Args:
-            donors: Stage index, blob (uint8 on CPU, not changed) and what it must hold.
-            iteration: The iteration after which they were taken.
+            donors: Stage index, blob (uint8 on CPU, not changed) and expected content of each.
+            iteration: The iteration after which the states were taken.
 
         Returns:
             The hash of the weights.
 
         Raises:
-            CheckpointError: Something does not fit; the state is unchanged.
+            CheckpointError: Something does not fit. The state is unchanged.
         """
         self._built()
         config, states = self.config, list[tuple[Layout, Tensor]]()
@@ -281,7 +284,7 @@ class StageHolder:
         return self._adopt(AdamWState(weights_P, zeros_P, zeros_P.clone()), iteration)
 
     def _adopt(self, state: AdamWState, iteration: int) -> str:
-        """Make another state the committed one; return the hash of its weights."""
+        """Make another state the committed one. Return the hash of its weights."""
         self._committed = self._on_device(state)
         self.iteration = iteration
         self.reset()

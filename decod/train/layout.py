@@ -1,4 +1,4 @@
-"""Where each parameter lies in a stage's flat buffers: sorted names, no gaps."""
+"""Positions of parameters in a stage's flat buffers: sorted by name, without gaps."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ class Layout:
             yield name, flat_P[here].view(self.shapes[name])
 
     def segments(self) -> list[Segment]:
-        """Return runs of equal weight decay: matrices are decayed, norms and biases are not."""
+        """Return the segments of equal weight decay: matrices are decayed, norms and biases not."""
         starts = [
             here.start
             for (name, here), before in zip(

@@ -1,7 +1,7 @@
-"""What a microbatch costs on this host: time forward and backward, memory in between.
+"""Cost of a microbatch on this host: time forward and backward, and memory in between.
 
-The planner weighs hosts by these numbers, so they are taken with the stage's real module, shapes
-and dtype, on random input, and leave no trace in the state.
+The planner weighs hosts by these numbers. They are therefore taken with the stage's real module,
+shapes and dtype, on random input. They leave no trace in the state.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ class Measurement:
     backward_s: float
     """On stage 0 this includes the head, forward and backward."""
     microbatch_memory_bytes: int
-    """What one microbatch occupies between its forward and its backward."""
+    """Memory that one microbatch occupies between its forward and its backward pass."""
 
 
 def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
-    """Time microbatches after one warm-up, which also counts the memory.
+    """Time microbatches. One warm-up runs first, and measures the memory.
 
     Args:
-        executor: Has a stage and no proposed step. Gradients and held microbatches stay.
+        executor: Must have a stage and no proposed step. Gradients and held microbatches stay.
         num_repeats: At least 1.
 
     Raises:
@@ -66,7 +66,7 @@ def measure(executor: StageExecutor, num_repeats: int) -> Measurement:
 
 
 def synchronize(device: str) -> None:
-    """Wait until a device has done what it was given."""
+    """Wait until a device has finished its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
@@ -91,7 +91,7 @@ def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: T
 
 
 def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:
-    """Return the memory that autograd keeps after a forward, each storage counted once."""
+    """Return the bytes that autograd keeps after a forward pass, each storage counted once."""
     if hidden_BTD.is_cuda:
         torch.cuda.synchronize(hidden_BTD.device)
         before_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
@@ -103,7 +103,7 @@ def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> i
     alive = []
 
     def pack(tensor: Tensor) -> Tensor:
-        # Kept alive, so that no address is used for two tensors.
+        # Keep the tensor alive, so that no two tensors share an address.
         alive.append(tensor)
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()

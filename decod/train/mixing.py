@@ -1,7 +1,7 @@
-"""Weights for a stage that is lost, from those of the stages beside it.
+"""Weights for a lost stage, mixed from those of the neighbouring stages.
 
-Source: CheckFree (arXiv:2506.15461), section 4. Deviation: the two neighbours weigh the same, where
-the paper weighs them by the norms of their last gradients. The first and the last relay stage have
+Source: CheckFree (arXiv:2506.15461), section 4. Deviation: both neighbours have the same weight.
+The paper weighs them by the norms of their last gradients. The first and the last relay stage have
 one neighbour among the relays, and get its weights.
 """
 
@@ -21,8 +21,8 @@ def mixed_weights(layout: Layout, donors: Sequence[tuple[Layout, Tensor]]) -> Te
     """Return the mean of other stages' weights, block by block, (P,) in the donors' dtype.
 
     Args:
-        layout: Of the stage that is made: blocks only. Where it has another number of blocks than
-            a donor, each block is made from the one at the nearest place.
+        layout: Layout of the new stage, which contains only blocks. If a donor has another number
+            of blocks, each block comes from the donor's block at the nearest place.
         donors: Layouts and weights, (their P,), float32 or float64 on CPU. Not changed. At least 1.
     """
     mixed_P = torch.zeros(layout.num_elements, dtype=donors[0][1].dtype)

@@ -1,7 +1,7 @@
 """A stage's output, whose gradient comes later and from elsewhere.
 
-torch takes a gradient where backward starts, but checks its shape with a module that loads sympy:
-half a second of a processor and 34 MiB in each compute process (torch 2.13).
+`torch.autograd.backward` takes gradients as arguments, but checks their shapes with a module that
+loads sympy. That costs half a second of CPU time and 34 MiB in each compute process (torch 2.13).
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from typing_extensions import override
 
 
 class Output:
-    """What is kept of an output until its gradient comes: its graph, and not its memory.
+    """An output that waits for its gradient. Keeps the graph, but not the output's memory.
 
     Args:
-        tensor: Needs a gradient.
+        tensor: The output. It requires a gradient.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -26,14 +26,14 @@ class Output:
         self._edge = get_gradient_edge(_Given.apply(tensor, self._given))  # type: ignore[no-untyped-call]
 
     def given(self, gradient: Tensor) -> GradientEdge:
-        """Return where backward starts, with this gradient, of the output's shape and dtype."""
+        """Return the start of a backward pass with this gradient. Shape and dtype must match."""
         assert (gradient.shape, gradient.dtype) == (self._shape, self._dtype)
         self._given[:] = [gradient]
         return self._edge
 
 
 class _Given(torch.autograd.Function):
-    """A number that stands for the output: its gradient is the one that was given."""
+    """A number in place of the output. Its gradient is the given one."""
 
     @staticmethod
     @override

@@ -1,6 +1,6 @@
-"""What every member must agree on about optimization.
+"""Optimization settings that all members must share.
 
-Imports no torch: the node process reads it.
+Imports no torch, because the node process reads it.
 """
 
 import math
@@ -61,7 +61,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionConfig:
-    """How a stage's members add up their gradients."""
+    """Settings for the sum of gradients over a stage's members."""
 
     wire_dtype: WireDtype = WireDtype.FLOAT32
     """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in

@@ -1,6 +1,6 @@
 """Sums of gradients: the arithmetic that members of a stage must agree on.
 
-Each member reduces one part for all, so that everybody receives the very same bytes.
+Each member reduces one part for all, so that all members receive the same bytes.
 
 Legend: P parameters of a stage, N elements of one part.
 """
@@ -15,15 +15,15 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 
 _CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
-"""Elements that are squared at a time, so that their copy in float64 stays small: on a CPU, within
-its second-level cache."""
+"""Elements to square at a time, so that their float64 copy stays small. On a CPU, the copy fits
+into the second-level cache."""
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no element is NaN or infinite; waits for the device.
+    """Return whether all elements are finite. Waits for the device.
 
     NaN and infinity survive a sum, so one pass without a mask is enough. A sum of finite values
-    that overflows is reported too; values that large are lost anyway.
+    that overflows also counts as not finite; values that large are lost anyway.
     """
     return bool(torch.isfinite(tensor.sum()))
 
@@ -48,20 +48,20 @@ def reduce_part(
 ) -> Tensor:
     """Return the weighted mean of one part of the gradient.
 
-    Adds in the given order (float addition is not associative, and whoever repeats the sum must
-    get the same bits), then divides once.
+    Adds in the given order and then divides once. Float addition is not associative, and a repeated
+    sum must give the same bits.
 
     Args:
-        contributions_N: Sums over each member's microbatches, in roster order. Not changed.
-        weights_total: Microbatches in all contributions together.
+        contributions_N: Sums over each member's microbatches, (N,), in roster order. Not changed.
+        weights_total: Number of microbatches in all contributions together.
         dtype: float32, or float64 for float64 models.
-        device: Where to add.
+        device: The device that adds.
 
     Returns:
         (N,) in `dtype` on `device`. New memory.
 
     Raises:
-        NonFiniteError: A contribution holds NaN or infinity; the message has its position.
+        NonFiniteError: A contribution holds NaN or infinity. The message names its position.
         ShapeError: There is no contribution, or their lengths differ.
         TrainingError: `weights_total` is not positive.
     """
@@ -89,12 +89,12 @@ def reduce_part(
 
 
 def square_sum(gradient_N: Tensor) -> float:
-    """Return the sum of an average's squares, for the norm of the whole gradient.
+    """Return the sum of squares of an average, for the norm of the whole gradient.
 
-    Each element is squared and added in float64, whatever the gradient's dtype is.
+    Squares and adds in float64, whatever the gradient's dtype.
 
     Raises:
-        NonFiniteError: It is NaN or infinite, as no norm may be.
+        NonFiniteError: The sum is NaN or infinite.
     """
     chunk_size = _CHUNK_SIZE_CUDA if gradient_N.is_cuda else _CHUNK_SIZE
     total = torch.zeros((), dtype=torch.float64, device=gradient_N.device)

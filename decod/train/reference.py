@@ -1,7 +1,7 @@
 """The oracle: the same training in one process, in plain PyTorch.
 
-Shares the modules and initial weights with the executor and nothing else: its own loop, torch's
-AdamW, one module. What a run computes together must equal what this computes alone.
+It shares only the modules and the initial weights with the executor. It has its own loop, torch's
+AdamW and one module. A run must compute the same weights as this oracle.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,13 +26,13 @@ def train_reference(
     """Train from the seed's initial weights, one step per batch, on one CPU.
 
     Args:
-        model: In float64 or float32; bfloat16 has master weights that this loop lacks.
+        model: In float64 or float32. A bfloat16 model has master weights, which this loop lacks.
         optimizer: Rates.
-        seed: Of the initial weights.
-        batches: Per iteration its microbatches, each (B, T + 1) token ids.
+        seed: Seed of the initial weights.
+        batches: The microbatches of each iteration, each (B, T + 1) token ids.
 
     Returns:
-        The mean loss of every iteration, and the weights at the end by name.
+        The mean loss of every iteration, and the final weights by name.
     """
     assert model.dtype.value != "bfloat16", model.dtype
     module = empty_model(model)

@@ -1,8 +1,8 @@
-"""A stage's state as one blob of bytes with a description: what donors send to newcomers.
+"""A stage's state as one described blob of bytes, which donors send to newcomers.
 
-The blob holds the parameters by their checkpoint names and, with the optimizer, its moments as
-`optimizer.exp_avg.<name>` and `optimizer.exp_avg_sq.<name>`; bfloat16 models add
-`optimizer.master.<name>`. Every tensor carries its sha256, and every chunk of it its own. Loading
+The blob holds the parameters by their checkpoint names. With the optimizer, it also holds the
+moments as `optimizer.exp_avg.<name>` and `optimizer.exp_avg_sq.<name>`. bfloat16 models add
+`optimizer.master.<name>`. Every tensor has a sha256, and so has each of its chunks. Loading
 verifies everything before it changes anything.
 """
 
@@ -28,18 +28,18 @@ from decod.train.reduction import is_finite
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLayout:
-    """Where tensors are to lie in a blob, and the tensors."""
+    """The tensors of a blob, and their places in it."""
 
     places: tuple[TensorEntry, ...]
-    """Without hashes."""
+    """Entries without hashes."""
     tensors: tuple[Tensor, ...]
     num_bytes: int
 
     def write(self, blob: Tensor) -> tuple[list[TensorEntry], list[str]]:
-        """Copy all tensors into a blob; return their entries, and the hashes of all chunks.
+        """Copy all tensors into a blob. Return their entries and the hashes of all chunks.
 
         Args:
-            blob: (num_bytes,) uint8 on CPU. Gaps are left as they are.
+            blob: (num_bytes,) uint8 on CPU. Gaps are not written.
         """
         for place, tensor in zip(self.places, self.tensors, strict=True):
             target = blob[place.offset : place.offset + place.num_bytes]
@@ -50,7 +50,7 @@ class SnapshotLayout:
 def _sections(
     state: AdamWState, dtype: torch.dtype, *, with_optimizer: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield name prefix and flat buffer of each section, in the order of the blob."""
+    """Yield the name prefix and flat buffer of each section, in the order of the blob."""
     yield "", state.weights.to(dtype)
     if with_optimizer:
         yield MEAN_PREFIX, state.mean
@@ -62,13 +62,13 @@ def _sections(
 def take_snapshot(
     state: AdamWState, layout: Layout, dtype: torch.dtype, *, with_optimizer: bool
 ) -> SnapshotLayout:
-    """Return a snapshot, whose tensors are views of the state: write it before the next commit.
+    """Return a snapshot. Its tensors are views of the state: write it before the next commit.
 
     Args:
-        state: What to describe. Not changed.
+        state: The state. Not changed.
         layout: Positions of its parameters.
-        dtype: The model's.
-        with_optimizer: Whether the moments, and master weights if any, belong to it.
+        dtype: The model's dtype.
+        with_optimizer: Whether to include the moments, and the master weights if there are any.
     """
     places, tensors, offset = [], [], 0
     for prefix, flat_P in _sections(state, dtype, with_optimizer=with_optimizer):
@@ -85,24 +85,25 @@ def take_snapshot(
 def read_state(
     blob: Tensor, entries: Sequence[TensorEntry], layout: Layout, dtype: torch.dtype
 ) -> AdamWState:
-    """Return the state that a blob holds, in new memory on CPU.
+    """Return the state in a blob, in new memory on CPU.
 
-    Without optimizer entries the moments are zero and master weights equal the parameters.
+    Without optimizer entries, the moments are zero and the master weights equal the parameters.
 
     Args:
         blob: uint8 on CPU. Not changed.
-        entries: What it should hold, in any order.
+        entries: Expected content, in any order.
         layout: This stage's parameters.
-        dtype: The model's.
+        dtype: The model's dtype.
 
     Raises:
-        CheckpointError: A tensor is missing, foreign, altered, not finite, or lies outside.
+        CheckpointError: A tensor is missing, foreign, altered, not finite, or lies outside the
+            blob.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     zeros_P = torch.zeros(layout.num_elements, dtype=wide)
     expected = AdamWState(zeros_P, zeros_P.clone(), zeros_P.clone())
     with_optimizer = any(entry.name.startswith("optimizer.") for entry in entries)
-    # New buffers of the right sizes; filled below, section by section.
+    # New buffers of the right sizes, to be filled section by section.
     flats = {
         prefix: torch.empty_like(flat_P)
         for prefix, flat_P in _sections(expected, dtype, with_optimizer=with_optimizer)
@@ -134,7 +135,7 @@ def read_state(
 
 
 def _fill(target: Tensor, entry: TensorEntry, blob: Tensor) -> str | None:
-    """Copy one tensor out of the blob; return what is wrong with it, if anything."""
+    """Copy one tensor out of the blob. Return its problem, if there is one."""
     kind = str(target.dtype).removeprefix("torch.")
     if (entry.dtype, entry.shape) != (kind, tuple(target.shape)):
         return f"{entry.name} is {entry.dtype} {entry.shape}, not {kind} {tuple(target.shape)}"

@@ -1,4 +1,4 @@
-"""The state in which a stage begins: from the seed, a model folder, or a checkpoint."""
+"""A stage's first state: from the seed, a model folder, or a checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ from decod.train.snapshot import read_state
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSource:
-    """A checkpoint that a run goes on from."""
+    """A checkpoint that a run resumes from."""
 
     folder: Path
     sha256: str
-    """Of its manifest, as the run's members have agreed on it."""
+    """Hash of its manifest, on which the run's members agree."""
 
 
 def initial_weights(
@@ -36,9 +36,9 @@ def initial_weights(
     Args:
         model: The whole model.
         layout: The stage's parameters.
-        seed: Used without a folder.
+        seed: Seed of the weights. Not used with a folder.
         dtype: float32 or float64.
-        folder: A model folder that holds at least this stage; None builds weights from the seed.
+        folder: A model folder that holds at least this stage. None: build weights from the seed.
 
     Raises:
         DataError: The folder cannot be read or holds another model.
@@ -60,18 +60,18 @@ def initial_weights(
 def checkpoint_state(
     source: CheckpointSource, layout: Layout, dtype: torch.dtype
 ) -> tuple[AdamWState, int]:
-    """Return a stage's state from a checkpoint, on CPU, and the iteration that it is of.
+    """Return a stage's state from a checkpoint, on CPU, and its iteration.
 
-    The tensors may come from several stages' files: the run that wrote them may have cut the model
-    in another way.
+    The tensors may come from several stages' files, because the run that wrote them may have cut
+    the model differently.
 
     Args:
         source: The checkpoint.
         layout: The stage's parameters.
-        dtype: The model's.
+        dtype: The model's dtype.
 
     Raises:
-        CheckpointError: It is not the one that was agreed on, was altered, or lacks a tensor.
+        CheckpointError: It is not the agreed checkpoint, was altered, or lacks a tensor.
     """
     checkpoint = read_checkpoint(source.folder)
     manifest = checkpoint.manifest

@@ -14,16 +14,16 @@ from decod.model.config import ModelConfig
 
 
 class TokenSource(Protocol):
-    """Where a data node's tokens come from."""
+    """The source of a data node's tokens."""
 
     def microbatch(
         self, mb: MicrobatchId, batch: BatchConfig, seed: int
     ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-        """Return (B, T + 1) token ids: a pure function of the arguments."""
+        """Return (B, T + 1) token ids, as a pure function of the arguments."""
         ...
 
     def give(self, block: Block, content: bytes) -> None:
-        """Take in a block that could not be read; it is checked like any other."""
+        """Take in a block that could not be read. It is verified like any other."""
         ...
 
 

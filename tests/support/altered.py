@@ -1,8 +1,8 @@
-"""A `decod` whose disk alters a byte of each checkpoint and kept state from an iteration on.
+"""A `decod` whose disk alters a byte of each checkpoint and kept state, from an iteration on.
 
     python -m tests.support.altered 10 leader RUN.TOML ...
 
-Everything else about it is real. A checkpoint's byte is one of the leader's own stage.
+Everything else about it is real. In a checkpoint, the byte belongs to the leader's own stage.
 """
 
 import sys

@@ -21,7 +21,7 @@ RUN_ID = "r" * 26
 def random_blob(
     stage_index: int, *, seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
 ) -> StageBlob:
-    """Returns what a member of a stage could hand over: tensors with gaps between them."""
+    """Return a blob as a member of a stage could send it: tensors with gaps between them."""
     generator = random.Random(f"{seed} {stage_index}")
     data, entries = bytearray(), []
     for name, (dtype, shape) in state_tensors(model, stages, stage_index).items():
@@ -40,7 +40,7 @@ def random_blobs(
 
 
 def make_manifest(iteration: int, **changes: Any) -> CheckpointManifest:
-    """Returns a manifest without stages, as a store takes it."""
+    """Return a manifest without stages, as a store takes it."""
     settings: Settings = {"name": "test", "seed": 7}
     values: dict[str, Any] = {
         "iteration": iteration,
@@ -55,7 +55,7 @@ def make_manifest(iteration: int, **changes: Any) -> CheckpointManifest:
 
 
 def flip_a_byte(path: Path) -> None:
-    """Alters one in the middle of a file."""
+    """Alter a byte in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -64,7 +64,7 @@ def flip_a_byte(path: Path) -> None:
 def write_checkpoint(
     state_dir: Path, iteration: int, blobs: Sequence[StageBlob] | None = None, **changes: Any
 ) -> Path:
-    """Writes a checkpoint, of random tensors if none are given; returns its folder."""
+    """Write a checkpoint, of random tensors if none are given. Return its folder."""
     manifest = make_manifest(iteration, **changes)
     store = CheckpointStore(run_folder(state_dir, manifest.run_id))
     return store.write(manifest, blobs or random_blobs(seed=iteration))

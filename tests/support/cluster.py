@@ -1,8 +1,8 @@
 """Real daemons for tests: `decod` processes on loopback, with folders of their own.
 
-Everything that a test looks at is what an operator could look at: exit codes, output, node.log and
-the control socket. A cluster ends all its processes by their ids, whatever happened, and finds
-tracebacks in anything that they wrote.
+Tests look only at things that an operator could look at: exit codes, output, node.log and the
+control socket. A cluster ends all its processes by their ids in any case, and finds tracebacks in
+everything that they wrote.
 """
 
 import json
@@ -29,7 +29,7 @@ from tests.support.network import Network, inside
 from tests.support.polling import wait_for
 
 START_TIMEOUT_S = 60.0
-"""For a node to load torch and enter a run while the machine is busy with others."""
+"""Time for a node to load torch and enter a run while the machine is busy with others."""
 
 _END_TIMEOUT_S = 15.0
 _OUTPUT_MAX_BYTES = 1 << 22
@@ -38,12 +38,12 @@ _TAIL_LINES = 10
 DECOD = (sys.executable, "-u", "-m", "decod")
 
 living: list["Cluster"] = []
-"""Clusters that exist: their logs are shown beside a failure."""
+"""Existing clusters, whose logs are shown beside a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One committed round as a node logged it."""
+    """One committed round, as a node logged it."""
 
     iteration: int
     attempt: int
@@ -73,7 +73,7 @@ class Daemon:
         return _read(self.folder / "stderr")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Returns the records of node.log with this event, oldest first."""
+        """Return the records of node.log with this event, oldest first."""
         # A record that is still being written has no end of line yet.
         lines = _read(self.state_dir / "node.log").splitlines(keepends=True)
         mark = f'"event": "{name}"'
@@ -83,12 +83,12 @@ class Daemon:
         return [_commit(record) for record in self.events("round.committed")]
 
     def losses(self) -> dict[int, float]:
-        """Returns the loss of every iteration that this node committed."""
+        """Return the loss of every iteration that this node committed."""
         return {commit.iteration: commit.loss for commit in self.commits()}
 
     @property
     def iteration(self) -> int:
-        """The last committed iteration. Looked at often, so no more than its line is read."""
+        """The last committed iteration. It is read often, so only its line is parsed."""
         text = _read(self.state_dir / "node.log")
         whole = text.rfind("\n") + 1
         mark = text.rfind('"event": "round.committed"', 0, whole)
@@ -101,27 +101,27 @@ class Daemon:
         return ask(self.state_dir, {"command": "status"}, timeout_s=5.0)
 
     def try_status(self) -> dict[str, Any] | None:
-        """Returns the status, or None while nobody answers."""
+        """Return the status, or None if the daemon does not answer."""
         try:
             return self.status()
         except DecodError:
             return None
 
     def is_ready(self) -> bool:
-        """Returns whether it takes part in the run."""
+        """Return whether it takes part in the run."""
         self.refuse_death()
         status = self.try_status()
         return status is not None and status["node"]["state"] in ("training", "aggregating")
 
     def compute_pid(self) -> int | None:
-        """Returns the process id of the compute process, if there is one."""
+        """Return the process id of the compute process, or None if there is none."""
         pid = self.process.pid
         children = _read(Path(f"/proc/{pid}/task/{pid}/children")).split()
         workers = [int(child) for child in children if _is_worker(int(child))]
         return workers[0] if workers else None
 
     def refuse_death(self) -> None:
-        """Raises AssertionError if the daemon has ended."""
+        """Raise AssertionError if the daemon has ended."""
         code = self.process.poll()
         assert code is None, f"{self.name} ended with {code}\n{self.tail()}"
 
@@ -129,11 +129,11 @@ class Daemon:
         self.process.send_signal(number)
 
     def end_run(self) -> None:
-        """Has the leader end the run, though another data node could lead it."""
+        """Make the leader end the run, even if another data node could lead it."""
         ask(self.state_dir, {"command": "drain", "end_run": True}, timeout_s=5.0)
 
     def wait(self, *, timeout_s: float = 60.0) -> int:
-        """Returns the exit code, once there is one."""
+        """Wait for the end, and return the exit code."""
         wait_for(
             lambda: self.process.poll() is not None,
             f"the end of {self.name}",
@@ -143,7 +143,7 @@ class Daemon:
         return self.process.wait(0.0)
 
     def tail(self) -> str:
-        """Returns the last lines of everything it wrote."""
+        """Return the last lines of all its output."""
         parts = [f"== {self.name} (pid {self.process.pid}, exit code {self.process.poll()})"]
         for path in (
             self.folder / "stdout",
@@ -156,7 +156,7 @@ class Daemon:
         return "\n".join(parts)
 
     def tracebacks(self) -> list[str]:
-        """Returns the files in which a traceback stands, and reports of unexpected errors."""
+        """Return the files that contain a traceback, and reports of unexpected errors."""
         paths = [self.folder / "stdout", self.folder / "stderr", self.state_dir / "compute.log"]
         paths.append(self.state_dir / "node.log")
         marks = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
@@ -165,16 +165,16 @@ class Daemon:
 
 
 class Cluster:
-    """The daemons of one run. Leaving the `with` block ends every one.
+    """The daemons of one run. Leaving the `with` block ends all of them.
 
     Args:
-        folder: Empty; gets the run file and a folder for each daemon.
-        run: What is trained.
+        folder: An empty folder, for the run file and a folder per daemon.
+        run: The run's configuration.
         corpus: Folder of prepared data.
-        network: Where each daemon runs on the host that is called as it; the loopback if absent.
-        fork: Whether daemons are forked, where they can be, from a process that has loaded all that
-            they import: that saves most of what a start costs. Otherwise each is started by
-            itself, as an operator starts it.
+        network: Runs each daemon on the host of its name. None: the loopback.
+        fork: Whether to fork daemons from a process that has loaded all their imports, if
+            possible. That saves most of the cost of a start. Otherwise each is started by itself,
+            as by an operator.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Cluster:
     # --- starting -----------------------------------------------------------------------------
 
     def start(self, name: str, *arguments: str | Path, program: Sequence[str] = DECOD) -> Daemon:
-        """Starts `decod ARGUMENTS` as a node with one thread on a free port of its host."""
+        """Start `decod ARGUMENTS` as a node with one thread on a free port of its host."""
         folder = self.folder / name
         # A test may have put a state folder there.
         folder.mkdir(exist_ok=True)
@@ -236,7 +236,7 @@ class Cluster:
     def start_leader(
         self, *arguments: str | Path, name: str = "leader", program: Sequence[str] = DECOD
     ) -> Daemon:
-        """Starts the run's leader and waits for its join string."""
+        """Start the run's leader, and wait for its join string."""
         leader = self.start(name, "leader", self.run_file, *arguments, program=program)
         wait_for(lambda: self.join_string(leader), "the join string", timeout_s=START_TIMEOUT_S)
         return leader
@@ -254,7 +254,7 @@ class Cluster:
         return self.start(name, "leader", self.run_file, *joins, *arguments, program=program)
 
     def start_relays(self, num_per_stage: int) -> list[Daemon]:
-        """Starts relays named by stage and number, such as `relay-1-0`."""
+        """Start relays named by stage and number, such as `relay-1-0`."""
         return [
             self.start_relay(f"relay-{stage}-{index}", "--stage", str(stage))
             for stage in range(1, self.run.stages.num_relay_stages + 1)
@@ -266,7 +266,7 @@ class Cluster:
         return self.daemons[0]
 
     def join_string(self, leader: Daemon) -> str | None:
-        """Returns what the leader printed to be handed out, or None if it has not yet."""
+        """Return the join string that the leader printed, or None if it has not yet."""
         for line in leader.stdout.splitlines(keepends=True):
             if line.startswith("join string: ") and line.endswith("\n"):
                 return line.removeprefix("join string: ").strip()
@@ -278,13 +278,13 @@ class Cluster:
     def wait_for(
         self, look: Callable[[], Any], what: str, *, timeout_s: float = START_TIMEOUT_S
     ) -> Any:
-        """Waits as `polling.wait_for` does, and shows all logs if that fails."""
+        """Wait as `polling.wait_for` does. Show all logs if that fails."""
         return wait_for(look, what, timeout_s=timeout_s, describe=self.tails)
 
     def wait_for_iteration(
         self, iteration: int, *, node: Daemon | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Waits until a node (the leader, if none is named) has committed an iteration."""
+        """Wait until a node (default: the leader) has committed an iteration."""
         node = node or self.leader
 
         def reached() -> bool:
@@ -296,7 +296,7 @@ class Cluster:
         self.wait_for(reached, f"iteration {iteration} at {node.name}", timeout_s=timeout_s)
 
     def wait_for_end(self, *, timeout_s: float = 90.0) -> dict[str, int]:
-        """Returns the exit codes of all daemons, once all have ended by themselves."""
+        """Wait until all daemons have ended by themselves, and return their exit codes."""
         deadline_s = time.monotonic() + timeout_s
         return {
             daemon.name: daemon.wait(timeout_s=max(0.0, deadline_s - time.monotonic()))
@@ -306,11 +306,11 @@ class Cluster:
     # --- ending -------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Asks all to end, volunteers first, then makes them."""
+        """Ask all to end, volunteers first, and then kill them."""
         running = [d for d in reversed(self.daemons) if d.process.poll() is None]
         workers = [pid for d in running if (pid := d.compute_pid()) is not None]
         for daemon in running:
-            # The second signal means: at once.
+            # The second signal means: end at once.
             daemon.send(signal.SIGTERM)
         for daemon in running:
             with suppress(subprocess.TimeoutExpired):
@@ -320,7 +320,7 @@ class Cluster:
                 daemon.process.kill()
                 daemon.process.wait()
         for pid in workers:
-            # Its node is gone, so it should be too; a number that was reused is not touched.
+            # Its node is gone, so the worker should be gone, too. A reused number is not touched.
             if _is_worker(pid):
                 os.kill(pid, signal.SIGKILL)
 
@@ -334,7 +334,10 @@ class Cluster:
 def run_decod(
     *arguments: str | Path, timeout_s: float = 60.0, fork: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Returns what a `decod` command that ends by itself came to; `fork` is as for `Cluster`."""
+    """Run a `decod` command that ends by itself, and return its result.
+
+    `fork` is as for `Cluster`.
+    """
     command = [*DECOD, *map(str, arguments)]
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         process = _started(command, stdout, stderr, fork=fork)
@@ -347,30 +350,30 @@ def run_decod(
 
 
 def child_environment() -> dict[str, str]:
-    """Returns the environment with this source tree first, and one thread for every library."""
+    """Return the environment with this source tree first, and one thread for every library."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 def takes_part(cluster: Cluster, daemon: Daemon) -> bool:
-    """Returns whether a daemon is a member to its leader, and to itself."""
+    """Return whether a daemon is a member according to its leader and to itself."""
     return daemon.is_ready() and _is_member(cluster, daemon) is True
 
 
 def is_removed(cluster: Cluster, daemon: Daemon) -> bool:
-    """Returns whether the leader says that a daemon is no member."""
+    """Return whether the leader says that a daemon is not a member."""
     return _is_member(cluster, daemon) is False
 
 
 def _is_member(cluster: Cluster, daemon: Daemon) -> bool | None:
-    """Returns None while the leader does not answer."""
+    """Return whether a daemon is a member, or None if the leader does not answer."""
     status = cluster.leader.try_status()
     return None if status is None else daemon.name in [n["name"] for n in stage_nodes(status)]
 
 
 def stage_nodes(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields every node of every stage of a status."""
+    """Yield every node of every stage of a status."""
     for stage in status["stages"]:
         yield from stage["nodes"]
 
@@ -378,7 +381,7 @@ def stage_nodes(status: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def assert_refused(
     result: subprocess.CompletedProcess[str], *, exit_code: int, holds: Sequence[str] = ()
 ) -> None:
-    """Checks that a command ended with one line that says why, and with the right code."""
+    """Check that a command ended with one line that says why, and with the right code."""
     assert result.returncode == exit_code, result
     assert "Traceback" not in result.stderr, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]

@@ -1,10 +1,10 @@
-"""How the tests are dealt out among processes: clusters of real daemons to one, the rest to others.
+"""Distribution of the tests among processes: real clusters to one process, the rest to others.
 
-Daemons of a cluster take all processors that they can get, and wait for each other; two clusters
-at a time stretch each other's time, and one beside tests that compute uses what is left over. So
-the first process takes files from the front of the list, where `tests/integration` is, and all
-others from its end. They meet where they meet, and what is dealt out last should be short: of files
-whose tests share nothing and may take long each test is dealt out alone.
+Daemons of a cluster take all processors that they can get, and wait for each other. Two clusters at
+a time slow each other down, and a cluster beside tests that compute uses what is left over. The
+first process therefore takes files from the front of the list, where `tests/integration` is, and
+all others from its end, until they meet. The files dealt out last should be short. If the tests of
+a file share nothing and may take long, each test is dealt out alone.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from xdist.scheduler import LoadFileScheduling
 
 _APART = ("tests/sim/", "tests/unit/protocol/routing/test_draft.py")
-"""Where nothing is made once for all tests of a file."""
+"""Places where nothing is created once for all tests of a file."""
 
 
 class FromBothEnds(LoadFileScheduling):

@@ -1,4 +1,4 @@
-"""A small disk of its own for a folder, so that a test can fill it; and one that fails."""
+"""A small disk of its own for a folder, which a test can fill; and a disk that fails."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int = 4 << 20) -> Iterator[None]:
-    """Mount a file system in memory, or skip the test where that is not allowed."""
+    """Mount a file system in memory. Skip the test if that is not allowed."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
@@ -23,8 +23,10 @@ def small_disk(folder: Path, size_bytes: int = 4 << 20) -> Iterator[None]:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Make a folder one in which nothing can be changed any more, as a kernel does that finds a
-    disk broken; or skip the test where that is not allowed. Files that are open stay writable."""
+    """Make a folder read-only, as a kernel does when it finds a broken disk.
+
+    Files that are open stay writable. Skip the test if mounting is not allowed.
+    """
     mount = ["mount", "--bind", str(folder), str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a file system")

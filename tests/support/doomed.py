@@ -2,8 +2,8 @@
 
     python -m tests.support.doomed kill after_forward 5 join JOINSTRING ...
 
-Everything about it is real but the moment: the process sends itself the signal when its core gets
-the event, before it does anything about it.
+The process sends itself the signal when its core gets the event, before the core handles it.
+Everything else about it is real.
 """
 
 import os
@@ -33,7 +33,7 @@ MOMENTS: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
 ALSO: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
     # Every member gets this, however few are left of its stage.
     "at_aggregation": lambda e, _: _got(e, messages.BeginAggregation),
-    # Only where gradients are clipped.
+    # Only if gradients are clipped.
     "at_norm": lambda e, _: _got(e, messages.GradientNorm),
 }
 
@@ -43,9 +43,9 @@ def _got(event: ev.Event, kind: type) -> bool:
 
 
 def doom(number: signal.Signals, moment: str, iteration: int) -> None:
-    """Have the process send itself a signal, once.
+    """Make the process send itself a signal, once.
 
-    A moment `after_` a job is the next event after its result has been dealt with.
+    A moment `after_` a job is the next event after its result has been handled.
     """
     step, due = NodeMachine.step, (MOMENTS | ALSO)[moment]
     passed: list[bool] = []

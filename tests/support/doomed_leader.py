@@ -1,9 +1,9 @@
-"""A `decod leader` that dies in a certain phase of a round, once it is asked to.
+"""A `decod leader` that dies in a certain phase of a round, when it is told to.
 
     python -m tests.support.doomed_leader ORDER leader run.toml ...
 
-ORDER is a file: while it is there, and this node leads a round of two data nodes, the process kills
-itself at the moment whose name stands in it. Everything about it is real but the moment.
+ORDER is a file with the name of a moment. While it exists, and this node leads a round of two data
+nodes, the process kills itself at that moment. Everything else about it is real.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ BEFORE: dict[str, Any] = {
     "microbatches are under way": messages.BackwardGradient,
     "reports arrive": messages.Report,
 }
-"""It dies when such a message comes, before it does anything about it."""
+"""The leader dies when a message of this kind comes, before it handles the message."""
 
 AMIDST: dict[str, tuple[type, int]] = {
     "BEGIN AGGREGATION goes down": (messages.BeginAggregation, 1),
@@ -32,16 +32,16 @@ AMIDST: dict[str, tuple[type, int]] = {
     "all votes are in": (messages.Open, 0),
     "the commit goes down": (messages.Open, 2),
 }
-"""It dies when so many of such messages have left."""
+"""The leader dies when this many messages of the kind have left."""
 
 MOMENTS = (*BEFORE, *AMIDST)
 
 _FLUSH_S = 0.15
-"""What has been sent leaves within this; nothing else happens meanwhile."""
+"""Sent messages leave within this time. Nothing else happens meanwhile."""
 
 
 def doom(order: Path) -> None:
-    """Have the process kill itself as the order says."""
+    """Make the process kill itself as the order says."""
     step = NodeMachine.step
     dead: list[bool] = []
 

@@ -1,8 +1,8 @@
-"""A `decod leader` that dies while it writes a checkpoint: some of its files are there, not all.
+"""A `decod leader` that dies while it writes a checkpoint, so that only some files are there.
 
     python -m tests.support.doomed_writer ITERATION leader run.toml ...
 
-Everything about it is real but the moment.
+Everything else about it is real.
 """
 
 import os
@@ -16,11 +16,11 @@ from decod.train.checkpoint.manifest import CheckpointManifest
 from decod.train.checkpoint.store import CheckpointStore, StageBlob
 
 _NUM_PIECES = 2
-"""Written before it dies."""
+"""Number of pieces written before it dies."""
 
 
 def doom(iteration: int) -> None:
-    """Have the process kill itself in the first checkpoint from an iteration on."""
+    """Make the process kill itself in the first checkpoint from an iteration on."""
     write = CheckpointStore.write
 
     def written(

@@ -1,9 +1,9 @@
-"""A `decod` whose core raises an error that nobody expects, once it is asked to.
+"""A `decod` whose core raises an unexpected error, when it is told to.
 
     python -m tests.support.failing_core ORDER leader run.toml ...
 
-ORDER is a file: when it is there, the next event is one that the core can't deal with. Everything
-about the process is real but the bug.
+ORDER is a file. Once it exists, the core fails at the next event. Everything else about the process
+is real.
 """
 
 import sys
@@ -15,7 +15,7 @@ from decod.protocol.node import NodeMachine
 
 
 def doom(order: Path) -> None:
-    """Have the core fail as the order says."""
+    """Make the core fail as the order says."""
     step = NodeMachine.step
 
     def watched(machine: NodeMachine, now_s: float, event: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Runs `decod` in a process that may have only so many files open.
+"""A `decod` whose process may open only a limited number of files.
 
 python -m tests.support.few_files SOFT HARD leader RUN.TOML ...
 """
@@ -8,7 +8,7 @@ import sys
 
 
 def program(hard: int, *, soft: int | None = None) -> tuple[str, ...]:
-    """Returns how a daemon is started with these limits; the soft one is the hard one if absent."""
+    """Return the command that starts a daemon with these limits. `soft` defaults to `hard`."""
     limits = (str(hard if soft is None else soft), str(hard))
     return (sys.executable, "-u", "-m", "tests.support.few_files", *limits)
 

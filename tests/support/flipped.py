@@ -1,9 +1,9 @@
-"""A `decod` in whose compute process one bit of the parameters flips after an exact iteration.
+"""A `decod` in whose compute process one bit of the parameters flips after a given iteration.
 
     python -m tests.support.flipped 5 join JOINSTRING ...
 
-Everything else about it is real. The bit is one of the largest weights' last: small enough to keep
-the model finite, large enough to change every hash.
+Everything else about it is real. The bit is a low one of some weight: small enough to keep the
+model finite, large enough to change every hash.
 """
 
 import os
@@ -14,7 +14,7 @@ _ITERATION = "DECOD_TEST_FLIP_AFTER"
 
 
 def _flip_after(iteration: int) -> None:
-    """Have the committed weights change behind everybody's back, once."""
+    """Change the committed weights once, without any notice."""
     import torch
 
     from decod.train.executor import StageExecutor

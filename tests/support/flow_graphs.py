@@ -1,4 +1,4 @@
-"""Small flow graphs for tests, and what other methods say about them."""
+"""Small flow graphs for tests, and solutions by other methods."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ Capacities = Sequence[Mapping[str, int]]
 
 
 def make_graph(capacities: Capacities, costs: Mapping[tuple[str, str], float]) -> FlowGraph:
-    """A graph from each stage's nodes with their capacities, data nodes first."""
+    """Return a graph from each stage's nodes with their capacities, data nodes first."""
     nodes = {
         NodeId(name): GraphNode(NodeId(name), stage_index, capacity)
         for stage_index, stage in enumerate(capacities)
@@ -24,7 +24,7 @@ def make_graph(capacities: Capacities, costs: Mapping[tuple[str, str], float]) -
 
 
 def possible_links(capacities: Capacities) -> list[tuple[str, str]]:
-    """Every pair that may have a link."""
+    """Return every pair that may have a link."""
     layers = [*capacities, capacities[0]]
     return [
         pair
@@ -37,7 +37,7 @@ def possible_links(capacities: Capacities) -> list[tuple[str, str]]:
 def flow_graphs(
     draw: st.DrawFn, *, max_data_nodes: int = 3, max_stages: int = 3, max_relays: int = 3
 ) -> FlowGraph:
-    """Graphs with gaps: links that are missing, nodes without capacity, stages without nodes."""
+    """Draw graphs with gaps: missing links, nodes without capacity, stages without nodes."""
     num_stages = draw(st.integers(1, max_stages))
     counts = [draw(st.integers(1, max_data_nodes))]
     counts += [draw(st.integers(0, max_relays)) for _ in range(num_stages)]
@@ -54,12 +54,12 @@ def flow_graphs(
 
 
 def total_cost(graph: FlowGraph, routes: Iterable[Route]) -> float:
-    """The sum over all flows."""
+    """Return the sum of the costs of all flows."""
     return sum(graph.path_cost(route.path) for route in routes)
 
 
 def by_networkx(graph: FlowGraph) -> tuple[int, float]:
-    """Flows and cost of a graph with one data node and whole-numbered costs."""
+    """Return the flows and cost of a graph with one data node and integer costs."""
     (home,) = graph.stage(0)
     network = networkx.DiGraph()
     network.add_edge("start", ("sends", home.node_id), capacity=home.capacity, weight=0)
@@ -75,7 +75,7 @@ def by_networkx(graph: FlowGraph) -> tuple[int, float]:
 
 
 def all_paths(graph: FlowGraph) -> list[tuple[NodeId, ...]]:
-    """Every way of a flow."""
+    """Return every path of a flow."""
     paths = [(node.node_id,) for node in graph.stage(0)]
     for _ in range(graph.num_stages):
         paths = [(*path, end) for path in paths for end in graph.next[path[-1]]]
@@ -85,7 +85,7 @@ def all_paths(graph: FlowGraph) -> list[tuple[NodeId, ...]]:
 def by_trying(
     graph: FlowGraph, worth: Callable[[FlowGraph, Sequence[Route]], tuple[float, ...]]
 ) -> tuple[float, ...]:
-    """The least worth of all sets of paths that fit."""
+    """Return the least worth of all sets of paths that fit."""
     paths = all_paths(graph)
     room = {node.node_id: node.capacity for node in graph.nodes.values()}
     chosen: list[Route] = []

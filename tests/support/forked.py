@@ -1,4 +1,4 @@
-"""Processes of `decod` that are forked from one that has loaded all that they import."""
+"""Processes of `decod`, forked from a process that has loaded all their imports."""
 
 import atexit
 import json
@@ -16,12 +16,12 @@ from typing import IO
 from tests.support.preloaded import NUM_REQUEST_FDS, PADDING, REQUEST_SIZE_MAX_BYTES
 
 _NUM_ORIGINS = 2
-"""Forked processes hash as their origin does; with two, hosts of a run differ in the order of
-sets, as they do when each is started by itself."""
+"""Forked processes share the hash seed of their origin. With two origins, hosts of a run differ in
+the order of sets, as they do when each is started by itself."""
 
 
 class ForkedProcess:
-    """A forked process, as `subprocess.Popen` shows one."""
+    """A forked process with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int, pid_fd: int, end_fd: int) -> None:
         self.pid = pid
@@ -30,14 +30,14 @@ class ForkedProcess:
         self._end_fd = end_fd
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None while the process runs."""
         try:
             return self.wait(0.0)
         except subprocess.TimeoutExpired:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, once it has ended."""
+        """Wait for the end of the process, and return the exit code."""
         if self.returncode is None:
             if not select.select([self._end_fd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
@@ -55,7 +55,7 @@ class ForkedProcess:
 
 
 class Origin:
-    """A process that others are forked from."""
+    """A process from which others are forked."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,10 +85,11 @@ class Origin:
         """Return a process that runs `PYTHON [-u] -m MODULE ARGUMENTS`.
 
         Args:
-            command: The whole of it.
-            environment: Its own. What a library has read from the origin's stays as it was.
-            outputs: Its standard output and error.
-            namespace: File of the network namespace that it runs in; that of the origin if absent.
+            command: The whole command.
+            environment: The process's environment. Values that libraries have read from the
+                origin's environment stay.
+            outputs: Standard output and error of the process.
+            namespace: File of the process's network namespace. None: the origin's.
         """
         line = json.dumps(
             {
@@ -110,13 +111,13 @@ class Origin:
         return ForkedProcess(int(pid), pid_fds[0], end_fd)
 
     def end(self) -> None:
-        """End it. Those that were forked go on."""
+        """End the origin. Processes that were forked from it go on."""
         self._connection.close()
         self._process.wait()
 
 
 def can_fork(command: Sequence[str]) -> bool:
-    """Return whether a command runs a Python module, on a system where it can be forked."""
+    """Return whether a command runs a Python module, on a system that can fork it."""
     return command[0] == sys.executable and "-m" in command[1:3] and hasattr(os, "pidfd_open")
 
 
@@ -128,7 +129,7 @@ def fork(
 ) -> ForkedProcess:
     """Fork a process from one of this process's origins; see `Origin.fork`.
 
-    They are made with the environment that is given first, and end with this process.
+    The origins are made with the first given environment, and end with this process.
     """
     while len(_origins) < _NUM_ORIGINS:
         _origins.append(Origin(environment))

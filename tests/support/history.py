@@ -1,25 +1,26 @@
-"""Reads what the nodes of a run have logged, and says whether anything was lost or done twice.
+"""Checks the logs of a run's nodes: was anything lost, or done twice?
 
     python -m tests.support.history STATE_DIR...
 
-Knows nothing of how the protocol works: only what its events mean, which are in each node's
-`node.log`, and what a run has promised. A *life* of a node goes from one `node.started` to the
-next. The rules:
+It knows nothing of how the protocol works. It knows only the meaning of the events in each node's
+`node.log`, and the promises of a run. A *life* of a node lasts from one `node.started` to the next.
+The rules:
 
 - **gaps**: the committed iterations of the run, and of each life, have no gap;
-- **same** (I3): all who commit an iteration commit the same round, with the same loss, and all of
-  one stage with the same parameters; who has opened a later attempt of it goes no further;
-- **once** (I2): what the members of a stage say that they have folded into its gradient adds up to
-  the batch, in number and digest, at every stage; and a batch holds each microbatch once;
-- **one leader** (I4): all who open a round of a term name the same leader, and no life goes back to
-  an earlier term or round.
+- **same** (I3): all nodes that commit an iteration commit the same round with the same loss, and
+  all of one stage the same parameters. A node that has opened a later attempt does not continue
+  from the committed one;
+- **once** (I2): the microbatches that the members of a stage have folded into its gradient add up
+  to the batch, in number and digest, at every stage. A batch holds each microbatch once;
+- **one leader** (I4): all nodes that open a round of a term name the same leader, and no life goes
+  back to an earlier term or round.
 
-A run that has lost a stage may go back and begin a new *era*. What was committed in an earlier one
-from there on does not count any more, but must have been right when it was.
+A run that has lost a stage may go back and begin a new *era*. Commits of an earlier era from that
+point on no longer count, but must have been right at their time.
 
-A node may be gone with a commit that nobody else has: only its last, and the others repeat it. That
-is no violation, but counted. Of a member that was killed before it wrote its commit down, nothing
-is known: its stage's sum is then checked from above only.
+A node may be lost together with a commit that no other node has. This may only be its last commit,
+which the others repeat. It is counted, but is no violation. If a member is killed before it writes
+its commit down, its part is unknown: its stage's sum is then checked only from above.
 """
 
 import json
@@ -40,12 +41,12 @@ Round = tuple[int, int, int]
 """Era, iteration, attempt."""
 
 Place = tuple[int, Round]
-"""Term, and round."""
+"""Term and round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One round as one life of a node has committed it."""
+    """One round, as one life of a node has committed it."""
 
     node: str
     life: int
@@ -53,9 +54,9 @@ class Commit:
     loss: float
     num_tokens: int
     account: Mapping[str, Any]
-    """What its vote rested on; empty for a node that came with this commit."""
+    """The basis of its vote; empty for a node that joined with this commit."""
     num_passes: int = 0
-    """Of microbatches, that this life has computed so far."""
+    """Number of passes of microbatches that this life has computed so far."""
 
     @property
     def who(self) -> str:
@@ -76,7 +77,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Life:
-    """One start of a node to the next."""
+    """A node from one start to the next."""
 
     node: str
     number: int
@@ -123,12 +124,12 @@ _ACCOUNT = (
 
 @dataclass(slots=True)
 class Findings:
-    """What a history shows."""
+    """The result of a check."""
 
     violations: list[str] = field(default_factory=list)
     num_iterations: int = 0
     num_commits: int = 0
-    """Of all nodes."""
+    """Number of commits of all nodes."""
     num_sums: int = 0
     """Sums of a stage that were compared with the batch in full."""
     num_partial: int = 0
@@ -136,9 +137,9 @@ class Findings:
     orphans: list[str] = field(default_factory=list)
     """Last commits of lives, which the others have repeated."""
     leaders: dict[int, str] = field(default_factory=dict)
-    """Of each term."""
+    """Leader of each term."""
     commits: dict[int, Commit] = field(default_factory=dict)
-    """One of those who have committed each iteration."""
+    """One commit of each iteration."""
 
     @property
     def losses(self) -> dict[int, float]:
@@ -167,7 +168,7 @@ def read_lives(node: str, state_dir: Path) -> list[Life]:
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records; one that was cut off by a kill is passed over, not what follows it."""
+    """Yield the records. A record that a kill cut off is skipped, but not the next one."""
     for line in lines:
         begin = line.rfind(_RECORD)
         try:
@@ -198,11 +199,11 @@ def check(lives: Sequence[Life]) -> Findings:
         for commit in life.commits:
             rounds[commit.era, commit.iteration].append(commit)
     _check_leaders(lives, found)
-    # The last of a life in each era.
+    # The last commit of each life in each era.
     last = {id(commit) for life in lives for commit in _by_era(life).values()}
     for (_, iteration), commits in sorted(rounds.items()):
         kept = _without_orphans(commits, last, found)
-        # Who comes with a commit has not voted for it. A later era takes an earlier one's place.
+        # A node that joins with a commit has not voted for it. A later era replaces an earlier one.
         found.commits[iteration] = next((c for c in kept if c.account), kept[0])
         _check_same(kept, found)
         _check_once(kept, found)
@@ -241,7 +242,7 @@ def _check_leaders(lives: Sequence[Life], found: Findings) -> None:
 
 
 def _without_orphans(commits: list[Commit], last: set[int], found: Findings) -> list[Commit]:
-    """Return the commits of an iteration that count: the latest attempt, which the others have."""
+    """Return the valid commits of an iteration: those of the latest attempt."""
     attempt = max(commit.attempt for commit in commits)
     kept = []
     for commit in commits:
@@ -256,7 +257,7 @@ def _without_orphans(commits: list[Commit], last: set[int], found: Findings) -> 
 
 
 def _check_attempts(lives: Sequence[Life], commit: Commit, found: Findings) -> None:
-    """Who has given an attempt up can't go on from it."""
+    """Check that no node continues from an attempt that it has given up."""
     for life in lives:
         last = _by_era(life).get(commit.era)
         if last is None or last.iteration < commit.iteration:
@@ -325,7 +326,7 @@ def _check_sum(
 def digest_of(ids: Iterable[tuple[int, int, int]]) -> int:
     """Return the digest of microbatches, each (iteration, data node, index).
 
-    Written anew from what it is said to be: each field in turn goes through splitmix64.
+    This is an independent implementation: each field in turn goes through splitmix64.
     """
     total = 0
     for fields in ids:
@@ -342,10 +343,10 @@ def digest_of(ids: Iterable[tuple[int, int, int]]) -> int:
 def shares_of(
     found: Findings, *, num_data_nodes: int, num_microbatches: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return whose whole shares were trained on in each iteration, by the digest of its batch.
+    """Return the data nodes whose whole shares make up the batch of each iteration, by its digest.
 
-    Adds a violation for a batch that is made of anything else (a microbatch that was put off is
-    something else too).
+    Adds a violation for a batch of anything else. A microbatch that was put off is something else,
+    too.
     """
     shares = {}
     for iteration, commit in found.commits.items():
@@ -369,14 +370,14 @@ def _subsets(num: int) -> Iterator[tuple[int, ...]]:
 
 
 def _round(text: str) -> Round:
-    """Read `41.2`, or `e1:41.2` in the first era after the one that a run begins in."""
+    """Read `41.2`, or `e1:41.2` for era 1, the first after a run's initial era."""
     head, _, rest = text.rpartition(":")
     iteration, _, attempt = rest.partition(".")
     return int(head.removeprefix("e") or 0), int(iteration), int(attempt or 0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the state folders of one run; returns the exit code."""
+    """Check the state folders of one run. Return the exit code."""
     lives = [life for name in arguments for life in read_lives(Path(name).parent.name, Path(name))]
     found = check(lives)
     print(found)

@@ -1,12 +1,12 @@
-"""A machine that systemd runs, in namespaces of its own: real services, started and stopped.
+"""A machine that runs systemd, in namespaces of its own: real services, started and stopped.
 
-systemd is process 1 of a namespace of processes. It sees this host's files and network; what it
-writes to /etc, /var and /run stays in the machine's folder or in its memory. Of this host's units
-it sees the few that any service needs. A machine can be shut down and booted again: what it has
-written to /etc and /var is still there, as after a reboot.
+systemd is process 1 of a PID namespace. It sees this host's files and network. Its writes to /etc,
+/var and /run stay in the machine's folder or in its memory. Of this host's units, it sees the few
+that any service needs. A machine can be shut down and booted again: its changes to /etc and /var
+are then still there, as after a reboot.
 
-Needs root, and namespaces, cgroups and overlays as a kernel has them; `missing()` says what is not
-there. What a machine has started ends with it.
+It needs root, and a kernel with namespaces, cgroups and overlays; `missing()` names what is
+missing. All processes that a machine has started end with it.
 """
 
 import os
@@ -36,7 +36,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _START_TIMEOUT_S = 60.0
 _PARTS = ("--target", "{pid}", "--mount", "--pid", "--uts", "--ipc", "--cgroup")
 
-# In the new namespaces, before systemd takes over. $1 is the machine's folder.
+# Run in the new namespaces, before systemd takes over. $1 is the machine's folder.
 _SETUP = r"""
 set -e
 mount --make-rprivate /
@@ -66,14 +66,14 @@ exec /usr/lib/systemd/systemd --system --unit=multi-user.target --show-status=0
 
 
 class MachineError(Exception):
-    """This host runs no such machine."""
+    """This host can run no machine."""
 
 
 class Machine:
     """A machine. Leaving the `with` block switches it off.
 
     Args:
-        folder: Empty; what the machine writes lies there.
+        folder: An empty folder, for everything that the machine writes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Machine:
         for name in _NEEDED:
             if (_UNITS / name).exists():
                 shutil.copy(_UNITS / name, folder / "units" / name)
-        # Else nobody would keep what services write.
+        # Without it, the output of services would be lost.
         wanted = folder / "units" / "sysinit.target.wants"
         wanted.mkdir(exist_ok=True)
         (wanted / "systemd-journald.service").symlink_to("../systemd-journald.service")
@@ -136,7 +136,7 @@ class Machine:
         self._forget()
 
     def switch_off(self) -> None:
-        """Cut the power: nothing is asked."""
+        """Cut the power. Nothing is asked to end."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ class Machine:
     def _forget(self) -> None:
         self._process = None
         tops = [hierarchy / self._group for hierarchy in _hierarchies()]
-        # A group is busy for a moment after its last process.
+        # A group stays busy for a moment after its last process.
         wait_for(lambda: all(map(_removed, tops)), "empty groups", timeout_s=20.0)
 
     def _is_up(self) -> bool:
@@ -161,7 +161,7 @@ class Machine:
 
     @property
     def _pid(self) -> int | None:
-        """Process 1, as this host counts it."""
+        """Process 1 of the machine, by this host's numbers."""
         assert self._process is not None
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
@@ -173,7 +173,7 @@ class Machine:
     def run(
         self, *command: str | Path, check: bool = True, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Return what a command came to that was run on the machine."""
+        """Run a command on the machine, and return its result."""
         parts = [part.format(pid=self._pid) for part in _PARTS]
         result = subprocess.run(
             ["nsenter", *parts, "--", *map(str, command)],
@@ -188,7 +188,7 @@ class Machine:
         return result
 
     def decod(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Return what a `decod` command came to that was run on the machine."""
+        """Run a `decod` command on the machine, and return its result."""
         return self.run(sys.executable, "-m", "decod", *arguments, check=check)
 
     def show(self, unit: str, name: str) -> str:
@@ -207,13 +207,13 @@ class Machine:
         self.run("systemctl", "daemon-reload")
 
     def path(self, path: str) -> Path:
-        """Return where this host sees what the machine has written below /etc or /var."""
+        """Return this host's path to a file that the machine has written below /etc or /var."""
         if path.startswith("/etc/systemd/system/"):
             return self._folder / "local" / path.removeprefix("/etc/systemd/system/")
         return self._folder / path.lstrip("/")
 
     def log(self, unit: str) -> str:
-        """Return what a unit has written since the machine was booted."""
+        """Return the output of a unit since the machine was booted."""
         return self.run("journalctl", "-u", unit, "--no-pager", check=False).stdout
 
 
@@ -236,7 +236,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _removed(top: Path) -> bool:
-    """Remove a group with those in it, as far as they are empty; returns whether it is gone."""
+    """Remove a group and the groups in it, if they are empty. Return whether it is gone."""
     for folder, _, _ in os.walk(top, topdown=False):
         with suppress(OSError):
             os.rmdir(folder)

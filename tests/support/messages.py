@@ -1,4 +1,4 @@
-"""One message of every kind, for tests of what carries them."""
+"""One message of every kind, for tests of the code that carries them."""
 
 from typing import get_args
 
@@ -19,7 +19,7 @@ FLOW = FlowId(ALICE, 0)
 
 
 def _draft_messages() -> list[m.Message]:
-    """One of every kind that is said of drafts."""
+    """Return one message of every kind about drafts."""
     places = ((ALICE, True), (BOB, False))
     hops = (routing.Hop(BOB, ((ALICE, 0.5),)),)
     return [
@@ -42,7 +42,7 @@ def _draft_messages() -> list[m.Message]:
 
 
 def _gwtf_messages() -> list[m.Message]:
-    """One of every kind that GWTF's own search says."""
+    """Return one message of every kind of GWTF's own search."""
     following, use = gwtf.NextHop(BOB, 1, 0.5), gwtf.LinkUse(0.5, 1)
     flow = gwtf.PeerFlow(1, 1, ALICE, ALICE, 0.5, following, open=True)
     return [
@@ -60,7 +60,7 @@ def _gwtf_messages() -> list[m.Message]:
 
 
 def control_messages() -> list[m.Message]:
-    """One of every kind that has no tensor."""
+    """Return one message of every kind without a tensor."""
     member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
     view = View.of([member], version=1, leader=ALICE, term=1, num_stages=2)
     opening = Opening(ROUND, ROUND, view)

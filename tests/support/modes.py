@@ -1,4 +1,4 @@
-"""Folders and files that this process may not read, though it runs as root."""
+"""Folders and files that this process may not read, even if it runs as root."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import pytest
 
 _VERSION = 0x20080522
 _OVERRIDES = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: whoever has them may open whatever there is."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: a process with them may open any file."""
 
 
 class _Header(ctypes.Structure):
@@ -26,7 +26,7 @@ class _Half(ctypes.Structure):
 
 @contextmanager
 def modes_matter() -> Iterator[None]:
-    """Have the modes of files count for this thread as they do for one that is not root's."""
+    """Make file modes count for this thread, as they do without root."""
     libc, header, halves = ctypes.CDLL(None, use_errno=True), _Header(_VERSION, 0), (_Half * 2)()
     if os.geteuid() != 0:
         yield

@@ -1,7 +1,7 @@
-"""Safeguards of the protocol, how each is taken out, and the weather in which that is noticed.
+"""Safeguards of the protocol, their removal, and the weather in which the removal is noticed.
 
-A *mutation* replaces one expression in the source of one function. What notices it is an invariant
-of the simulator, or a core that fails an assertion of its own; then the safeguard is needed.
+A *mutation* replaces one expression in the source of one function. An invariant of the simulator
+notices it, or an assertion of the core fails. This proves that the safeguard is needed.
 """
 
 import inspect
@@ -33,17 +33,17 @@ from decod.sim.storm import storm_scenario, weather
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A safeguard, and how it is taken out."""
+    """A safeguard, and its removal."""
 
     name: str
     without: str
-    """What happens then."""
+    """The effect of the removal."""
     owner: type | object
     function: str
     old: str
     new: str
     seed: int
-    """One that notices. Others do too, but it may take some to find them."""
+    """A seed that notices. Others do too, but it may take some time to find them."""
     drawn: Callable[[int], Scenario] = election_storm
     """The weather: returns the scenario of a seed."""
 
@@ -176,12 +176,12 @@ CONFIRM = Mutation(
     new="if True:",
     seed=0,
 )
-"""Noticed in elections that are made up, in its own tests: it takes four things at once."""
+"""Noticed in made-up elections, in its own tests: it takes four things at once."""
 
 
 @contextmanager
 def mutated(mutation: Mutation) -> Iterator[None]:
-    """Replace one function by a copy of its source in which one expression is another."""
+    """Replace one function by a copy of its source in which one expression is different."""
     original = getattr(mutation.owner, mutation.function)
     source = textwrap.dedent(inspect.getsource(original))
     assert source.count(mutation.old) == 1, f"{mutation.name}: the code has changed"
@@ -196,17 +196,17 @@ def mutated(mutation: Mutation) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What has shown that a safeguard is missing."""
+    """The failure that shows that a safeguard is missing."""
 
     seed: int
     num_seeds: int
-    """Tried until then."""
+    """Number of seeds tried until then."""
     what: str
-    """The invariant and what it says."""
+    """The invariant and its message."""
 
 
 def notice(mutation: Mutation, seeds: Iterable[int]) -> Notice | None:
-    """Run seeds without the safeguard until one fails."""
+    """Run seeds without the safeguard until one fails. Return the failure, or None."""
     with mutated(mutation):
         for num, seed in enumerate(seeds, 1):
             if what := _failure(mutation, seed):

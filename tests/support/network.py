@@ -1,16 +1,17 @@
 """Hosts on this machine that are joined by links of given, unequal rates.
 
-Each host is a network namespace with one interface; all hang on a bridge in a namespace of its own,
-so nothing can leave the network, and no interface or route of the machine is touched. What a host
-sends is sorted by where it goes: every other host has an HTB class with a rate and a short queue.
-So each *direction of each pair* is a link of its own, whose rate can be changed while it is in use.
+Each host is a network namespace with one interface. All hosts hang on a bridge in a namespace of
+its own. Nothing can therefore leave the network, and no interface or route of the machine is
+touched. A host's packets are sorted by destination: every other host has an HTB class with a rate
+and a short queue. So each *direction of each pair* is a link of its own, whose rate can be changed
+in use.
 
-There is no latency beyond that of the queues: delaying packets takes a qdisc (netem) that not every
-kernel has, or a switch in user space that takes the processors from what is measured. By equation
-(1) a link is as unequal by its rate as it would be by its latency.
+There is no latency beyond that of the queues. Delaying packets takes a qdisc (netem) that not every
+kernel has, or a switch in user space that takes processors from the measured nodes. In equation
+(1), unequal rates have the same effect as unequal latencies.
 
-Needs root, `ip` and `tc`; `missing()` says what is not there. Namespaces are named after the
-process that made them; what a killed process has left behind is removed by the next network.
+It needs root, `ip` and `tc`; `missing()` names what is missing. Namespaces are named after the
+process that made them. The next network removes the leftovers of a killed process.
 """
 
 import itertools
@@ -28,15 +29,15 @@ _NAMESPACES = Path("/run/netns")
 _COMMAND_TIMEOUT_S = 20.0
 
 _QUEUE_S = 0.1
-"""What a link's queue takes to drain, within the bounds below: longer ones only delay."""
+"""Time that a link's queue takes to drain, within the bounds below. Longer queues only delay."""
 _QUEUE_MIN_BYTES = 1 << 16
 _QUEUE_MAX_BYTES = 1 << 18
 
 _FRAME_BYTES = 1 << 14
-"""Most that a host hands to its link at once. Larger frames cost less time, and come in bursts."""
+"""Most that a host hands to its link at once. Larger frames cost less time, but come in bursts."""
 
 _DROP_PREF = 1
-"""Of routing rules: lower ones come first."""
+"""Preference of routing rules. Lower ones come first."""
 
 HOSTS_MAX = 100
 
@@ -49,13 +50,13 @@ class NetworkError(Exception):
 
 
 class Network:
-    """Hosts with a link for every ordered pair. Leaving the `with` block removes all of it.
+    """Hosts with a link for every ordered pair. Leaving the `with` block removes everything.
 
-    Processes must be started with `command` and must have ended before the block is left: a
-    namespace lives on, unnamed, for as long as a process is in it.
+    Start processes with `command`, and end them before you leave the block: a namespace lives on,
+    unnamed, while a process is in it.
 
     Args:
-        hosts: Their names.
+        hosts: Names of the hosts.
         rates: Mbit/s from one host to another, for each ordered pair that talks.
     """
 
@@ -63,7 +64,7 @@ class Network:
         assert len(set(hosts)) == len(hosts) <= HOSTS_MAX, hosts
         self.hosts = tuple(hosts)
         self.rates = dict(rates)
-        """Mbit/s of each link, as they are now."""
+        """Present rate of each link, in Mbit/s."""
         self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self) -> Self:
@@ -88,20 +89,20 @@ class Network:
         return f"10.99.0.{self._number(host)}"
 
     def command(self, host: str) -> tuple[str, ...]:
-        """Return what to put before a command, so that it runs on a host, as the same process."""
+        """Return the prefix of a command that makes it run on a host, as the same process."""
         return inside(self.namespace(host))
 
     def namespace(self, host: str) -> Path:
-        """Return the file of the network namespace that a host is."""
+        """Return the file of a host's network namespace."""
         return _NAMESPACES / self._namespace(host)
 
     def set_rate(self, begin: str, end: str, mbit_per_s: float) -> None:
-        """Change the rate of one direction of a link, at once and for what is queued too."""
+        """Change the rate of one direction of a link, at once and also for queued packets."""
         self.rates[begin, end] = mbit_per_s
         _run(("tc", "-n", self._namespace(begin), *self._class("change", begin, end)))
 
     def cut(self, begin: str, end: str) -> None:
-        """Have nothing arrive of what one host sends to another. The other direction stays."""
+        """Drop everything that one host sends to another. The other direction stays."""
         self._drop("add", begin, end)
 
     def heal(self, begin: str, end: str) -> None:
@@ -109,7 +110,7 @@ class Network:
         self._drop("del", begin, end)
 
     def move(self, host: str, address: str) -> None:
-        """Have a host lose its address and get another one, which no link has a rate for."""
+        """Give a host another address, for which no link has a rate."""
         change = [
             f"address delete {self.address(host)}/24 dev eth0",
             f"address add {address}/24 dev eth0",
@@ -121,7 +122,7 @@ class Network:
         _run(("ip", "-n", self._namespace(end), "rule", verb, *rule))
 
     def remove(self) -> None:
-        """Remove all that is there of the network."""
+        """Remove everything that exists of the network."""
         for namespace in (*map(self._namespace, self.hosts), self._switch):
             _delete(namespace)
 
@@ -152,12 +153,12 @@ class Network:
             "link set lo up",
             f"link set eth0 gso_max_size {_FRAME_BYTES} up",
             f"address add {self.address(host)}/24 dev eth0",
-            # What is for this host is looked up after the rules of `cut`.
+            # Packets for this host are looked up after the rules of `cut`.
             f"rule add pref {_DROP_PREF + 1} lookup local",
             "rule delete pref 0",
         ]
         _batch("ip", namespace, setup)
-        # What has no class (ARP, hosts without a rate) is not held back.
+        # Packets without a class (ARP, hosts without a rate) are not held back.
         commands = ["qdisc add dev eth0 root handle 1: htb default 0"]
         for begin, end in self.rates:
             if begin == host:
@@ -198,7 +199,7 @@ def missing() -> str | None:
 
 
 def inside(namespace: Path) -> tuple[str, ...]:
-    """Return what to put before a command, so that it runs in a network namespace."""
+    """Return the prefix of a command that makes it run in a network namespace."""
     return ("ip", "netns", "exec", namespace.name)
 
 

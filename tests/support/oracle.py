@@ -1,4 +1,4 @@
-"""Exported models, looked at by transformers and by decod's own stages."""
+"""Exported models, examined by transformers and by decod's own stages."""
 
 import warnings
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.support.runs import Tokens
 
 
 def import_transformers() -> Any:
-    """Returns the library, told to be quiet. It is slow to load, so it is not loaded above."""
+    """Return the library with progress bars off. It is slow to load, so it is not loaded above."""
     import transformers
 
     library: Any = transformers
@@ -29,10 +29,10 @@ def import_transformers() -> Any:
 
 
 def load_transformers(folder: Path) -> Any:
-    """Returns the model of a folder as transformers reads it, in the folder's own precision."""
+    """Return the model of a folder as transformers reads it, in the folder's own precision."""
     transformers = import_transformers()
     with warnings.catch_warnings():
-        # What other libraries think of each other is no finding about decod.
+        # Warnings of other libraries about each other say nothing about decod.
         warnings.simplefilter("ignore")
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True, dtype="auto"
@@ -44,8 +44,8 @@ def load_transformers(folder: Path) -> Any:
 class Float64Transformers(torch.nn.Module):
     """The model of a folder as transformers computes it, entirely in float64.
 
-    Norms and rotary angles are in float32 there whatever the model's dtype is. Rounding would hide
-    small differences, so that name means float64 while transformers is at work.
+    transformers computes norms and rotary angles in float32, whatever the model's dtype. Rounding
+    would hide small differences, so the name float32 means float64 while transformers is at work.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Float64Transformers(torch.nn.Module):
 
     @override
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Returns the logits, (B, T, V)."""
+        """Return the logits, (B, T, V)."""
         with _all_wide():
             logits: Tensor = self.model(tokens_BT).logits
         return logits
@@ -76,7 +76,7 @@ def _all_wide() -> Iterator[None]:
 
 @torch.no_grad()
 def transformers_logits(folder: Path, tokens_BT: Tensor) -> Tensor:
-    """Returns (B, T, V)."""
+    """Return the logits of transformers, (B, T, V)."""
     logits: Tensor = load_transformers(folder)(tokens_BT).logits
     return logits
 
@@ -89,7 +89,7 @@ def stage_logits(
     num_relay_stages: int = 2,
     dtype: ModelDtype | None = None,
 ) -> Tensor:
-    """Returns the logits of decod's stages, one after another, built from a folder, (B, T, V)."""
+    """Return the logits of decod's stages in sequence, built from a folder, (B, T, V)."""
     model = read_config(folder, dtype=dtype)
     stages = StagesConfig(num_relay_stages=num_relay_stages)
     modules = []
@@ -109,7 +109,7 @@ def stage_logits(
 
 @torch.no_grad()
 def transformers_loss(folder: Path, batch: list[Tokens]) -> float:
-    """Returns the mean loss over the microbatches of one iteration."""
+    """Return the mean loss over the microbatches of one iteration."""
     model = load_transformers(folder)
     losses = []
     for microbatch in batch:
@@ -122,10 +122,10 @@ def transformers_loss(folder: Path, batch: list[Tokens]) -> float:
 
 
 def assert_agreement(folder: Path) -> None:
-    """Checks that transformers and decod compute the same logits from a folder."""
+    """Check that transformers and decod compute the same logits from a folder."""
     torch.set_num_threads(1)
     tokens_BT = torch.from_numpy(np.random.default_rng(0).integers(0, 257, (2, 32)))
     expected = transformers_logits(folder, tokens_BT)
     torch.testing.assert_close(stage_logits(folder, tokens_BT), expected, rtol=0, atol=1e-4)
-    # Logits that are all alike would agree whatever the weights.
+    # Logits that are all equal would agree for any weights.
     assert expected.std() > 0.1

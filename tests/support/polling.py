@@ -1,4 +1,4 @@
-"""Waiting in a test for what another process does: look again and again, until a deadline."""
+"""Waiting for another process in a test: look again and again, until a deadline."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 0.02
-"""A look reads a file or asks a socket: often enough to be prompt, seldom enough to be cheap."""
+"""A look reads a file or asks a socket. This is often enough to be prompt, and still cheap."""
 
 _never = threading.Event()
 
@@ -20,13 +20,13 @@ def wait_for(
     timeout_s: float,
     describe: Callable[[], str] = str,
 ) -> T:
-    """Returns the first thing that `look` returns which is true.
+    """Return the first true result of `look`.
 
     Args:
-        look: May raise: a test that can't succeed any more should say so at once.
-        what: Is waited for; stands in the message of the failure.
-        timeout_s: Generous. It is reached only if the test fails.
-        describe: Tells what there is to see when the time is up.
+        look: May raise: a test that can no longer succeed should say so at once.
+        what: Name of the awaited thing, for the message of a failure.
+        timeout_s: A generous limit. It is reached only if the test fails.
+        describe: Returns what there is to see when the time is up.
 
     Raises:
         AssertionError: The time is up.

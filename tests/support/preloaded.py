@@ -1,16 +1,17 @@
-"""A process that has loaded all that a `decod` and its compute process import, and forks them.
+"""A process that has loaded all imports of `decod` and its compute process, and forks them.
 
     python -m tests.support.preloaded SOCKET_FD PADDING
 
-Loading costs a node and its compute process 2 to 3 s of a processor; forked, they have it done.
-Each is a process of its own, with its arguments, environment and session, which runs the very
-modules that it would run; it is only not loaded anew. What a fork must not have is made in none
-before it: threads, sockets, an event loop, a tensor's device.
+A node and its compute process spend 2 to 3 s of CPU time on loading; a fork has it done. Each fork
+is a process of its own, with its own arguments, environment and session. It runs the same modules
+as a fresh process, but does not load them anew. Before a fork, nothing is created that a fork must
+not have: threads, sockets, an event loop, a tensor's device.
 
-A node starts its compute process when it has threads, which no fork carries over. So that is forked
-beside the node's first step, and waits for its command; a second one is started as always.
+A node starts its compute process when it already has threads, which no fork carries over. The first
+compute process is therefore forked before the node's first step, and waits for its command. A
+second one is started as usual.
 
-`forked` is the end of those who ask.
+`forked` is the client's side.
 """
 
 import asyncio
@@ -35,10 +36,10 @@ from typing import Any, NoReturn
 REQUEST_SIZE_MAX_BYTES = 1 << 17
 
 NUM_REQUEST_FDS = 3
-"""Standard output, standard error, and where the exit code is to be written."""
+"""Standard output, standard error, and the pipe for the exit code."""
 
 PADDING = "." * 4096
-"""Room for the command lines of those that are forked, as `ps` shows them."""
+"""Room for the command lines of forked processes, as `ps` shows them."""
 
 _MODULES = (
     "decod.cli.main",
@@ -50,14 +51,14 @@ _MODULES = (
 )
 
 _FREE_FD = 100
-"""Above all that a fresh process has open."""
+"""A number above all files that a fresh process has open."""
 
 _CLONE_NEWNET = 0x40000000
-"""Of Linux's `sched.h`; Python has `os.setns` from 3.12 on."""
+"""From Linux's `sched.h`. Python has `os.setns` from 3.12 on."""
 
 
 def _serve(connection: socket.socket) -> Mapping[str, Any] | None:
-    """Fork whatever is asked for. Returns twice: None at the end, and in each child its request."""
+    """Fork a process per request. Returns twice: None at the end, and in each child its request."""
     selector = selectors.DefaultSelector()
     selector.register(connection, selectors.EVENT_READ)
     forked: dict[int, tuple[int, int]] = {}
@@ -88,19 +89,19 @@ def _serve(connection: socket.socket) -> Mapping[str, Any] | None:
 
 
 def _tell_end(pid: int, end_fd: int) -> None:
-    # Nobody may want to know any more.
+    # The reader may be gone.
     with suppress(BrokenPipeError):
         os.write(end_fd, str(_exit_code(pid)).encode())
     os.close(end_fd)
 
 
 def _exit_code(pid: int) -> int:
-    """Return what a process has ended with: a negative number is a signal."""
+    """Return a process's exit code. A negative number is a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _become(request: Mapping[str, Any], fds: list[int]) -> None:
-    """Take on what makes a process another one: its streams, session, place and environment."""
+    """Make this process another one: its streams, session, folder and environment."""
     out_fd, error_fd, _ = fds
     null_fd = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null_fd, 0), (out_fd, 1), (error_fd, 2)):
@@ -115,7 +116,7 @@ def _become(request: Mapping[str, Any], fds: list[int]) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Have only the interfaces of a network namespace, as `ip netns exec` does."""
+    """Use only the interfaces of a network namespace, as `ip netns exec` does."""
     fd = os.open(namespace, os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)
@@ -123,7 +124,7 @@ def _enter(namespace: str) -> None:
 
 
 def _title(command: list[str]) -> None:
-    """Have `ps` show a command line: it is where the system has put this process's own."""
+    """Make `ps` show a command line, by writing it over this process's own."""
     with open("/proc/self/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])
@@ -147,7 +148,7 @@ def _run(command: list[str]) -> NoReturn:
     if isinstance(code, str):
         print(code, file=sys.stderr)
         code = 1
-    # As the interpreter does, but for taking down what it has loaded.
+    # Do what the interpreter does at its end, except for unloading modules.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -156,7 +157,7 @@ def _run(command: list[str]) -> NoReturn:
 
 
 class _Spare:
-    """A forked process that waits to be told which command it is; as asyncio's `Process`."""
+    """A forked process that waits for its command, with the interface of asyncio's `Process`."""
 
     def __init__(self) -> None:
         self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -193,13 +194,13 @@ class _Spare:
 
 
 def _wait_for_command(connection: socket.socket) -> NoReturn:
-    """Become the command that is sent; end with the node that sends none."""
+    """Become the command that is sent. If the node ends first, end as well."""
     line, received, _, _ = socket.recv_fds(connection, REQUEST_SIZE_MAX_BYTES, 16)
     if not line:
         os._exit(0)
     request = json.loads(line)
     connection.detach()
-    # Its arguments name the numbers that these have in the node.
+    # The command's arguments name the numbers that these files have in the node.
     error_fd, *fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FREE_FD) for fd in received]
     os.closerange(3, _FREE_FD)
     os.dup2(error_fd, 2)
@@ -217,7 +218,7 @@ def _wait_for_command(connection: socket.socket) -> NoReturn:
 
 
 def _hand_over(spare: _Spare) -> None:
-    """Have the first Python module that this process starts run in the spare process."""
+    """Run the first Python module that this process starts in the spare process."""
     start = asyncio.create_subprocess_exec
     spares = [spare]
 
@@ -234,7 +235,8 @@ def _hand_over(spare: _Spare) -> None:
 def main() -> None:
     for name in _MODULES:
         importlib.import_module(name)
-    # What is counted as garbage is written to, and a page that is written to is no longer shared.
+    # Garbage collection writes to counted objects, and a page that is written to is no longer
+    # shared.
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "threads do not survive a fork"

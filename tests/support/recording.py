@@ -1,8 +1,8 @@
-"""A `decod` that writes down every control message that it sends, as it is on the wire.
+"""A `decod` that records every control message that it sends, as it is on the wire.
 
     python -m tests.support.recording FILE join JOINSTRING ...
 
-A line of FILE is a JSON list: the address it goes to, and a DeliverRequest in hexadecimal digits.
+A line of FILE is a JSON list: the destination address, and a DeliverRequest in hexadecimal digits.
 """
 
 import json
@@ -16,7 +16,7 @@ from decod.wire.v1 import control_pb2
 
 
 def record(path: Path) -> None:
-    """Have all control messages of this process written to a file."""
+    """Write all control messages of this process to a file."""
     deliver = PeerClient._deliver
     file = path.open("a", encoding="utf-8", buffering=1)
 

@@ -1,9 +1,9 @@
-"""One run on hosts with unequal links: which links its flows use, and how long iterations take.
+"""One run on hosts with unequal links: the links that its flows use, and its iterations' lengths.
 
-Links are so slow beside the model's compute time that they decide how long an iteration takes: an
-activation of 512 KiB takes 0.05 s over the fastest link and 0.8 s over the slowest. Two relays of
-each stage begin; the third of each joins when links have been measured. With it comes a new view,
-in which every way of routing builds its flows anew, from costs that it has measured.
+Links are so slow, compared with the model's compute time, that they decide the length of an
+iteration. An activation of 512 KiB takes 0.05 s over the fastest link and 0.8 s over the slowest.
+Two relays of each stage begin. The third of each joins when links have been measured. It brings a
+new view, in which every way of routing builds its flows anew, from costs that it has measured.
 """
 
 import itertools
@@ -33,7 +33,7 @@ NUM_STAGES = 2
 RELAYS_PER_STAGE = 3
 RELAY_CAPACITY = 4
 NUM_MICROBATCHES = 8
-"""Of an iteration; the data node has as many slots. Stages have half as much room again."""
+"""Microbatches in an iteration. The data node has as many slots. Stages have 1.5 times as many."""
 
 RATE_MIN_MBIT_PER_S = 5.0
 RATE_MAX_MBIT_PER_S = 80.0
@@ -46,7 +46,7 @@ STAGES = [
 HOSTS = [LEADER, *itertools.chain(*STAGES)]
 
 ITERATION_TIMEOUT_S = 60.0
-"""Ten times what an iteration over the slowest links takes."""
+"""Ten times the length of an iteration over the slowest links."""
 
 MODEL = ModelConfig(
     hidden_size=64,
@@ -60,34 +60,34 @@ BATCH = BatchConfig(sequence_length=256, microbatch_size=8, num_microbatches=NUM
 ACTIVATION_BYTES = BATCH.tokens_per_microbatch * MODEL.hidden_size * MODEL.dtype.num_bytes
 
 STAYING_RATIO_MIN = 1.25
-"""What staying on a link must cost beside leaving it, for a fair demand to leave."""
+"""Least ratio of the cost of staying on a link to that of leaving it, if flows ought to leave."""
 
 PASSES_S = (0.02, 0.05, 0.1)
-"""What a pass takes on hosts like these, quiet or loaded."""
+"""Times of a pass on hosts like these, quiet or loaded."""
 
 SLOWING = 10.0
-"""What a link's rate is divided by."""
+"""Divisor of a slowed link's rate."""
 
 _NUM_MEASURING = 2
-"""Iterations of the first relays before the others come."""
+"""Iterations with the first relays before the others join."""
 
 _NUM_REBUILT = 3
-"""Iterations of the last view before anything is looked at."""
+"""Iterations in the last view before anything is examined."""
 
 _NUM_SETTLED = 2
-"""Settlements of the last view: the first may fall in the middle of the search."""
+"""Settlements in the last view. The first may fall in the middle of the search."""
 
 _NUM_SETTLED_ITERATIONS_MAX = 25
 
 _NUM_TIMED = 5
-"""Iterations whose median counts."""
+"""Number of iterations for the median."""
 
 Hop = tuple[str, str]
 """A link in the direction of the forward pass, by its hosts' names."""
 
 
 def make_run(routing: Routing) -> RunConfig:
-    """Returns the run, the same but for how flows are found; it has no end."""
+    """Return the run, which has no end. Only the way of finding flows differs."""
     return RunConfig(
         name="routing",
         seed=7,
@@ -95,7 +95,7 @@ def make_run(routing: Routing) -> RunConfig:
         stages=StagesConfig(num_relay_stages=NUM_STAGES),
         batch=BATCH,
         optimizer=OptimizerConfig(lr=1e-3, warmup_iterations=3),
-        # Seven nodes share the processors: what is late need not be dead.
+        # Seven nodes share the processors, so a late node need not be dead.
         protocol=ProtocolConfig(
             routing=routing,
             heartbeat_timeout_s=15.0,
@@ -106,7 +106,7 @@ def make_run(routing: Routing) -> RunConfig:
 
 
 def hops() -> list[Hop]:
-    """Returns all links that a flow can take."""
+    """Return all links that a flow can take."""
     stages = [[LEADER], *STAGES, [LEADER]]
     return [
         hop for here, there in itertools.pairwise(stages) for hop in itertools.product(here, there)
@@ -114,7 +114,7 @@ def hops() -> list[Hop]:
 
 
 def draw_rates(seed: int) -> dict[Pair, float]:
-    """Returns the rate of every link in Mbit/s; those between stages are drawn, both ways alike."""
+    """Return the rate of every link in Mbit/s. Rates between stages are drawn, equal both ways."""
     rng = random.Random(seed)
     low, high = math.log(RATE_MIN_MBIT_PER_S), math.log(RATE_MAX_MBIT_PER_S)
     rates = dict.fromkeys(itertools.permutations(HOSTS, 2), RATE_MAX_MBIT_PER_S)
@@ -124,9 +124,9 @@ def draw_rates(seed: int) -> dict[Pair, float]:
 
 
 def transfer_s(rates: Mapping[Pair, float], hop: Hop) -> float:
-    """Returns d(i, j) of a link by equation (1) as it is laid out, without the compute times.
+    """Return d(i, j) of a link as laid out, by equation (1), without the compute times.
 
-    These are the same on every path: all hosts are this machine.
+    Compute times are equal on every path, because all hosts are this machine.
     """
     forth, back = (Link(0.0, rates[pair] * 1e6 / 8) for pair in (hop, hop[::-1]))
     return link_cost_s(
@@ -139,7 +139,7 @@ def transfer_s(rates: Mapping[Pair, float], hop: Hop) -> float:
 
 
 def flow_graph(rates: Mapping[Pair, float]) -> FlowGraph:
-    """Returns the routing problem as it is laid out."""
+    """Return the routing problem as laid out."""
     nodes = {NodeId(LEADER): GraphNode(NodeId(LEADER), 0, NUM_MICROBATCHES)}
     for index, names in enumerate(STAGES):
         for name in map(NodeId, names):
@@ -149,40 +149,40 @@ def flow_graph(rates: Mapping[Pair, float]) -> FlowGraph:
 
 
 def mean_cost_s(graph: FlowGraph, routes: list[Route]) -> float:
-    """Returns what a flow costs on average."""
+    """Return the mean cost of a flow."""
     return sum(graph.path_cost(route.path) for route in routes) / len(routes)
 
 
 def optimum_s(rates: Mapping[Pair, float]) -> float:
-    """Returns the least mean cost that any routing has."""
+    """Return the least mean cost of any routing."""
     graph = flow_graph(rates)
     return mean_cost_s(graph, optimal_routes(graph))
 
 
 def greedy_s(rates: Mapping[Pair, float]) -> float:
-    """Returns the mean cost of a greedy routing which knows all costs."""
+    """Return the mean cost of a greedy routing that knows all costs."""
     graph = flow_graph(rates)
     return mean_cost_s(graph, greedy_routes(graph, random.Random(0), closest_only=True))
 
 
 def slowed(rates: Mapping[Pair, float], hop: Hop, factor: float) -> dict[Pair, float]:
-    """Returns the rates with those of one link, both ways, divided."""
+    """Return the rates after dividing those of one link, both ways."""
     return {**rates, **{pair: rates[pair] / factor for pair in (hop, hop[::-1])}}
 
 
 def mean_transfer_s(rates: Mapping[Pair, float], used: Mapping[Hop, int]) -> float:
-    """Returns what a flow costs on average, where so many use each link."""
+    """Return the mean cost of a flow, given the number of flows on each link."""
     num_flows = sum(num for (begin, _), num in used.items() if begin == LEADER)
     return sum(num * transfer_s(rates, hop) for hop, num in used.items()) / num_flows
 
 
 def shortest_round(rates: Mapping[Pair, float], routes: list[Route], pass_s: float) -> list[Route]:
-    """Returns what a node that knows the links makes of the routes that cost least.
+    """Return the routes that a node with full knowledge of the links makes of the cheapest ones.
 
     Args:
-        rates: As the links are laid out.
-        routes: The cheapest.
-        pass_s: What one pass takes at every node.
+        rates: Rates of the links as laid out.
+        routes: The cheapest routes.
+        pass_s: Time of one pass at every node.
     """
     return shortened(
         routes,
@@ -195,12 +195,12 @@ def shortest_round(rates: Mapping[Pair, float], routes: list[Route], pass_s: flo
 
 
 def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
-    """Returns the fastest link in use that flows should leave when its rate is divided.
+    """Return the fastest link in use that flows should leave when its rate is divided.
 
-    Should: the optimum then does without it, and so do the flows of the shortest round, however
-    long a pass takes here; and staying would cost at least a quarter more, for the mean of the
-    flows: there may be fewer than microbatches (`planner.shortening`).
-    Fastest: iterations go on at a pace at which five of them are soon over.
+    Flows should leave a link if neither the optimum nor the shortest round then uses it, for any
+    time of a pass here. Staying must also cost at least a quarter more. This compares mean costs of
+    flows, because there may be fewer flows than microbatches (`planner.shortening`). The fastest
+    such link is chosen so that five iterations are soon over.
     """
     found: list[tuple[float, Hop]] = []
     for hop in used:
@@ -219,23 +219,23 @@ def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: f
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How good the flows in use are."""
+    """Quality of the flows in use."""
 
     cost_s: float
-    """What a flow costs on average, by the links as they are laid out."""
+    """Mean cost of a flow, by the links as laid out."""
     iteration_s: float
     """Median over the last iterations."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """A run that trains on a network, and what can be seen of it."""
+    """A run that trains on a network, and its observable state."""
 
     cluster: Cluster
     network: Network
 
     def start(self) -> None:
-        """Start all; returns when the last relays have joined, and their flows have been built."""
+        """Start all, and wait until the last relays have joined and their flows have been built."""
         cluster = self.cluster
         cluster.start_leader("--capacity", str(NUM_MICROBATCHES), name=LEADER)
         self._start_relays(slice(None, -1))
@@ -248,7 +248,7 @@ class Trial:
         self.next_iterations(_NUM_REBUILT)
 
     def settle(self) -> None:
-        """Wait until the search has come to something."""
+        """Wait until the search has found something."""
         wanted = len(self.settled()) + _NUM_SETTLED
         for _ in range(_NUM_SETTLED_ITERATIONS_MAX):
             if len(self.settled()) >= wanted:
@@ -257,7 +257,7 @@ class Trial:
         raise AssertionError(f"settlements in use: {self.settled()}\n{self.cluster.tails()}")
 
     def measure(self) -> "Measured":
-        """Train some iterations more; returns what they took and what flows cost at their end."""
+        """Train some more iterations. Return their length, and the cost of flows at their end."""
         self.next_iterations(_NUM_TIMED)
         durations_s = list(self.iteration_durations_s().values())[-_NUM_TIMED:]
         return Measured(self.mean_cost_s(), median(durations_s))
@@ -276,17 +276,17 @@ class Trial:
         return self.cluster.leader
 
     def next_iterations(self, num: int) -> None:
-        """Wait for some iterations more."""
+        """Wait for some more iterations."""
         last = self.leader.iteration + num
         self.cluster.wait_for_iteration(last, timeout_s=ITERATION_TIMEOUT_S * num)
 
     def iteration_durations_s(self) -> dict[int, float]:
-        """Returns how long each committed iteration took."""
+        """Return the length of each committed iteration."""
         records = self.leader.events("iteration.committed")
         return {int(r["round"].partition(".")[0]): r["duration_s"] for r in records}
 
     def hops_in_use(self) -> Counter[Hop]:
-        """Returns how many flows each link carries, as the relays say."""
+        """Return the number of flows on each link, according to the relays."""
         names = {node["id"]: node["name"] for node in stage_nodes(self.leader.status())}
         used = {
             (flow["slot"], hop)
@@ -297,21 +297,21 @@ class Trial:
         return Counter(hop for _, hop in used)
 
     def mean_cost_s(self) -> float:
-        """Returns what a flow in use costs on average, by the links as they are now."""
+        """Return the mean cost of a flow in use, by the present links."""
         return mean_transfer_s(self.network.rates, self.hops_in_use())
 
     def settled(self) -> list[int]:
-        """Returns the epochs of the settlements that were taken up."""
+        """Return the epochs of the settlements that were adopted."""
         return [record["epoch"] for record in self.leader.events("flows.settled")]
 
     def set_rates(self, rates: Mapping[Pair, float]) -> None:
-        """Give links the rates that they should have from now on."""
+        """Give links new rates from now on."""
         for pair, rate in rates.items():
             if rate != self.network.rates[pair]:
                 self.network.set_rate(*pair, rate)
 
     def iterations_until_left(self, hop: Hop, *, num_max: int) -> int | None:
-        """Returns how many iterations end until no flow uses a link; None: more than `num_max`."""
+        """Return the number of iterations until no flow uses a link. None: more than `num_max`."""
         for num in range(1, num_max + 1):
             self.next_iterations(1)
             if not self.hops_in_use()[hop]:
@@ -321,24 +321,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What both ways of routing came to on the same network."""
+    """The outcome of both ways of routing on the same network."""
 
     greedy: Measured
     flow: Measured
     slowed: Hop
     """The link that was slowed under the flows of `flow`."""
     left_after: int | None
-    """Iterations until none used it, the one in which it became slow included; None: never."""
+    """Iterations until none used it, including the one in which it became slow. None: never."""
 
 
 def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max: int) -> Comparison:
     """Run both ways of routing, one after the other, and slow a link down.
 
     Args:
-        folder: For the daemons' folders; exists, and its path is short.
+        folder: An existing folder with a short path, for the daemons' folders.
         corpus: Folder of prepared data.
         rates: The network.
-        num_max: Iterations after which a link is taken to be never left.
+        num_max: Number of iterations after which a link counts as never left.
     """
     found: dict[Routing, Measured] = {}
     hop: Hop | None = None

@@ -1,4 +1,4 @@
-"""Small runs for tests, and what one process would have learnt from the same tokens."""
+"""Small runs for tests, and the same training in one process."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ MODELS = {
     "gpt2": ModelConfig(**SIZES, model_type=Architecture.GPT2, tie_word_embeddings=True),
 }
 
-# Detection must be quick, for tests wait for it; but a busy machine must not look dead.
+# Detection must be quick, because tests wait for it. But a busy machine must not look dead.
 PROTOCOL = ProtocolConfig(
     heartbeat_interval_s=0.5,
     heartbeat_timeout_s=4.0,
@@ -55,7 +55,7 @@ def make_run(
     num_data_nodes: int = 1,
     min_nodes_per_stage: int = 2,
 ) -> RunConfig:
-    """Returns a run of 8 microbatches an iteration over two relay stages; 0 iterations: no end."""
+    """Return a run of 8 microbatches per iteration over two relay stages. 0 iterations: no end."""
     return RunConfig(
         name="test",
         seed=7,
@@ -76,7 +76,7 @@ def make_run(
 
 
 def prepare_corpus(folder: Path) -> Path:
-    """Returns a folder of token shards, made from text that a tiny model can learn something of."""
+    """Return a folder of token shards, from text that a tiny model can learn something from."""
     generator = np.random.default_rng(3)
     words = ["alpha", "beta", "gamma", "delta", "run", "stage", "flow", "node", "of", "the"]
     text = " ".join(words[index] for index in generator.integers(0, len(words), 30_000))
@@ -87,7 +87,7 @@ def prepare_corpus(folder: Path) -> Path:
 
 
 def microbatches(run: RunConfig, corpus: Path, iteration: int) -> list[Tokens]:
-    """Returns what an iteration trains on: the microbatches of all data nodes."""
+    """Return the microbatches of all data nodes in an iteration."""
     batch = run.batch
     with Dataset.open(corpus) as dataset:
         return [
@@ -101,21 +101,21 @@ def microbatches(run: RunConfig, corpus: Path, iteration: int) -> list[Tokens]:
 def reference(
     run: RunConfig, corpus: Path, num_iterations: int
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Returns the losses and the last weights of the same training in one process."""
+    """Return the losses and the final weights of the same training in one process."""
     torch.set_num_threads(1)
     tokens = (microbatches(run, corpus, index + 1) for index in range(num_iterations))
     return train_reference(run.model, run.optimizer, run.seed, tokens)
 
 
 def loss_error(found: dict[int, float], expected: list[float]) -> float:
-    """Returns the largest relative error of any iteration's loss; `found` must have no gap."""
+    """Return the largest relative error of any iteration's loss. `found` must have no gap."""
     assert sorted(found) == list(range(1, len(expected) + 1)), sorted(found)
     losses = np.array([found[iteration] for iteration in sorted(found)])
     return float(np.abs(losses / np.array(expected) - 1).max())
 
 
 def weight_error(folder: Path, expected: dict[str, Tensor]) -> float:
-    """Returns the norm of the difference of all weights over their norm."""
+    """Return the norm of the difference of all weights, over the weights' norm."""
     found = load_file(folder / "model.safetensors")
     assert found.keys() == expected.keys()
     dtypes = {tensor.dtype for tensor in found.values()}
@@ -128,6 +128,6 @@ def weight_error(folder: Path, expected: dict[str, Tensor]) -> float:
 
 
 def exported_dtype(folder: Path) -> str:
-    """Returns the dtype that an exported model says it has."""
+    """Return the dtype of an exported model, by its own description."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return str(config.get("dtype") or config.get("torch_dtype"))

@@ -2,8 +2,9 @@
 
     python -m tests.support.skewed SECONDS join JOINSTRING ...
 
-From each look at the clock to the next it may have gone SECONDS forth or back again. Only decod and
-its log look at it: gRPC computes in Python with the wall clock what its core compares with its own.
+From one reading to the next, the clock may jump SECONDS ahead or back. Only decod and its log see
+the wrong time. gRPC must see the true time: its Python code gives its core wall-clock times. The
+core compares them with the system's clock.
 """
 
 import logging
@@ -17,7 +18,7 @@ from decod.daemon import checkpointing, contact, host
 
 
 class SkewedTime:
-    """The module `time`, but for the wall clock."""
+    """The module `time`, except for the wall clock."""
 
     def __init__(self, offset_s: float) -> None:
         self._offsets_s = cycle((0.0, offset_s, offset_s))

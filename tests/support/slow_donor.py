@@ -1,4 +1,4 @@
-"""A `decod` that gives at most so many bytes of its stage's state in a second, to all together.
+"""A `decod` that sends its stage's state at a limited rate in bytes per second, over all askers.
 
     python -m tests.support.slow_donor 40000 join JOINSTRING ...
 

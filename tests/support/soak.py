@@ -1,19 +1,19 @@
-"""A soak: one run in a storm, its fault-free twin beside it, and what is to be said of both.
+"""A soak: one run in a storm, its fault-free twin beside it, and a report on both.
 
-Both runs start together and share the machine all the time, so whatever slows one slows the other.
-A run that stands still leaves its processors to its twin: the comparison is rather too hard than
-too easy on the storm.
+Both runs start together and share the machine all the time, so a slow machine slows both. A run
+that stands still leaves its processors to its twin. The comparison is therefore too hard on the
+storm rather than too easy.
 
-*Throughput* is the tokens of committed iterations in the storm's time. What can be asked of the
-storm is the twin's throughput times the mean, over that time, of what was there of the stage that
-lacked most: hosts that were struck count as missing until they train again, others never.
+*Throughput* is the tokens of committed iterations in the storm's time. The storm should reach the
+twin's throughput, times the mean share of hosts present in the stage that lacked most. A struck
+host counts as missing until it trains again; other hosts never do.
 
-*Waste* is the part of all passes that are in no committed iteration. A killed node takes along how
-many it had computed since its last commit; it is charged the mean of an iteration.
+*Waste* is the share of all passes that are in no committed iteration. A killed node takes with it
+the number of passes since its last commit. It is charged the mean of an iteration.
 
-*Growth* is that of a process's memory while it trains, after a while in which it gets to know its
-peers; of processes that live long enough after that. Files come and go with peers, so what counts
-is how many are open at most: more than all peers need are a leak.
+*Growth* is that of a process's memory while it trains, after a time in which it gets to know its
+peers. It includes only processes that live long enough after that. Files come and go with peers, so
+the largest number of open files counts: more than all peers need is a leak.
 """
 
 import time
@@ -39,15 +39,15 @@ from tests.support.runs import Tokens, make_run
 from tests.support.storm import Fleet, Pause, Storm, host_stages
 
 LEARNING_RATE = 1e-4
-"""At a higher one hundreds of iterations amplify the last bit to whatever one likes."""
+"""At a higher rate, hundreds of iterations amplify the last bit without limit."""
 
 _FAREWELL_S = 180.0
-"""Who was about to join when the run ended looks for it for more than a minute."""
+"""A node that was about to join when the run ended looks for it for more than a minute."""
 
 _START_TIMEOUT_S = 120.0
 _WARM_S = 30.0
 _LEAST_S = 90.0
-"""A process's use of memory says something if it has trained this long after it was warm."""
+"""Growth of memory is meaningful only for processes that trained this long after the warm-up."""
 
 MEMORY_MOST_MIB_PER_MIN = 3.0
 
@@ -62,7 +62,7 @@ PASSES_AT_RELAY = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is soaked, and for how long."""
+    """Setting and duration of a soak."""
 
     relays: tuple[int, ...] = (4, 3, 3)
     num_data_nodes: int = 2
@@ -71,7 +71,7 @@ class Plan:
     seed: int = 1
     twin: bool = False
     networks: bool = True
-    """Each host is a network namespace; without, there are no cuts."""
+    """Whether each host is a network namespace. Without namespaces there are no cuts."""
 
     @property
     def run(self) -> RunConfig:
@@ -87,39 +87,39 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one run."""
+    """The outcome of one run."""
 
     name: str
     duration_s: float
     num_iterations: int
-    """In the storm's time."""
+    """Number of iterations in the storm's time."""
     tokens_per_s: float
     capacity: float
-    """What was there of the bottleneck stage, mean over the time; of 1."""
+    """Mean share of the bottleneck stage that was present."""
     longest_pause: Pause
     wasted: float
-    """Part of all passes."""
+    """Share of all passes."""
     loss_error: float
     found: Findings
     notes: Counter[str]
-    """How often members were lost, rounds mended or repeated."""
+    """Number of lost members, and of mended and repeated rounds."""
     exits: Counter[int]
     wrongly_lost: list[str]
-    """Members that were removed though nobody had struck them."""
+    """Members that were removed although nobody had struck them."""
     tracebacks: list[str]
     memory_mib_per_min: dict[str, float]
     """Growth of each process that lived long enough."""
     num_files: dict[str, int]
-    """Most that each process has had open."""
+    """Largest number of open files of each process."""
     num_files_max: int
-    """That a node can need."""
+    """Number of files that a node can need."""
     faults: Counter[str] = field(default_factory=Counter)
     struck_in_pause: list[str] = field(default_factory=list)
-    """Faults in the longest pause: several may meet in one round."""
+    """Faults in the longest pause. Several may meet in one round."""
 
     @property
     def complaints(self) -> list[str]:
-        """What must not be, whatever the weather."""
+        """Findings that must not occur in any weather."""
         complaints = [*self.found.violations, *self.tracebacks]
         complaints += [f"a daemon that nobody had struck ended with {code}" for code in self.exits]
         complaints += self.wrongly_lost
@@ -156,7 +156,7 @@ class Outcome:
 
 
 def soak(plan: Plan, folder: Path, corpus: Path) -> list[Outcome]:
-    """Run the storm, and its twin if the plan says so; return what came of them, storm first."""
+    """Run the storm, and its twin if the plan says so. Return the outcomes, the storm's first."""
     with ExitStack() as stack:
         fleets = []
         for name in ("storm", "twin")[: 1 + plan.twin]:
@@ -183,7 +183,7 @@ def soak(plan: Plan, folder: Path, corpus: Path) -> list[Outcome]:
         end_s = time.monotonic()
         last = [fleet.iteration for fleet in fleets]
         storm.end()
-        # All must come back by themselves, and train together again.
+        # All hosts must come back by themselves, and train together again.
         all_back = [fleet.iteration + 3 for fleet in fleets]
         _tend_until(
             fleets,
@@ -213,7 +213,7 @@ def _tend_until(fleets: list[Fleet], over: Callable[[], bool], timeout_s: float)
 
 
 def _finish(fleet: Fleet) -> None:
-    """End the run in order, so that all logs are whole."""
+    """End the run in order, so that all logs are complete."""
     found = fleet.leader()
     assert found is not None, fleet.cluster.tails()
     leader = fleet.hosts[found[0]]
@@ -260,7 +260,7 @@ def _outcome(
 
 
 def reference_error(run: RunConfig, corpus: Path, found: Findings) -> float:
-    """Return the largest relative error of a loss against one process with the same batches."""
+    """Return the largest relative error of a loss, against one process with the same batches."""
     per_node = run.batch.num_microbatches
     shares = shares_of(found, num_data_nodes=run.batch.num_data_nodes, num_microbatches=per_node)
     losses = found.losses

@@ -1,10 +1,10 @@
-"""A `decod` whose event loop hardly turns for a while when it is asked to.
+"""A `decod` whose event loop hardly turns for a while, when it is told to.
 
     python -m tests.support.stalled SECONDS leader RUN.TOML ...
 
-After SIGUSR1 each turn of the loop takes SECONDS, several times in a row, as with callbacks that
-take too long. The kernel and gRPC's own threads go on, so connections stay open and what peers send
-piles up.
+After SIGUSR1, several turns of the loop in a row take SECONDS each, as with callbacks that take too
+long. The kernel and gRPC's own threads go on, so connections stay open and messages from peers pile
+up.
 """
 
 import asyncio

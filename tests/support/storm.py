@@ -1,7 +1,7 @@
-"""A storm: real daemons that train together while their hosts are killed, frozen, cut off, started.
+"""A storm: real daemons that train together while their hosts are killed, frozen, cut and started.
 
-`Fleet` holds the hosts of one run and starts again whoever has ended, as an operator's service
-manager would; `Storm` strikes. Nobody else lends a hand.
+`Fleet` holds the hosts of one run. Like an operator's service manager, it restarts daemons that
+have ended. `Storm` strikes. Nobody else intervenes.
 """
 
 import os
@@ -22,16 +22,16 @@ from tests.support import trickling
 from tests.support.cluster import Cluster, Daemon, stage_nodes
 
 RETURN_S = 4.0
-"""How long a killed host stays away."""
+"""Time for which a killed host stays away."""
 FROZEN_S = 9.0
 CUT_S = 8.0
 SUSPENDED_S = (1.0, 120.0)
-"""How long a host sleeps, as a laptop does."""
+"""Range of the time for which a host sleeps, like a laptop."""
 TRICKLING_S = 60.0
-"""How long a relay's tensors leave it at a byte a second."""
+"""Time for which a relay's tensors trickle out."""
 
 _LATE = timedelta(seconds=5)
-"""The leader may find out later that a host was gone, which is back by then."""
+"""The leader may notice the loss of a host this long after the host's return."""
 
 _SAMPLE_S = 1.0
 _USE_S = 5.0
@@ -41,17 +41,17 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How the fleet was at an instant."""
+    """The state of the fleet at an instant."""
 
     at_s: float
     iteration: int
     capacity: float
-    """Part of its hosts that the stage has which lacks most: 1 if none is missing."""
+    """Share of hosts present in the stage that lacks most. 1: none is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time in which nothing was committed."""
+    """A time without any commit."""
 
     begin_s: float
     end_s: float
@@ -63,20 +63,20 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a process of a host held at an instant."""
+    """The resources of a process at an instant."""
 
     at_s: float
     memory_bytes: int
-    """Its own, and what it shares with the host's other process: no file's pages, which stay in
-    memory as long as nobody else needs room."""
+    """Memory of its own, and memory shared with the host's other process. Pages of files are left
+    out, because they stay in memory only while there is room."""
     num_files: int
 
     @staticmethod
     def of(pid: int, at_s: float) -> "Use":
-        """Look at a process.
+        """Measure a process.
 
         Raises:
-            OSError: It has ended.
+            OSError: The process has ended.
         """
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         held_kib = sum(int(line.split()[1]) for line in lines if line.startswith(_HELD))
@@ -88,12 +88,12 @@ _HELD = ("RssAnon:", "RssShmem:")
 
 @dataclass(slots=True)
 class Usage:
-    """What the processes have held since they train, by host, start of it, and kind."""
+    """Resources of the processes while they train, by host, node process and kind."""
 
     series: dict[tuple[str, int, str], list[Use]] = field(default_factory=dict)
 
     def look(self, name: str, daemon: Daemon, at_s: float) -> None:
-        """Take in what a node and its compute process hold now."""
+        """Measure a node and its compute process now."""
         node_pid = daemon.process.pid
         for kind, pid in (("node", node_pid), ("compute", daemon.compute_pid())):
             if pid is None:
@@ -103,13 +103,13 @@ class Usage:
                 self.series.setdefault((name, node_pid, kind), []).append(use)
 
     def growth(self, *, warm_s: float, least_s: float) -> dict[str, float]:
-        """Return by how many bytes a second the memory of each process has grown.
+        """Return the growth of each process's memory, in bytes per second.
 
-        Of all pairs of instants, the median: a jump counts for as often as it comes.
+        The growth is the median over all pairs of instants: a jump counts as often as it occurs.
 
         Args:
-            warm_s: What is passed over at the beginning of its training.
-            least_s: What must be left of it; processes that did not live so long are left out.
+            warm_s: Time to skip at the beginning of a process's training.
+            least_s: Least time that must remain. Shorter-lived processes are left out.
         """
         slopes = {}
         for (name, pid, kind), uses in self.series.items():
@@ -123,7 +123,7 @@ class Usage:
         return slopes
 
     def most_files(self) -> dict[str, int]:
-        """Return how many files each process has had open at most."""
+        """Return the largest number of open files of each process."""
         return {
             _process(*key): max(use.num_files for use in uses) for key, uses in self.series.items()
         }
@@ -135,7 +135,7 @@ def _process(name: str, node_pid: int, kind: str) -> str:
 
 @dataclass(slots=True)
 class Strike:
-    """A host was struck, and was in the run again at `end`."""
+    """A strike on a host, which was in the run again at `end`."""
 
     name: str
     begin: datetime
@@ -151,25 +151,25 @@ class Fleet:
     """The hosts of one run.
 
     Args:
-        cluster: Starts them.
-        relays: How many in each relay stage.
+        cluster: Starts the hosts.
+        relays: Number of relays in each relay stage.
     """
 
     def __init__(self, cluster: Cluster, relays: tuple[int, ...]) -> None:
         self.cluster = cluster
         self.hosts: dict[str, Daemon] = {}
         self.stages = host_stages(cluster.run.batch.num_data_nodes, relays)
-        """Of each host."""
+        """Stage of each host."""
         self.missing: dict[str, float] = {}
-        """Hosts that were struck and are not back in the run yet; not looked for before."""
+        """Struck hosts that are not back in the run, each with the instant of the first check."""
         self.in_view: set[str] = set()
         """Hosts that the leader counted as members when it was last asked."""
         self.held: set[str] = set()
-        """Hosts that are not to be started or looked at for now."""
+        """Hosts that must not be started or examined for now."""
         self.samples: list[Sample] = []
         self.usage = Usage()
         self.exits: Counter[int] = Counter()
-        """How daemons ended that nobody had struck."""
+        """Exit codes of daemons that nobody had struck."""
         self.tracebacks: list[str] = []
         self._strikes: list[Strike] = []
         self._struck_pids: set[int] = set()
@@ -179,7 +179,7 @@ class Fleet:
     # --- life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all; the first data node leads."""
+        """Start all hosts. The first data node leads."""
         self.hosts["data-0"] = self.cluster.start_leader(name="data-0")
         self._join_string = self.cluster.join_string(self.hosts["data-0"]) or ""
         for name in self.stages:
@@ -196,7 +196,7 @@ class Fleet:
             self.hosts[name] = self.cluster.start(name, *arguments)
 
     def join_string(self) -> str:
-        """Return what to hand out, as a data node that is there tells it; else the last known."""
+        """Return the join string, from a data node that answers, or else the last known one."""
         for name in self.data_nodes:
             daemon = self.hosts.get(name)
             if daemon is None or name in self.held or daemon.process.poll() is not None:
@@ -212,13 +212,13 @@ class Fleet:
         return [name for name, stage in self.stages.items() if not stage]
 
     def lost(self, name: str, *, for_s: float = 0.0) -> None:
-        """A host was struck, and can't be back before some time has passed."""
+        """Note a strike on a host. The host can't be back before `for_s` has passed."""
         self.missing[name] = time.monotonic() + for_s
         self._strikes.append(Strike(name, datetime.now(UTC)))
         self._struck_pids.add(self.hosts[name].process.pid)
 
     def tend(self) -> None:
-        """Start again whoever has ended, and see who is back."""
+        """Restart daemons that have ended, and note hosts that are back."""
         now_s = time.monotonic()
         for name, daemon in self.hosts.items():
             if name in self.held:
@@ -235,13 +235,13 @@ class Fleet:
         self._look()
 
     def _ended(self, name: str) -> None:
-        """A host that was struck is back."""
+        """Note that a struck host is back."""
         for strike in self._strikes:
             if strike.name == name:
                 strike.end = strike.end or datetime.now(UTC)
 
     def wrongly_lost(self) -> list[str]:
-        """Return whom leaders have taken for lost though nobody had struck it, and why."""
+        """Return the hosts that leaders have lost although nobody had struck them, and why."""
         names = {d.events("node.started")[0]["node_id"]: name for name, d in self.hosts.items()}
         found = []
         for asked in self.data_nodes:
@@ -255,7 +255,7 @@ class Fleet:
     # --- looking ------------------------------------------------------------------------------
 
     def leader(self) -> tuple[str, dict[str, Any]] | None:
-        """Return who leads, and its status."""
+        """Return the leader's name and status."""
         found = []
         for name in self.data_nodes:
             daemon = self.hosts.get(name)
@@ -309,7 +309,7 @@ class Fleet:
         return longest
 
     def mean_capacity(self, begin_s: float, end_s: float) -> float:
-        """Return how much of the bottleneck stage was there between two instants, of 1."""
+        """Return the mean share of the bottleneck stage that was present between two instants."""
         found = [s.capacity for s in self.samples if begin_s <= s.at_s <= end_s]
         return sum(found) / len(found)
 
@@ -328,12 +328,12 @@ def _is_back(daemon: Daemon) -> bool:
 
 
 class Storm:
-    """Strikes one host, or link, at a time; never the last of a stage that is whole.
+    """Strikes one host or link at a time, but never the last whole host of a stage.
 
     Args:
-        fleet: Is struck.
-        seed: Decides who, and how.
-        pause_s: Between two strikes.
+        fleet: The fleet to strike.
+        seed: Determines the victims and the kinds.
+        pause_s: Time between two strikes.
     """
 
     KINDS = (
@@ -350,10 +350,10 @@ class Storm:
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self.struck: Counter[str] = Counter()
         self.log: list[tuple[float, str, str]] = []
-        """When, how and who."""
+        """Instant, kind and victim of each strike."""
 
     def step(self) -> None:
-        """Strike if it is time, and let go of who was struck for long enough."""
+        """Strike if it is time, and end strikes that have lasted long enough."""
         now_s = time.monotonic()
         due = [undo for at_s, undo in self._undo if at_s <= now_s]
         self._undo = [entry for entry in self._undo if entry[0] > now_s]
@@ -364,7 +364,7 @@ class Storm:
             self._strike(now_s)
 
     def struck_in(self, pause: Pause) -> list[str]:
-        """Return what struck while a pause lasted or just before: how, whom, and when in it."""
+        """Return the strikes during a pause or just before: kind, victim, and time in the pause."""
         return [
             f"{kind} {who} {at_s - pause.begin_s:+.1f} s"
             for at_s, kind, who in self.log
@@ -372,7 +372,7 @@ class Storm:
         ]
 
     def end(self) -> None:
-        """Let go of all."""
+        """End all strikes."""
         for _, undo in self._undo:
             undo()
         self._undo.clear()
@@ -381,7 +381,7 @@ class Storm:
         if not self._kinds:
             self._kinds = list(self.KINDS)
             self._rng.shuffle(self._kinds)
-        # What can't be done now, since too few are left, is done when it can.
+        # A kind that is impossible now, because too few hosts are left, waits until it is possible.
         for kind in self._kinds:
             who = self._victim(kind)
             if who is not None:
@@ -392,9 +392,9 @@ class Storm:
                 return
 
     def _victim(self, kind: str) -> str | None:
-        """Return whom to strike; None if the others could not go on without it."""
+        """Return the victim. None: the others could not go on without any candidate."""
         fleet, whole = self._fleet, self._fleet.whole
-        # Together they could be more than half of the members, and those wait for the rest then.
+        # With another host, the missing ones could be more than half, and the rest would wait.
         if 3 * len(fleet.missing) > len(fleet.stages):
             return None
         if kind in ("leader", "resign"):
@@ -446,7 +446,7 @@ class Storm:
         fleet = self._fleet
         daemon = fleet.hosts[who]
         pids = [pid for pid in (daemon.process.pid, daemon.compute_pid()) if pid is not None]
-        # When it thaws it believes for a moment that nothing has happened.
+        # After a thaw, the host believes for a moment that nothing has happened.
         fleet.lost(who, for_s=duration_s + 3.0)
         fleet.held.add(who)
         for pid in pids:

@@ -1,10 +1,11 @@
-"""A `decod` on a terminal of its own, which is closed when this process gets SIGUSR1.
+"""A `decod` on a terminal of its own. SIGUSR1 to this process closes the terminal.
 
     python -m tests.support.terminal leader run.toml ...
 
-The terminal is real (a pseudo-terminal), and so is its end: the system tells the processes on it by
-SIGHUP, and refuses whatever they write after that. What they write before goes to this process's
-standard output. Its exit code is that of `decod`; a signal that ended `decod` is a negative number.
+The terminal is real (a pseudo-terminal), and so is its end: the system sends SIGHUP to the
+processes on it, and refuses everything that they write after that. Their earlier output goes to
+this process's standard output. Its exit code is that of `decod`, or 128 plus the number of the
+signal that ended `decod`.
 """
 
 import os
@@ -20,7 +21,7 @@ CLOSE = signal.SIGUSR1
 
 
 def main() -> None:
-    # Written to by the system when a signal comes, so that waiting ends.
+    # The system writes to this pipe when a signal comes, which ends the wait.
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     closing: list[bool] = []
@@ -29,7 +30,7 @@ def main() -> None:
     pid, master = pty.fork()
     if not pid:
         os.execv(sys.executable, [sys.executable, "-m", "decod", *sys.argv[1:]])
-    # Whoever ends this process means `decod`.
+    # A signal to end this process is meant for `decod`.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     while not closing:
         if master in select.select([master, wake], [], [])[0] and not _copy(master):
@@ -40,11 +41,11 @@ def main() -> None:
 
 
 def _copy(master: int) -> bool:
-    """Pass on what was written; return whether there may be more."""
+    """Pass on the output. Return whether there may be more."""
     try:
         data = os.read(master, 1 << 16)
     except OSError:
-        # Nobody has the terminal open any more.
+        # No process has the terminal open any longer.
         return False
     os.write(1, data.replace(b"\r\n", b"\n"))
     return bool(data)

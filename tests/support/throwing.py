@@ -1,4 +1,4 @@
-"""Throws messages of all shapes at a daemon and looks how long its event loop stood still."""
+"""Throwing of messages of all shapes at a daemon, to see how long its event loop pauses."""
 
 import asyncio
 import random
@@ -27,11 +27,11 @@ class Outcome:
     longest: Pauses = field(default_factory=dict)
     """The longest pause, by kind: `wall_s`, `processor_s`."""
     worst: dict[str, str] = field(default_factory=dict)
-    """After which throw it was."""
+    """The throw after which it came, by kind."""
     num_throws: int = 0
 
     def take(self, name: str, pauses: Pauses) -> None:
-        """Takes in the pauses after one throw."""
+        """Take in the pauses after one throw."""
         self.num_throws += 1
         for kind, seconds in pauses.items():
             if seconds > self.longest.get(kind, 0.0):
@@ -45,14 +45,14 @@ def throw_all(
     pauses: Callable[[], Pauses],
     told: Callable[[str, Pauses], None] = lambda _name, _pauses: None,
 ) -> Outcome:
-    """Throws one after the other, and returns what came of it.
+    """Throw one after the other, and return the outcome.
 
     Args:
-        address: Of the daemon.
-        run_id: Its run.
-        throws: To send, one after the other.
-        pauses: Returns the longest pauses since it was called last.
-        told: Hears of every throw.
+        address: The daemon's address.
+        run_id: The daemon's run.
+        throws: Messages to throw, one after the other.
+        pauses: Returns the longest pauses since the last call.
+        told: Called after every throw.
     """
     outcome = Outcome()
     pauses()
@@ -65,7 +65,7 @@ def throw_all(
 
 
 def sample(rng: random.Random, throws: Iterable[Throw], num: int) -> Iterator[Throw]:
-    """Yields about `num` of the throws, in their order, without keeping the others."""
+    """Yield about `num` of the throws, in their order, and drop the others."""
     everything = list(throws)
     chosen = set(rng.sample(range(len(everything)), min(num, len(everything))))
     for index, throw in enumerate(everything):
@@ -102,4 +102,4 @@ async def _call(opened: grpc.aio.Channel, run_id: RunId, throw: Throw) -> None:
         async for _ in call:
             pass
     except grpc.aio.AioRpcError:
-        pass  # Refused in whatever way: what counts is how long that took.
+        pass  # Any refusal will do. Only its duration counts.

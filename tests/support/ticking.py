@@ -1,10 +1,10 @@
-"""Runs `decod` with a daemon that measures the pauses of its event loop.
+"""A `decod` whose daemon measures the pauses of its event loop.
 
     python -m tests.support.ticking leader RUN.TOML ...
 
-The request `pauses` on its local socket returns the longest pause since the last such request, in
-seconds: by the clock, and in processor time of the loop's thread. On a busy machine the clock says
-more about the machine than about the daemon.
+The request `pauses` on its local socket returns the longest pause since the last request, in
+seconds: by the clock, and in CPU time of the loop's thread. On a busy machine, the clock says more
+about the machine than about the daemon.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ _INTERVAL_S = 0.005
 
 
 def pauses_of(state_dir: Path) -> dict[str, float]:
-    """Returns the longest pauses of a daemon's event loop since they were asked for last."""
+    """Return the longest pauses of a daemon's event loop since the last request."""
     return ask(state_dir, {"command": "pauses"}, timeout_s=60.0)
 
 
 class Ticker:
-    """Looks at the clocks again and again; what lies between two looks beyond the wait is a pause.
+    """Reads the clocks again and again. Time between two readings beyond the wait is a pause.
 
-    Use as a context manager within a running loop.
+    Use it as a context manager, within a running loop.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Ticker:
         self.longest = {"wall_s": 0.0, "processor_s": 0.0}
 
     def reset(self) -> dict[str, float]:
-        """Returns the longest pauses so far, and begins anew."""
+        """Return the longest pauses so far, and begin anew."""
         longest, self.longest = self.longest, dict.fromkeys(self.longest, 0.0)
         return longest
 

@@ -1,10 +1,10 @@
-"""A node whose tensors trickle out of it for as long as a file is there.
+"""A node whose tensors trickle out while a file exists.
 
     python -m tests.support.trickling join JOINSTRING --state-dir DIR ...
 
-The file is `trickles` in the state folder. A tensor's header leaves, and its data leave at a byte a
-second, so that the receiver never has a whole frame. Control messages, what comes in, and all else
-about the node are as ever. Nothing in the node knows of it.
+The file is `trickles` in the state folder. A tensor's header leaves, but none of its data. The
+receiver never gets a whole frame, as on a link with a byte per second. Control messages, incoming
+data and everything else about the node are as usual. Nothing in the node knows of it.
 """
 
 import sys

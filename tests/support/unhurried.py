@@ -1,9 +1,9 @@
-"""A `decod leader` whose device takes its time over each step, so that iterations are far between.
+"""A `decod leader` whose device is slow at each step, so that iterations are far between.
 
     python -m tests.support.unhurried SECONDS leader RUN.TOML ...
 
-Tests that need a run to train, but not much, leave the processors to what they look at. Everything
-else about it is real.
+Some tests need a run that trains, but not much. This leaves the processors to the test's subject.
+Everything else about the leader is real.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Shapes that a message can have on the wire, whether or not any node would send it.
+"""Shapes that a message can have on the wire, whether or not a node would send it.
 
-Fields are found in the descriptors, so a field that is added later is tried, too. Every repeated
+Fields are taken from the descriptors, so a field that is added later is tried, too. Every repeated
 field of every request is filled in several ways: very often with nothing, often with a little,
-seldom with much. Other shapes repeat what should come once, nest groups, alternate between the
-bodies of an envelope, or alter what a node would send.
+seldom with much. Other shapes repeat a field that should come once, nest groups, alternate between
+the bodies of an envelope, or alter a node's own messages.
 """
 
 import random
@@ -25,7 +25,7 @@ from decod.wire.varint import write_varint
 from tests.support.messages import control_messages
 
 FULL = 4 * MIB
-"""As much as a message may have."""
+"""Largest size of a message."""
 
 _LENGTH = 2
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -46,25 +46,25 @@ DELIVER, PUSH = list(REQUESTS)[:2]
 
 @dataclass(frozen=True, slots=True)
 class Throw:
-    """Something to send, once or at once many times."""
+    """Something to send, once or many times at once."""
 
     name: str
     method: str
     """Path of the method; empty for datagrams."""
     messages: tuple[bytes, ...]
-    """Of one call, or datagrams."""
+    """Messages of one call, or datagrams."""
     num_calls: int = 1
     names_run: bool = True
-    """Whether the call says of which run it is."""
+    """Whether the call names its run."""
 
 
 def throws(rng: random.Random, run_id: RunId, *, size_bytes: int = FULL) -> Iterator[Throw]:
-    """Yields something of every shape, as a node that is no member would send it.
+    """Yield throws of every shape, as from a node that is not a member.
 
     Args:
-        rng: Decides what is not systematic.
+        rng: Source of everything that is not systematic.
         run_id: The run whose nodes are thrown at.
-        size_bytes: Of large messages.
+        size_bytes: Size of large messages.
     """
     made = _Maker(rng, run_id, size_bytes)
     for method, cls in REQUESTS.items():
@@ -81,12 +81,12 @@ def throws(rng: random.Random, run_id: RunId, *, size_bytes: int = FULL) -> Iter
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Returns a length-delimited field."""
+    """Return a length-delimited field."""
     return write_varint(number << 3 | _LENGTH) + write_varint(len(content)) + content
 
 
 def number(number: int, value: int) -> bytes:
-    """Returns a field with a varint."""
+    """Return a field with a varint."""
     return write_varint(number << 3) + write_varint(value)
 
 
@@ -95,16 +95,16 @@ def _filled(piece: bytes, size_bytes: int) -> bytes:
 
 
 def nested(chain: tuple[Any, ...], content: bytes) -> bytes:
-    """Returns what lies in the last field of a chain as it lies in the message."""
+    """Return a message in which `content` lies in the last field of a chain of nested fields."""
     for each in reversed(chain):
         content = field(each.number, content)
     return content
 
 
 def fields_of(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the fields that lead to each field of a message and of those in it, outermost first.
+    """Yield, outermost first, the fields that lead to each field of a message, at any depth.
 
-    Only what is repeated, or is a message, is of interest.
+    Only repeated fields and messages are included.
     """
     for each in descriptor.fields:
         chain = (*above, each)
@@ -115,7 +115,7 @@ def fields_of(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[An
 
 
 def repeated_fields(descriptor: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields those of `fields_of` that end with a repeated field."""
+    """Yield the chains of `fields_of` that end with a repeated field."""
     return (chain for chain in fields_of(descriptor) if chain[-1].is_repeated)
 
 
@@ -201,7 +201,7 @@ class _Maker:
         return codec.encode(self._run_id, self._sender, 1, 1, message).SerializeToString()
 
     def _large_messages(self) -> Iterator[m.Message]:
-        """Yields messages that a large run could send, as large as they may be."""
+        """Yield messages that a large run could send, as large as they may be."""
         num = self._size_bytes // 160
         ids = [_node_id(index) for index in range(num)]
         members = [_member(node_id, index) for index, node_id in enumerate(ids[: num // 2])]
@@ -225,7 +225,7 @@ class _Maker:
     # --- more than one ------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Throw]:
-        """Yields calls with many envelopes, each of which is in order."""
+        """Yield calls with many envelopes, each of which is valid."""
         true = field(1, self._envelope(m.Ping(1)))
         foreign = codec.encode(RunId("x" * 26), self._sender, 1, 1, m.Ping(1)).SerializeToString()
         length = LIMITS.batch_length_max
@@ -234,13 +234,13 @@ class _Maker:
         yield Throw("a batch of another run", DELIVER, (field(1, foreign) * length,))
         kept = m.Join("127.0.0.1:1", Role.RELAY, 1, None, "0" * 64, 1, "mallory")
         yield Throw("a batch of offers", DELIVER, (field(1, self._envelope(kept)) * length,))
-        # As large as an envelope can be and still be read within the event loop.
+        # The largest envelope that is still read within the event loop.
         costs = routing.Claim(1, 1, FlowId(_node_id(1), 0), (_costly_hop(100),))
         share = field(1, self._envelope(costs))
         yield Throw("a batch of dear messages", DELIVER, (share * length,))
 
     def pushes(self) -> Iterator[Throw]:
-        """Yields streams that begin well."""
+        """Yield streams with a valid beginning."""
         rng = self._rng
         message = rng.choice(
             [m.LinkProbe(), m.ReducedPart(Round(1, 1), 1, 1), m.ReducePart(Round(1, 1), 1, 1, 1, 1)]
@@ -258,7 +258,7 @@ class _Maker:
         yield Throw("a push with data first", PUSH, (frame + head,))
 
     def crowds(self) -> Iterator[Throw]:
-        """Yields many calls at once."""
+        """Yield many calls at once."""
         ids = {"run_id": self._run_id, "sender_id": self._sender}
         for method, cls in REQUESTS.items():
             known = {key: ids[key] for key in ids if key in cls.DESCRIPTOR.fields_by_name}

@@ -1,14 +1,14 @@
-"""What a donor says of a state: its tensors, and the chunks in which it is handed over.
+"""A donor's description of a state: its tensors, and the chunks in which it is transferred.
 
     {"tensors":[{"name":..,"dtype":..,"shape":..,"offset":..,"num_bytes":..,"sha256":..},..],
      "chunks":"<sha256 of the first chunk, hexadecimal><of the second>.."}
 
-A chunk is a piece of one tensor, 4 MiB or the rest of it: where chunks lie follows from the
-tensors, so only their hashes are told. The hash of the whole text stands for the state: members
-that hold the same bits say the same text, and any of them can give any chunk of it. What was
-fetched is verified chunk by chunk, so a donor can be left in the middle without losing anything.
+A chunk is a piece of one tensor, 4 MiB or the rest of it. The places of chunks follow from the
+tensors, so the description contains only their hashes. The hash of the whole text identifies the
+state. Members that hold the same bits give the same text, and each of them can send any chunk. The
+receiver verifies chunk by chunk, so it can change donors in the middle without losing anything.
 
-Imports no torch: the node process serves and fetches states.
+Imports no torch, because the node process serves and fetches states.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ from decod.train.checkpoint.entries import (
 )
 
 CHUNK_SIZE_BYTES = 4 << 20
-"""Longest chunk: what a wrong or lost one costs. Its hash takes a few milliseconds."""
+"""Longest chunk, which is the loss from a wrong or lost one. Hashing it takes milliseconds."""
 
 ALIGNMENT_BYTES = 64
-"""Every tensor of a blob starts at a multiple, so that it can be read in place in any dtype."""
+"""Every tensor of a blob starts at a multiple of this, so any dtype can be read in place."""
 
 _DIGEST_SIZE = 64
 
@@ -48,28 +48,28 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A state as its donor described it. Valid in itself."""
+    """A state as its donor describes it. Valid in itself."""
 
     text: str
     entries: tuple[TensorEntry, ...]
-    """In the order of their offsets, which the blob's layout fixes."""
+    """Entries in the order of their offsets, which follow from the blob's layout."""
     chunks: tuple[Chunk, ...]
     num_bytes: int
-    """Of the blob, with the gaps between tensors, which mean nothing."""
+    """Size of the blob, including the gaps between tensors, whose content is undefined."""
     id: str = field(init=False)
-    """SHA-256 of the text: stands for the state."""
+    """SHA-256 of the text, which identifies the state."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", hashlib.sha256(self.text.encode()).hexdigest())
 
 
 def aligned(num_bytes: int) -> int:
-    """Return how much room a tensor takes in a blob."""
+    """Return the room that a tensor takes in a blob, in bytes."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def placed(entries: Iterable[TensorEntry]) -> tuple[TensorEntry, ...]:
-    """Return entries with the offsets that they have in a blob, in this order."""
+    """Return entries with their offsets in a blob, in this order."""
     result, offset = [], 0
     for entry in entries:
         result.append(replace(entry, offset=offset))
@@ -78,13 +78,13 @@ def placed(entries: Iterable[TensorEntry]) -> tuple[TensorEntry, ...]:
 
 
 def cut(entry: TensorEntry) -> Iterator[tuple[int, int]]:
-    """Yield offset in the blob, and length, of each chunk of a tensor."""
+    """Yield the offset in the blob and the length of each chunk of a tensor."""
     for start in range(0, entry.num_bytes, CHUNK_SIZE_BYTES):
         yield entry.offset + start, min(CHUNK_SIZE_BYTES, entry.num_bytes - start)
 
 
 def hash_tensor(pieces: Iterable[memoryview | bytes]) -> tuple[str, list[str]]:
-    """Return a tensor's hash and those of its chunks, from its bytes chunk by chunk."""
+    """Return the hashes of a tensor and of its chunks, from its bytes chunk by chunk."""
     whole, digests = hashlib.sha256(), []
     for piece in pieces:
         # One pass over memory: the second hash finds the piece in the cache.
@@ -96,10 +96,10 @@ def hash_tensor(pieces: Iterable[memoryview | bytes]) -> tuple[str, list[str]]:
 def describe_blob(
     entries: Sequence[TensorEntry], data: memoryview
 ) -> tuple[list[TensorEntry], list[str]]:
-    """Return entries with the hashes of what a blob holds at their places, and all chunks' hashes.
+    """Return the entries with the hashes of their content in a blob, and the hashes of all chunks.
 
     Args:
-        entries: Their `sha256` is not looked at.
+        entries: Places of the tensors. Their `sha256` is ignored.
         data: The blob.
     """
     described, digests = [], []
@@ -117,20 +117,20 @@ def entry_json(entry: TensorEntry) -> dict[str, object]:
 
 
 def description_text(tensors: Sequence[object], chunks: str) -> str:
-    """Return the one text that describes a state.
+    """Return the canonical text that describes a state.
 
     Args:
         tensors: JSON objects of the entries.
-        chunks: All chunks' hashes, one behind another.
+        chunks: Concatenated hashes of all chunks.
     """
     return json.dumps({"tensors": tensors, "chunks": chunks}, separators=(",", ":"))
 
 
 def parse_description(text: str) -> Description:
-    """Return what a donor, or a file of ours, says of a state.
+    """Parse the description of a state by a donor, or from an own file.
 
     Raises:
-        CheckpointError: It is no description, or what it describes can't be.
+        CheckpointError: The text is not a description, or describes something impossible.
     """
     try:
         values = json.loads(text)
@@ -166,11 +166,11 @@ def _check_places(entries: Sequence[TensorEntry]) -> None:
 
 
 def parameter_hash(entries: Sequence[TensorEntry], data: memoryview) -> str:
-    """Return the hash of a state's parameters, as members vote on it: see `Layout.hash`.
+    """Return the hash of a state's parameters that members vote on: see `Layout.hash`.
 
     Args:
-        entries: Of the state, with its optimizer if the model is of bfloat16: the master weights
-            are its parameters then.
+        entries: Entries of the state. For bfloat16 models they must include the optimizer, because
+            the parameters are then the master weights.
         data: The blob.
     """
     masters = [entry for entry in entries if entry.name.startswith(MASTER_PREFIX)]
@@ -187,7 +187,7 @@ def parameter_hash(entries: Sequence[TensorEntry], data: memoryview) -> str:
 
 
 def unlike_hash(stage_index: int, iteration: int) -> CheckpointError:
-    """Return the error for a state that is not the one that was voted on."""
+    """Return the error for a state that is not the one voted on."""
     return CheckpointError(
         f"the state of stage {stage_index} after iteration {iteration} is another one's",
         why="its parameters do not hash to what the members voted on",

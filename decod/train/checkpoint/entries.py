@@ -1,6 +1,6 @@
-"""What a stage's state consists of, tensor by tensor: on the wire, in shared memory, on disk.
+"""The tensors of a stage's state: on the wire, in shared memory and on disk.
 
-Imports no torch: the node process writes checkpoints, and `decod checkpoint` reads them.
+Imports no torch, because the node process writes checkpoints and `decod checkpoint` reads them.
 """
 
 import math
@@ -15,7 +15,7 @@ from decod.model.shape import stage_shapes
 MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."
 MASTER_PREFIX = "optimizer.master."
-"""The optimizer's tensors carry their parameter's name behind one of these."""
+"""Prefixes of the optimizer's tensors. The parameter's name follows."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 """Every dtype that a state can hold, and the bytes of one element."""
@@ -34,10 +34,10 @@ class TensorEntry:
 
 
 def parse_entries(values: object) -> list[TensorEntry]:
-    """Return the entries of a description that came from outside.
+    """Return the entries of a description from outside.
 
     Raises:
-        CheckpointError: A field is missing or of a wrong type or range, or a name comes twice.
+        CheckpointError: A field is missing or has a wrong type or range, or a name comes twice.
     """
     if not isinstance(values, list):
         raise refused_state(["the description is no list"])
@@ -65,7 +65,7 @@ def _parse_entry(value: object) -> TensorEntry | None:
 
 
 def refused_state(problems: Sequence[str]) -> CheckpointError:
-    """Return the error for a state that is not what it should be; names three problems at most."""
+    """Return the error for a wrong state. It names at most three problems."""
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     return CheckpointError(
         f"state refused: {', '.join(problems[:3])}{more}",
@@ -78,7 +78,7 @@ def refused_state(problems: Sequence[str]) -> CheckpointError:
 def state_tensors(
     model: ModelConfig, stages: StagesConfig, stage_index: int
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return name, and dtype and shape, of every tensor of a stage's state with its optimizer."""
+    """Return the dtype and shape of every tensor of a stage's state with its optimizer, by name."""
     wide = "float64" if model.dtype is ModelDtype.FLOAT64 else "float32"
     sections = {"": model.dtype.value, MEAN_PREFIX: wide, SQUARE_PREFIX: wide}
     if model.dtype.value != wide:
@@ -91,7 +91,7 @@ def state_tensors(
 
 
 def state_size_bytes(model: ModelConfig, stages: StagesConfig) -> int:
-    """Return how much the states of all stages take, with their optimizers."""
+    """Return the size of the states of all stages with their optimizers, in bytes."""
     return sum(
         math.prod(shape) * DTYPE_BYTES[dtype]
         for index in range(stages.num_relay_stages + 1)
@@ -102,11 +102,10 @@ def state_size_bytes(model: ModelConfig, stages: StagesConfig) -> int:
 def check_tensors(
     entries: Sequence[TensorEntry], expected: dict[str, tuple[str, tuple[int, ...]]]
 ) -> None:
-    """Compare a description with what a stage's state must hold.
+    """Compare a description with the expected tensors of a stage's state.
 
     Raises:
-        CheckpointError: A tensor is missing or unknown or comes twice, or is of another dtype or
-            shape.
+        CheckpointError: A tensor is missing or unknown, comes twice, or has another dtype or shape.
     """
     found = {entry.name: (entry.dtype, entry.shape) for entry in entries}
     problems = ["a name comes twice"] if len(found) < len(entries) else []

@@ -1,6 +1,6 @@
-"""The few operations on files that checkpoints are made of, one method each.
+"""The few file operations that checkpoints need, one method each.
 
-They are apart from the store so that a test can end the world between any two of them.
+They are separate from the store so that a test can crash between any two of them.
 """
 
 import os
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PIECE_BYTES = 4 << 20
-"""Written, read and hashed at a time."""
+"""Size of a piece to write, read or hash at a time."""
 
 
 class FileOperations:
     """Operations of the operating system. Every one may raise OSError."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and those above it, as far as they are missing."""
+        """Create a folder and its missing parents."""
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def create(self, path: Path) -> int:
-        """Return the descriptor of a new file; an existing one is never opened."""
+        """Return the descriptor of a new file. Never opens an existing file."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
     def write(self, descriptor: int, data: memoryview | bytes) -> None:
@@ -30,7 +30,7 @@ class FileOperations:
             rest = rest[os.write(descriptor, rest) :]
 
     def sync(self, path: Path) -> None:
-        """Return when a file's content, or a folder's list of names, has reached the disk."""
+        """Wait until a file's content, or a folder's list of names, has reached the disk."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             os.fsync(descriptor)
@@ -38,7 +38,7 @@ class FileOperations:
             os.close(descriptor)
 
     def rename(self, path: Path, target: Path) -> None:
-        """Give a folder another name, which nothing else may have."""
+        """Rename a folder. Nothing else may have the new name."""
         path.rename(target)
 
     def remove_file(self, path: Path) -> None:
@@ -57,10 +57,10 @@ def pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file piece by piece.
+    """Yield the next bytes of a file, piece by piece.
 
     Raises:
-        EOFError: There are fewer.
+        EOFError: The file has fewer bytes.
     """
     while size_bytes:
         piece = os.read(descriptor, min(size_bytes, _PIECE_BYTES))
@@ -71,10 +71,10 @@ def read_exactly(descriptor: int, size_bytes: int) -> Iterator[bytes]:
 
 
 def is_plain_folder(path: Path) -> bool:
-    """Return whether a path is a folder itself, and no symlink to one.
+    """Return whether a path is a folder itself, and not a symlink to one.
 
     Raises:
-        OSError: Something is there, or may be, and can't be looked at.
+        OSError: The path may exist, but can't be examined.
     """
     try:
         return stat.S_ISDIR(path.lstat().st_mode)

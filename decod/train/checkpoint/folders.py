@@ -1,8 +1,8 @@
-"""Folders that are named after iterations, written as a whole or not at all.
+"""Folders that are named after iterations, and written as a whole or not at all.
 
-A folder is written as `.writing-ITERATION` beside its place. When the disk has every file, it
-gets its name, by one rename: whoever looks sees all of it or nothing, whenever the machine stops.
-One that is too many is renamed away before it is removed, for the same reason.
+A folder is first written as `.writing-ITERATION`, beside its final place. Once the disk has every
+file, one rename gives the folder its name. A reader therefore sees all of it or nothing, whenever
+the machine stops. For the same reason, a surplus folder is renamed before it is removed.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ _ITERATION = re.compile(r"[1-9][0-9]{0,14}\Z", re.ASCII)
 _UNFINISHED = (".writing-", ".removing-")
 
 Abandoned = Callable[[], bool]
-"""Asked between pieces; once it is true, nothing more is written."""
+"""Asked between pieces. Once it returns true, nothing more is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageBlob:
-    """A stage's state in memory, as its member handed it over."""
+    """A stage's state in memory, as its member sent it."""
 
     entries: tuple[TensorEntry, ...]
     data: memoryview
-    """Holds each tensor at its entry's offset."""
+    """The bytes, with each tensor at its entry's offset."""
 
 
 def stage_file(stage_index: int) -> str:
-    """Return the name of a stage's tensors, which is never read from a file."""
+    """Return the file name of a stage's tensors. It is never read from a file."""
     return f"stage-{stage_index}.safetensors"
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return what has the name of an iteration."""
+    """Return the paths in a folder that are named after iterations."""
     try:
         return [path for path in folder.iterdir() if _ITERATION.match(path.name)]
     except OSError:
@@ -49,12 +49,12 @@ def numbered(folder: Path) -> list[Path]:
 
 
 class Folders:
-    """The only writer of one folder of such folders.
+    """The only writer of one folder that contains a folder per iteration.
 
     Args:
-        folder: Created with the first.
+        folder: The outer folder, created with the first inner one.
         files: Operations on files.
-        what: What one is, for errors.
+        what: Name of an inner folder's content, for errors.
     """
 
     def __init__(self, folder: Path, files: FileOperations, what: str) -> None:
@@ -63,23 +63,24 @@ class Folders:
         self._what = what
 
     def write(self, iteration: int, fill: Callable[[Path], None], abandoned: Abandoned) -> Path:
-        """Write one, and return it.
+        """Write an iteration's folder, and return its path.
 
         Args:
-            iteration: Its name.
-            fill: Writes its files, with `write_file` and `write_stage`.
-            abandoned: Asked a last time before it counts.
+            iteration: The name of the folder.
+            fill: Writes the files, with `write_file` and `write_stage`.
+            abandoned: Asked a last time before the folder gets its name.
 
         Raises:
-            CheckpointError: It was abandoned, or `fill` says so. What was before is as it was.
-            OSError: The disk refuses. Likewise.
+            CheckpointError: The write was abandoned, or `fill` raised it. Earlier folders are
+                unchanged.
+            OSError: The disk refuses. Earlier folders are unchanged.
         """
         scratch, place = self.folder / f".writing-{iteration}", self.folder / str(iteration)
         try:
             self._files.make_folder(self.folder)
             with suppress(OSError):
                 self.remove_unfinished()
-            # What else is left is in nobody's way.
+            # Other leftovers do no harm.
             self._remove(scratch)
             self._files.make_folder(scratch)
             fill(scratch)
@@ -87,12 +88,12 @@ class Folders:
             self.refuse_if(abandoned(), iteration)
             replaced = place.is_dir()
             if replaced:
-                # Of a future that was given up, when the run went back.
+                # It is from before a rollback.
                 self._files.rename(place, self._doomed(iteration))
             self._files.rename(scratch, place)
             self._files.sync(self.folder)
             if replaced:
-                with suppress(OSError):  # The new one is there all the same.
+                with suppress(OSError):  # The new folder is there in any case.
                     self.remove_unfinished()
         except (OSError, CheckpointError):
             with suppress(OSError):
@@ -107,7 +108,7 @@ class Folders:
         blob: StageBlob,
         abandoned: Abandoned,
     ) -> None:
-        """Write a stage's tensors, which are hashed on the way; `entries` says where to."""
+        """Write a stage's tensors in the order of `entries`, and compare their hashes."""
 
         def content() -> Iterable[memoryview | bytes]:
             yield file_header(entries)
@@ -147,12 +148,12 @@ class Folders:
             )
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
-        """Remove the oldest beyond `keep`, and what was left unfinished; return what went.
+        """Remove the oldest folders beyond `keep`, and unfinished ones. Return their iterations.
 
         Args:
-            keep: How many stay.
-            newest: Iteration of the one that was written last. Those of later iterations are of a
-                future that was given up: they go first. None: that of the last iteration.
+            keep: Number of folders to keep.
+            newest: Iteration of the folder written last. Later iterations are from before a
+                rollback and go first. None: the highest iteration is the newest.
 
         Raises:
             OSError: Something can't be removed.
@@ -166,11 +167,11 @@ class Folders:
         return gone
 
     def _doomed(self, iteration: int) -> Path:
-        """Return where one is renamed to before `remove_unfinished` removes it."""
+        """Return the name that a folder gets before `remove_unfinished` removes it."""
         return self.folder / f".removing-{iteration}"
 
     def remove_unfinished(self) -> None:
-        """Remove what a write or removal that was cut short has left.
+        """Remove the remains of writes and removals that were cut short.
 
         Raises:
             OSError: Something can't be removed. The rest is gone.
@@ -186,7 +187,7 @@ class Folders:
             raise problem
 
     def _remove(self, folder: Path) -> None:
-        """Remove a folder with all that is in it, if it is there and no symlink."""
+        """Remove a folder and its content, unless it is missing or a symlink."""
         if not is_plain_folder(folder):
             return
         for inner in sorted(folder.iterdir()):

@@ -1,8 +1,8 @@
-"""`manifest.json` of a checkpoint: what it is of, and the hash of everything in it.
+"""`manifest.json` of a checkpoint: its origin, and the hash of everything in it.
 
-The text is canonical (sorted keys, no spaces) and carries the SHA-256 of itself without that field,
-so no byte of it can change unseen. The tensor files hold nothing that does not follow from it: a
-header that is made from the entries, then the tensors one behind another.
+The text is canonical (sorted keys, no spaces) and contains the SHA-256 of itself without that
+field, so any change of a byte shows. The tensor files contain nothing that does not follow from it:
+a header that is made from the entries, then the tensors one after another.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from decod.errors import CheckpointError
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, parse_entries
 
 FORMAT_VERSION = 1
-"""Of folder and manifest. Grows when an older release could misread a checkpoint."""
+"""Version of folder and manifest. Grows when an older release could misread a checkpoint."""
 
 MANIFEST_SIZE_MAX_BYTES = 64 << 20
-"""Of the text. An entry has about 250 bytes, and a model of a thousand blocks 40,000 of them."""
+"""Size of the text. An entry has about 250 bytes, and a model of 1000 blocks 40,000 entries."""
 
 SETTINGS_MAX = 1000
 
 _LIMITS = {
     "iteration": range(1, 1 << 48),
-    "created_s": range(253_402_300_800),  # To the end of the year 9999: no calendar goes beyond.
+    "created_s": range(253_402_300_800),  # To the end of the year 9999, the last in calendars.
     "num_deferred": range(1 << 48),
 }
 
@@ -42,28 +42,28 @@ Settings = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What a checkpoint holds. Valid in itself if it was parsed."""
+    """The content of a checkpoint. Valid in itself if it was parsed."""
 
     iteration: int
-    """The committed iteration whose result this is, from 1. Iterations are numbered through all
-    runs that go on from one another, and decide which tokens are read: nothing else is needed to
-    go on with the very batches that would have come next."""
+    """The committed iteration whose result this is, from 1. Iterations are numbered across all runs
+    that resume from one another. They decide which tokens are read, so a resumed run needs nothing
+    else to continue with the next batch."""
     run_id: str
-    """Of the run that wrote it."""
+    """Id of the run that wrote it."""
     created_s: int
-    """When, in seconds since 1970."""
+    """When it was written, in seconds since 1970."""
     loss: float
-    """Of the iteration, in nats."""
+    """Loss of the iteration, in nats."""
     num_deferred: int
-    """Microbatches that had been put off to the next iteration: who resumes does without them."""
+    """Microbatches that were put off to the next iteration. A resumed run does without them."""
     settings: Settings
     """The run's configuration."""
     stages: tuple[tuple[TensorEntry, ...], ...]
-    """The tensors of each stage's file in their order; offsets count from the header's end."""
+    """The tensors of each stage's file, in order. Offsets count from the header's end."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensor files together."""
+        """Size of all tensor files together."""
         return sum(file_size_bytes(entries) for entries in self.stages)
 
     def _body(self) -> dict[str, Any]:
@@ -73,11 +73,11 @@ class CheckpointManifest:
 
     @property
     def sha256(self) -> str:
-        """Stands for the whole checkpoint, 64 hexadecimal digits."""
+        """Hash that identifies the whole checkpoint, 64 hexadecimal digits."""
         return hashlib.sha256(_canonical(self._body())).hexdigest()
 
     def to_json(self) -> bytes:
-        """Return the one canonical text."""
+        """Return the canonical text."""
         return _canonical(self._body() | {"sha256": self.sha256})
 
 
@@ -91,10 +91,10 @@ def _canonical(values: Mapping[str, Any]) -> bytes:
 
 
 def parse_manifest(text: bytes) -> CheckpointManifest:
-    """Return what a file says.
+    """Parse a manifest.
 
     Raises:
-        CheckpointError: It is not exactly what `to_json` gives for something that can be.
+        CheckpointError: The text is not exactly the output of `to_json` for a valid manifest.
     """
     try:
         values = pydantic_core.from_json(text, allow_inf_nan=False)
@@ -151,7 +151,7 @@ def _checked_stage(index: int, stage: object) -> tuple[TensorEntry, ...]:
     for entry in entries:
         element_bytes = DTYPE_BYTES.get(entry.dtype, 0)
         expected = math.prod(entry.shape) * element_bytes
-        # Without gaps and in order: then no byte of the file is outside of every hash.
+        # In order and without gaps, so that every byte of the file is covered by a hash.
         if not expected or entry.num_bytes != expected or entry.offset != offset:
             raise _refuse(f"stage {index}: the place of {ascii(entry.name)[:100]} can't be")
         offset += entry.num_bytes
@@ -168,7 +168,7 @@ def _refuse(problem: str) -> CheckpointError:
 
 
 def packed(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
-    """Return entries of a blob with the offsets that they have in a file, where none has gaps."""
+    """Return entries of a blob with their offsets in a file, which has no gaps."""
     result, offset = [], 0
     for entry in entries:
         moved = {**asdict(entry), "shape": entry.shape, "offset": offset}
@@ -178,7 +178,7 @@ def packed(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
 
 
 def file_header(entries: tuple[TensorEntry, ...]) -> bytes:
-    """Return the beginning of a stage's file: a safetensors header, with its length before it."""
+    """Return the beginning of a stage's file: a safetensors header after its length."""
     values: dict[str, Any] = {
         entry.name: {
             "dtype": _SAFETENSORS_DTYPES[entry.dtype],
@@ -193,5 +193,5 @@ def file_header(entries: tuple[TensorEntry, ...]) -> bytes:
 
 
 def file_size_bytes(entries: tuple[TensorEntry, ...]) -> int:
-    """Return how long a stage's file is."""
+    """Return the size of a stage's file."""
     return len(file_header(entries)) + sum(entry.num_bytes for entry in entries)

@@ -10,7 +10,7 @@ KEEP_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When the leader writes checkpoints, and how many it keeps."""
+    """Settings of the leader's checkpoints: how often it writes one, and how many it keeps."""
 
     every_iterations: int = 100
     """A checkpoint after so many iterations, and when the leader ends; 0 writes none. Each takes

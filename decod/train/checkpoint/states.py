@@ -1,12 +1,12 @@
-"""Single stages' states on a host's disk: its own and others', so that no stage is ever lost whole.
+"""Single stages' states on a host's disk, its own and others', so that no stage is lost entirely.
 
     STATE_DIR/runs/RUN_ID/states/STAGE/ITERATION/manifest.json
                                                 /stage-STAGE.safetensors
 
-Written as checkpoints are, see `folders`; the newest few of each stage stay. The manifest is
-canonical JSON with a hash of itself, and holds the hash of every chunk: nothing is given to anybody
-before its hash has been compared, and a state is listed only after all have been. Of one in which
-some are wrong the others are still of use to this host: each of them is what it was.
+States are written like checkpoints (see `folders`), and the newest few of each stage stay. The
+manifest is canonical JSON with a hash of itself, and contains the hash of every chunk. A host lists
+a state only after it has compared all hashes, and compares each chunk's hash again before it sends
+the chunk. If some chunks of a state are wrong, this host still uses the others.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ from decod.train.checkpoint.manifest import (
 from decod.train.checkpoint.store import Checkpoint
 
 FORMAT_VERSION = 1
-"""Of folder and manifest."""
+"""Version of folder and manifest."""
 
 KEPT_PER_STAGE = 2
-"""A state that everybody has is thrown away only when a newer one is there."""
+"""Number of states kept per stage. A state that all hosts have stays until a newer one is there."""
 
 _MANIFEST = "manifest.json"
 _STAGE = re.compile(r"0|[1-9][0-9]{0,3}\Z", re.ASCII)
@@ -58,22 +58,22 @@ class KeptState:
     """A state on this host's disk."""
 
     path: Path
-    """Of its tensors."""
+    """Path of the tensor file."""
     stage_index: int
     iteration: int
     parameter_hash: str
-    """As voted on; empty if that is not known here."""
+    """Hash that the members voted on; empty if it is not known here."""
     description: Description
-    """The very text that its donors say of it."""
+    """Description of the state, with the same text at all donors."""
     places: Mapping[int, tuple[Chunk, int]]
-    """For the offset of each chunk in the blob: the chunk, and where it begins in the file. Without
-    those that were found to be wrong."""
+    """The correct chunks by their offset in the blob, each with its start in the file. Chunks found
+    to be wrong are left out."""
     whole: bool = True
-    """Whether the file is what the manifest says, as far as anybody has looked."""
+    """Whether the file matches the manifest, as far as it was checked."""
 
     @property
     def defect(self) -> str:
-        """What is wrong with it, for people; empty if it is whole."""
+        """The state's defect, for people; empty if it has none."""
         if self.whole:
             return ""
         num, num_right = len(self.description.chunks), len(self.places)
@@ -85,7 +85,7 @@ class KeptState:
     def of(
         path: Path, stage_index: int, iteration: int, parameter_hash: str, description: Description
     ) -> "KeptState":
-        """Return a state with the places of its chunks, which follow from its description."""
+        """Return a state. The places of its chunks follow from its description."""
         entries = packed(description.entries)
         header = len(file_header(entries))
         starts = (header + offset for entry in entries for offset, _ in cut(entry))
@@ -97,7 +97,7 @@ class KeptState:
         """Return the bytes of the chunk at this offset of the blob.
 
         Raises:
-            CheckpointError: The file can't be read, or holds something else by now.
+            CheckpointError: The file can't be read, or its content has changed.
         """
         chunk, start = self.places[offset]
         try:
@@ -111,10 +111,10 @@ class KeptState:
 
 
 class StateStore:
-    """The states that a host keeps of one run; the only writer of their folder.
+    """The states that a host keeps of one run. Only this class writes to their folder.
 
     Args:
-        folder: `states` of the run.
+        folder: The run's `states` folder.
         files: Operations on files.
     """
 
@@ -122,7 +122,7 @@ class StateStore:
         self._folder = folder
         self._files = files or FileOperations()
         self._newest: dict[int, int] = {}
-        """For each stage the iteration of the state that was written last."""
+        """The iteration of the state written last, by stage."""
 
     def write(
         self,
@@ -137,16 +137,16 @@ class StateStore:
         """Write a state.
 
         Args:
-            stage_index: Whose it is.
-            iteration: The iteration after which it was taken, from 1.
-            parameter_hash: Of its parameters, as voted on.
-            description: Of it.
+            stage_index: The state's stage.
+            iteration: The iteration after which the state was taken, from 1.
+            parameter_hash: Hash of its parameters, as voted on.
+            description: Description of the state.
             data: The blob.
-            abandoned: Once it is true, nothing more is written.
+            abandoned: Asked between pieces. Once it returns true, nothing more is written.
 
         Raises:
-            CheckpointError: The disk refuses or has too little room, or the blob is not what the
-                description says. What was there before is as it was.
+            CheckpointError: The disk refuses or has too little room, or the blob does not match its
+                description. Earlier states are unchanged.
         """
         entries = packed(description.entries)
         values = {
@@ -177,26 +177,25 @@ class StateStore:
         return Folders(self._folder / str(stage_index), self._files, "kept state")
 
     def require_room(self, stage_index: int, size_bytes: int) -> None:
-        """Refuse to write so much of a stage, if the disk has too little room.
+        """Check that the disk has room for a state of this size.
 
         Raises:
-            CheckpointError: It has.
-            OSError: It can't be looked at.
+            CheckpointError: The disk has too little room.
+            OSError: The disk can't be examined.
         """
         folder = self._folders(stage_index).folder
         self._files.make_folder(folder)
         free = os.statvfs(folder)
         free_bytes = free.f_bavail * free.f_frsize
-        # As much again stays free: the disk is the owner's.
+        # As much again stays free, because the disk is the owner's.
         if 2 * size_bytes > free_bytes:
             needed = f"{size_bytes / 2**20:.1f} MiB, {free_bytes / 2**20:.1f} MiB are free"
             raise _unwritable(folder, None, f"it takes {needed}, and as much again is left free")
 
     def prune(self, stage_index: int, keep: int = KEPT_PER_STAGE) -> list[int]:
-        """Remove the oldest states of a stage beyond `keep`; return their iterations.
+        """Remove the oldest states of a stage beyond `keep`. Return their iterations.
 
-        Those of later iterations than the one that was written last, from before the run went back,
-        go first.
+        States of later iterations than the last written one, from before a rollback, go first.
 
         Raises:
             OSError: Something can't be removed.
@@ -204,10 +203,10 @@ class StateStore:
         return self._folders(stage_index).prune(keep, self._newest.get(stage_index))
 
     def examine(self) -> Iterator[tuple[tuple[int, int], KeptState | None]]:
-        """Yield every state, the newest first, after reading every byte of it. Never raises.
+        """Read every byte of every state, and yield the states, the newest first. Never raises.
 
         Yields:
-            Stage index and iteration; and the state, whole or not, or None if its manifest is bad.
+            Stage index and iteration, and the state, whole or not. None if its manifest is bad.
         """
         places = [
             (int(path.name), int(stage.name), path)
@@ -219,7 +218,7 @@ class StateStore:
             yield (stage_index, iteration), None if state is None else _examined(state)
 
     def find(self) -> list[KeptState]:
-        """Return every state of which every byte is right, the newest first. Never raises."""
+        """Return every state whose bytes are all correct, the newest first. Never raises."""
         return [state for _, state in self.examine() if state is not None and state.whole]
 
     def _stages(self) -> list[Path]:
@@ -240,7 +239,7 @@ def _sealed(values: Mapping[str, Any]) -> bytes:
 
 
 def _read(folder: Path, stage_index: int) -> KeptState | None:
-    """Return a state by its manifest, or None if that is not one."""
+    """Return a state by its manifest, or None if the manifest is bad."""
     try:
         if not is_plain_folder(folder):
             return None
@@ -273,7 +272,7 @@ def _read(folder: Path, stage_index: int) -> KeptState | None:
 
 
 def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState | None:
-    """Return one stage's state out of a checkpoint, all of which was read, or None if it is bad."""
+    """Return one stage's state from a checkpoint, after reading it in full. None if it is bad."""
     manifest = checkpoint.manifest
     if manifest is None or stage_index >= len(manifest.stages):
         return None
@@ -296,7 +295,7 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
 
 
 def _examined(state: KeptState) -> KeptState:
-    """Read every byte of a state; return it with what is right of it."""
+    """Read every byte of a state. Return it with its correct chunks."""
     entries = packed(state.description.entries)
     header, right = file_header(entries), dict[int, tuple[Chunk, int]]()
     try:
@@ -316,7 +315,7 @@ def _sha256_at(descriptor: int, chunk: Chunk, start: int) -> str:
     try:
         return hashlib.sha256(os.pread(descriptor, chunk.num_bytes, start)).hexdigest()
     except OSError:
-        return ""  # One sector that can't be read says nothing of the others.
+        return ""  # One unreadable sector says nothing about the others.
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

@@ -3,8 +3,8 @@
     STATE_DIR/runs/RUN_ID/checkpoints/ITERATION/manifest.json
                                                /stage-0.safetensors ...
 
-How a folder is written: see `folders`. Names never come from a file: a stage's follows from its
-index.
+See `folders` for how a folder is written. File names are never read from a file: the name of a
+stage's file follows from its index.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ from decod.train.checkpoint.manifest import (
 
 _MANIFEST = "manifest.json"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
-"""Files that systems and editors leave wherever somebody looks."""
+"""Files that systems and editors leave in any folder that somebody opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One folder that has the name of a checkpoint. Whether it is one, its manifest tells."""
+    """One folder that is named like a checkpoint. Its manifest shows whether it is one."""
 
     folder: Path
     iteration: int
-    """By the folder's name."""
+    """The folder's name."""
     manifest: CheckpointManifest | None
     problem: str = ""
     """Why there is no manifest."""
 
     @property
     def age_key(self) -> tuple[float, int]:
-        """Sorts by when it was written, the newest last."""
+        """Sort key by time of writing, the newest last."""
         if self.manifest is not None:
             return self.manifest.created_s, self.iteration
         try:
@@ -58,10 +58,10 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run; the only writer of its folder.
+    """The checkpoints of one run. Only this class writes to their folder.
 
     Args:
-        folder: `checkpoints` of the run. Created with the first checkpoint.
+        folder: The run's `checkpoints` folder. Created with the first checkpoint.
         files: Operations on files.
     """
 
@@ -78,13 +78,13 @@ class CheckpointStore:
         """Write a checkpoint and return its folder.
 
         Args:
-            manifest: What it is of. Its `stages` are made here, from the blobs.
-            blobs: Every stage's state, index 0 first.
-            abandoned: Asked between pieces; once it is true, nothing more is written.
+            manifest: Description of the checkpoint. Its `stages` are computed here, from the blobs.
+            blobs: The state of every stage, index 0 first.
+            abandoned: Asked between pieces. Once it returns true, nothing more is written.
 
         Raises:
-            CheckpointError: The disk refuses, a blob is not what its entries say, or it was
-                abandoned. What was there before is as it was.
+            CheckpointError: The disk refuses, a blob does not match its entries, or the write was
+                abandoned. Earlier checkpoints are unchanged.
         """
         stages = tuple(packed(blob.entries) for blob in blobs)
         manifest = replace(manifest, stages=stages)
@@ -114,12 +114,12 @@ class CheckpointStore:
         )
 
     def prune(self, keep: int, newest: int | None = None) -> None:
-        """Remove the oldest checkpoints of the run beyond `keep`, and what was left unfinished.
+        """Remove the run's oldest checkpoints beyond `keep`, and unfinished ones.
 
         Args:
-            keep: How many stay.
-            newest: Iteration of the one that was written last. Those of later iterations, from
-                before the run went back, go first.
+            keep: Number of checkpoints to keep.
+            newest: Iteration of the checkpoint written last. Later iterations are from before a
+                rollback and go first.
 
         Raises:
             OSError: Something can't be removed.
@@ -128,15 +128,15 @@ class CheckpointStore:
 
 
 def run_folder(state_dir: Path, run_id: str) -> Path:
-    """Return where the checkpoints of a run are kept."""
+    """Return the folder of a run's checkpoints."""
     return state_dir / "runs" / run_id / "checkpoints"
 
 
 def find_checkpoints(state_dir: Path) -> list[Checkpoint]:
     """Return all checkpoints of all runs of a state folder, the newest first.
 
-    Their manifests are read and checked; their tensors are not. Folders that can't be looked into
-    are passed over, see `require_readable`.
+    Reads and checks the manifests, but not the tensors. Skips unreadable folders, see
+    `require_readable`.
     """
     folders, _ = _checkpoint_folders(state_dir)
     found = [read_checkpoint(path) for folder in folders for path in numbered(folder)]
@@ -147,7 +147,7 @@ def require_readable(state_dir: Path) -> None:
     """Check that no checkpoint of a state folder is hidden.
 
     Raises:
-        CheckpointError: A folder in which there may be some can't be looked into.
+        CheckpointError: A folder that may contain checkpoints can't be read.
     """
     _, unreadable = _checkpoint_folders(state_dir)
     for folder, reason in unreadable.items():
@@ -161,14 +161,14 @@ def require_readable(state_dir: Path) -> None:
 
 
 def _checkpoint_folders(state_dir: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Return the runs' folders of checkpoints, and what can't be looked into with the reason."""
+    """Return the runs' folders of checkpoints, and the unreadable folders with the reasons."""
     unreadable: dict[Path, str] = {}
 
     def inside(folder: Path) -> list[Path]:
         try:
             paths = sorted(folder.iterdir())
             for path in paths[:1]:
-                # A folder that can be read and not entered shows names and nothing else.
+                # A folder that can be read but not entered shows names and nothing else.
                 is_plain_folder(path)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -192,10 +192,10 @@ def _checkpoint_folders(state_dir: Path) -> tuple[list[Path], dict[Path, str]]:
 
 
 def remove_unfinished(state_dir: Path) -> None:
-    """Remove what writers that died have left of checkpoints, of whichever run.
+    """Remove unfinished checkpoints of all runs, left by writers that died.
 
-    Only for the daemon that has locked the state folder, while it writes none itself. What can't
-    be removed stays.
+    Only for the daemon that has locked the state folder, while it writes none itself. Files that
+    can't be removed stay.
     """
     for folder in _checkpoint_folders(state_dir)[0]:
         with suppress(OSError):
@@ -203,9 +203,9 @@ def remove_unfinished(state_dir: Path) -> None:
 
 
 def find_links(state_dir: Path) -> list[Path]:
-    """Return the symlinks that stand in place of runs, or of their checkpoints: none is followed.
+    """Return the symlinks in place of runs or of their checkpoints. None of them is followed.
 
-    What they lead to may be another leader's, which writes and removes there.
+    A symlink may lead to another leader's folder, where that leader writes and removes.
     """
     with suppress(OSError):
         runs = sorted((state_dir / "runs").iterdir())
@@ -215,7 +215,7 @@ def find_links(state_dir: Path) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return a checkpoint with its manifest, or with what is wrong with that. Never raises."""
+    """Return a checkpoint with its manifest, or with the manifest's problem. Never raises."""
     iteration = int(folder.name)
     try:
         if not is_plain_folder(folder):
@@ -238,7 +238,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def find_problems(checkpoint: Checkpoint) -> list[str]:
-    """Read every byte of a checkpoint; return what is wrong, or nothing. Never raises."""
+    """Read every byte of a checkpoint. Return its problems, if any. Never raises."""
     manifest = checkpoint.manifest
     if manifest is None:
         return [checkpoint.problem]
@@ -292,14 +292,14 @@ def _text(error: OSError | EOFError) -> str:
 def read_tensors(
     checkpoint: Checkpoint, wanted: Callable[[str], bool]
 ) -> tuple[bytearray, list[TensorEntry]]:
-    """Return some tensors in one blob, from whichever stages' files hold them. Not verified.
+    """Return some tensors in one blob, from all stages' files. They are not verified.
 
     Args:
-        checkpoint: With a manifest.
-        wanted: Whether a tensor is, by its name.
+        checkpoint: A checkpoint with a manifest.
+        wanted: Returns whether a tensor is wanted, by its name.
 
     Returns:
-        The blob, and its entries with their hashes and with offsets in it, 64 bytes aligned.
+        The blob, and its entries with hashes and new offsets, aligned to 64 bytes.
 
     Raises:
         CheckpointError: A file can't be read or is too short.

@@ -1,7 +1,7 @@
-"""A stage's state on its way to this host: where it goes, and how far it is.
+"""A stage's state on its way to this host: its destination and its progress.
 
-What fetches states (`decod.net`) and what wants them (`decod.driver`, `decod.daemon`) do not know
-each other; both know this.
+The code that fetches states (`decod.net`) and the code that uses them (`decod.driver`,
+`decod.daemon`) do not know each other. Both know this module.
 """
 
 from collections import Counter
@@ -14,33 +14,33 @@ from decod.train.checkpoint.description import Chunk
 
 @dataclass(slots=True)
 class Transfer:
-    """How far a state on its way is."""
+    """Progress of a state on its way."""
 
     stage_index: int
     iteration: int
     num_bytes: int = 0
-    """Of all chunks; 0 until it is known."""
+    """Size of all chunks; 0 until it is known."""
     num_arrived: int = 0
-    """Of those, here and verified."""
+    """Bytes of verified chunks that are here."""
     num_local: int = 0
-    """Of those, found on this host."""
+    """The part of `num_arrived` that was found on this host."""
     begun_s: float = 0.0
-    """When its first chunk was asked for, by the event loop's clock."""
+    """When the first chunk was requested, by the event loop's clock."""
     from_donors: Counter[NodeId] = field(default_factory=Counter)
-    """Bytes that each donor has given."""
+    """Bytes from each donor."""
 
 
 class StateSink(Protocol):
-    """Where a state goes, and who wants to know how it is getting on."""
+    """The destination of a state. Hears of its progress."""
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         """Return a buffer for the blob, or None if there is no room. The sink keeps account."""
 
     def began(self, transfer: Transfer) -> None:
-        """Take what shows how far the transfer is; it changes as bytes arrive."""
+        """Take the transfer's progress, which changes as bytes arrive."""
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """A donor is left."""
+        """Take in that the transfer has left a donor."""
 
     def local(self, chunk: Chunk) -> memoryview | bytes | None:
-        """Return a chunk's bytes if this host has them. Called in a thread; verified after."""
+        """Return a chunk's bytes if this host has them. Called in a thread. The caller verifies."""
