@@ -58,7 +58,8 @@ from decod.protocol.rebuild import Rebuild
 from decod.protocol.view import Member, Opening, Role, View, orphans
 
 _FAILURES_MAX = 5
-"""Rounds of one iteration that may fail with all stages present before the run is stopped."""
+"""Rounds of one iteration that may fail with all stages present before the run is stopped. Rounds
+without progress are not among them: whatever holds them up may pass."""
 
 _STUCK_FAILURES = 2
 """Rounds of one iteration that may fail before candidates enter that have not followed."""
@@ -110,7 +111,7 @@ class Leader:
         self._last: Commit | Abort | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
-        self._num_failures, self.failure = 0, ""
+        self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
         self._pace, self.polling = Pace(config.round_timeout_s), Polling(config, self.admission)
@@ -160,7 +161,8 @@ class Leader:
         if self._pace.by_s is not None and self._pace.by_s <= now_s:
             self._pace.progressed(now_s)
             if not self.doubts.stalled(now_s, self.view, self.polling.loads.values()):
-                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
+                self._num_stalls += 1
+                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
         return effects
@@ -342,7 +344,7 @@ class Leader:
         begun = self._begun
         if self.held or self._vote is None or begun is None:
             return []
-        self.committed, self._num_failures = self.round, 0
+        self.committed, self._num_failures, self._num_stalls = self.round, 0, 0
         self.doubts.committed()
         self.electorate.settle(self.view)
         rebuilt = self.rebuild.committed(now_s, self.round.iteration, self._vote.hashes)
@@ -374,7 +376,8 @@ class Leader:
             return give_up(self, f"{times}, last: {reason}")
         # Candidates follow commits. If none come they fetch the state as members: with them the run
         # may have a quorum without whoever holds it up.
-        view = self._next_view(level=self._num_failures < _STUCK_FAILURES)
+        level = self._num_failures + self._num_stalls < _STUCK_FAILURES
+        view = self._next_view(level=level)
         return self._open(now_s, view, reason=reason)
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
