@@ -190,6 +190,23 @@ def test_a_commit_is_made_again_if_all_who_knew_of_it_have_started_again(
     assert "iteration 10.4 is committed" in told
 
 
+def test_a_run_that_can_not_do_without_a_relay_waits_until_its_tensors_come_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They trickle for ten minutes, and the leader and another data node are gone: the quorum."""
+    faults = "restart:data0@4.657+6.717 drain:data0@12.08+0.701 freeze:data1@12.314+0.757"
+    cuts = "relay0>data0,data1,relay1@4.07+586.439=1.0"
+    words = (
+        "--seed 179544650612634 --data-nodes 2 --relays 2 --stages 1 --microbatches 2"
+        " --clip-norm 1.0 --loss-ratio 0.01 --reorder-ratio 0.05 --link-faults-until-s 15.55"
+        " --parameter-bytes 400000 --routing greedy --calm-s 27.55"
+    )
+    assert main(_words(words, faults, cuts)) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "iterations=30 " in told[-1]
+    assert sum("no progress in time" in line for line in told) > 5
+
+
 def test_a_newcomer_leaves_a_donor_that_has_started_again() -> None:
     """It knew of nobody who followed it, and said nothing until both had entered."""
     faults = (

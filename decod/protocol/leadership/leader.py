@@ -60,7 +60,8 @@ from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 
 _FAILURES_MAX = 5
-"""Rounds of one iteration that may fail with all stages present before the run is stopped."""
+"""Rounds of one iteration that may fail with all stages present before the run is stopped. Rounds
+without progress are not among them: whatever holds them up may pass."""
 
 _STUCK_FAILURES = 2
 """Rounds of one iteration that may fail before candidates enter that have not followed."""
@@ -112,7 +113,7 @@ class Leader:
         self._last: Open | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
-        self._num_failures, self.failure = 0, ""
+        self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
         self._round_timer = RoundTimer(config.round_timeout_s)
@@ -163,7 +164,8 @@ class Leader:
         if self._round_timer.by_s is not None and self._round_timer.by_s <= now_s:
             self._round_timer.progressed(now_s)
             if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
-                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=True)
+                self._num_stalls += 1
+                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
         return effects
@@ -345,7 +347,7 @@ class Leader:
         begun = self._begun
         if self.held or self._vote is None or begun is None:
             return []
-        self.committed, self._num_failures = self.round, 0
+        self.committed, self._num_failures, self._num_stalls = self.round, 0, 0
         self.suspicions.committed()
         self.quorum.settle(self.view)
         rebuilt = self.recovery.committed(now_s, self.round.iteration, self._vote.hashes)
@@ -377,7 +379,8 @@ class Leader:
             return give_up(self, f"{times}, last: {reason}")
         # Candidates follow commits. If none come they fetch the state as members: with them the run
         # may have a quorum without whoever holds it up.
-        view = self._next_view(level=self._num_failures < _STUCK_FAILURES)
+        level = self._num_failures + self._num_stalls < _STUCK_FAILURES
+        view = self._next_view(level=level)
         return self._open(now_s, view, reason=reason)
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
