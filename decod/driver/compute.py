@@ -240,8 +240,7 @@ class ComputeProcess:
         self._why = f"the compute process has not answered for {waited_s:.0f} s (job: {kind})"
         self._hung(kind, waited_s)
         self.kill()
-        # A process stuck in a device driver can't be killed, and never closes its end of the
-        # socket.
+        # A process that is stuck in a device driver can't be killed, and never closes its end.
         self._writer.transport.abort()
 
     # --- replies ------------------------------------------------------------------------------
