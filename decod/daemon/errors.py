@@ -29,7 +29,7 @@ class TemporaryError(DecodError):
 
 
 def exit_code_of(stop: Stop) -> int:
-    """Return the exit code 0 for a node that ended well; raise an error for one that did not."""
+    """Return exit code 0 if a node ended well; else raise the error that explains its end."""
     match stop.reason:
         case StopReason.FINISHED | StopReason.DRAINED | StopReason.PAUSED:
             return 0

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 _OVERDUE_MAX_S = 30.0
-"""How late the core may be stepped and count as healthy. Its timers are due within a second."""
+"""How late a healthy core may be stepped. Its timers are usually due within a second."""
 
 
 class Presence(Protocol):

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MANY = 0.75
-"""Strangers' connections are closed from this part of `connections_max` on."""
+"""Strangers' connections are closed once this part of `connections_max` is in use."""
 
 
 class Door:

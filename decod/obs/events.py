@@ -162,7 +162,7 @@ _SPECS = (
     EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
-    # What the leader decides.
+    # Decisions of the leader.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec(
         "candidate.unreachable",
