@@ -10,9 +10,9 @@ more of them in a larger run before it becomes quiet.
 
 import argparse
 import time
-from typing import get_args
 
-from decod.protocol.core.messages import VIEW_MESSAGES
+from decod.protocol.core.dispatch import KINDS
+from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Result, run_scenario
@@ -25,7 +25,7 @@ NUM_PEERS_MAX = 3
 """Nodes of an adjacent stage with which a node deals: the same number at every size."""
 
 BY_TIME = {"Heartbeat", "Ping", "Pong", "UtilisationQuery", "UtilisationAnswer"}
-OF_SEARCH = {kind.__name__ for kind in get_args(VIEW_MESSAGES)}
+OF_SEARCH = {kind.__name__ for kind in KINDS if issubclass(kind, OfView)}
 
 
 def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scenario:

@@ -1,6 +1,6 @@
 """Errors on the command line: one line on stderr and an exit code, no traceback.
 
-The exit codes are an interface. The README explains each of them.
+The exit codes are an interface. docs/reference.md explains each of them.
 """
 
 import errno

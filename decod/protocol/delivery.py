@@ -69,6 +69,13 @@ class Delivery:
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
+    def received(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a question whether this node lives, or what became of a message."""
+        if isinstance(received.message, Passed):
+            return self.passed(now_s, received.sender, received.message)
+        assert isinstance(received.message, messages.Ping)
+        return self.pinged(now_s, received, received.message)
+
     def pinged(self, now_s: float, received: Received, ping: messages.Ping) -> list[Effect]:
         """Somebody asks whether this node lives."""
         sender = received.sender

@@ -20,12 +20,13 @@ its receiver, and tried again as long as its round lasts.
 from collections import deque
 from collections.abc import Iterator
 from random import Random
-from typing import TypeGuard, get_args
+from typing import get_args
 
 from decod.ids import NodeId, Round
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
+from decod.protocol.core.dispatch import Dispatch, released
 from decod.protocol.core.effects import (
     Effect,
     FreeTensor,
@@ -62,9 +63,9 @@ from decod.protocol.core.events import (
 from decod.protocol.core.identity import Identity, NodeState, RunFacts
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.messages.replay import FollowMessage
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.stash import Stash, released
 from decod.protocol.core.view import View, tree_place
 from decod.protocol.delivery import Delivery
 from decod.protocol.leadership.availability import Availability
@@ -84,23 +85,23 @@ from decod.protocol.openings import (
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 
-_Frequent = (
-    messages.ForwardActivation
-    | messages.BackwardGradient
-    | messages.Complete
-    | messages.CanTake
-    | messages.ReducePart
-    | messages.ReducedPart
-    | messages.BeginAggregation
-    | messages.GradientSquares
-    | messages.GradientNorm
-    | messages.Ready
-    | messages.UtilisationQuery
-    | messages.UtilisationAnswer
-)
-"""Most messages by far; all of them belong to a round."""
+_OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
 
-_FREQUENT_TYPES = frozenset(get_args(_Frequent))
+_OF_ROUND = (
+    messages.ForwardActivation,
+    messages.BackwardGradient,
+    messages.Complete,
+    messages.Deny,
+    messages.Reroute,
+    messages.Mended,
+    messages.CanTake,
+    messages.BeginAggregation,
+    messages.ReducePart,
+    messages.ReducedPart,
+    messages.GradientSquares,
+    messages.GradientNorm,
+    messages.Ready,
+)
 
 
 class NodeMachine:
@@ -153,7 +154,8 @@ class NodeMachine:
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
-        self._stash = Stash()
+        self._dispatch = Dispatch(self.context)
+        self._register()
 
     # --- what others may ask ------------------------------------------------------------------
 
@@ -232,7 +234,8 @@ class NodeMachine:
             effect = queue.popleft()
             if isinstance(effect, Send):
                 if effect.to == self.identity.node_id:
-                    said = self._receive(now_s, Received(effect.to, effect.message))
+                    own = Received(effect.to, effect.message)
+                    said = self._dispatch.deliver(now_s, own)
                     queue.extendleft(reversed(said))
                     continue
                 if self.leadership.fence(effect):
@@ -241,7 +244,7 @@ class NodeMachine:
                 self._liveness.told(now_s, effect.to)
                 effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
-                settled += [e for early in self._stash.take_all() for e in released(early)]
+                settled += self._dispatch.end()
                 effect = self.leadership.handover.ended(self._standing.ended(effect))
                 self._stopped = True
             settled.append(effect)
@@ -313,87 +316,62 @@ class NodeMachine:
 
     # --- messages -----------------------------------------------------------------------------
 
+    def _register(self) -> None:
+        """Say who takes in which kind of message."""
+        register, view = self._dispatch.register, (*get_args(RoutingMessage), *_OF_FLOWS)
+        register(self.leadership.received, *FOR_LEADERSHIP)
+        register(self._standing.received, messages.CapacityAnswer)
+        register(self._joining.received, messages.Assign, messages.Refuse)
+        register(self._replayed, *get_args(FollowMessage))
+        register(self._delivery.received, Passed, messages.Ping)
+        register(self._liveness.received, messages.Heartbeat)
+        register(self._opened, messages.Open)
+        register(self._mended, messages.Mend)
+        register(self._of_view, messages.LinkReport, *view)
+        register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
+        register(self._of_round, *_OF_ROUND)
+        register(self.pipeline.stage.received, messages.Differs)
+        register(lambda _, received: released(received), messages.LinkProbe)
+        self._dispatch.check()
+
     def _screen(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message, unless its term is another than this node's."""
         fate, effects = self.leadership.screen(now_s, received)
         if fate is Fate.TAKE:
-            return effects + self._receive(now_s, received)
-        return effects + (self._stash.keep(received) if fate is Fate.KEEP else released(received))
+            return effects + self._dispatch.deliver(now_s, received)
+        kept = fate is Fate.KEEP
+        return effects + (self._dispatch.keep(received) if kept else released(received))
 
-    def _receive(self, now_s: float, received: Received) -> list[Effect]:  # noqa: C901 - a line each.
-        message, sender = received.message, received.sender
-        if _is_frequent(message):
-            return self._of_round(now_s, received, message.round)
-        match message:
-            case _ if isinstance(message, FOR_LEADERSHIP):
-                return self.leadership.received(now_s, received)
-            case messages.CapacityAnswer():
-                return self._standing.answered(sender, message)
-            case messages.Assign():
-                from_leader = sender == self.context.view.leader
-                return self._joining.assigned(message) if from_leader else []
-            case messages.Refuse():
-                ours = self.in_view or sender != self.context.view.leader
-                return [] if ours else self._joining.refused(now_s, message)
-            case _ if isinstance(message, FollowMessage):
-                effects = self._joining.exchanged(now_s, received, self.pipeline.replay_source)
-                return effects + self.pipeline.arrival.progressed(now_s)
-            case Passed():
-                return self._delivery.passed(now_s, sender, message)
-            case messages.Differs():
-                return self.pipeline.stage.differs(sender, message)
-            case messages.Ping():
-                return self._delivery.pinged(now_s, received, message)
-            case messages.Heartbeat(round_):
-                behind = self.in_view and round_ > self.context.round
-                return self._liveness.catch_up(now_s) if behind else []
-            case messages.Commit() | messages.Abort():
-                return self._decided(now_s, message)
-            case _ if isinstance(message, messages.VIEW_MESSAGES):
-                return self._of_view(now_s, received, message.view_version)
-            case messages.LinkProbe():
-                return released(received)
-            case _:
-                return self._of_round(now_s, received, message.round)
+    def _replayed(self, now_s: float, received: Received) -> list[Effect]:
+        effects = self._joining.exchanged(now_s, received, self.pipeline.replay_source)
+        return effects + self.pipeline.arrival.progressed(now_s)
 
-    def _of_view(self, now_s: float, received: Received, version: int) -> list[Effect]:
-        if version > self.context.view.version:
-            return self._stash.keep(received)
-        if version < self.context.view.version or received.sender not in self.context.view:
-            return []
+    def _of_view(self, now_s: float, received: Received) -> list[Effect]:
         self._measuring.heard(received.sender, received.message)
         return self.pipeline.flow_message(now_s, received.sender, received.message)
 
-    def _of_round(self, now_s: float, received: Received, round_: Round) -> list[Effect]:
-        context = self.context
-        here = (context.round, context.view.version)
-        place = _place_of(received.message, round_, view_version=context.view.version)
-        if place > here:
-            return self._stash.keep(received)
-        if place < here or received.sender not in context.view:
-            return released(received)
-        return self._round_message(now_s, received)
-
-    def _round_message(self, now_s: float, received: Received) -> list[Effect]:
-        message = received.message
-        if isinstance(message, (messages.BeginAggregation, messages.UtilisationQuery)):
-            self._liveness.announced(now_s)
-            self.leadership.election.heard(now_s, received.sender, announced=True)
-        match message:
-            case messages.UtilisationQuery():
-                asked = self._utilisation.queried(message)
-                return asked + self.leadership.counted(now_s, self._utilisation)
-            case messages.UtilisationAnswer():
-                counted = self._utilisation.answered(received.sender, message)
-                return counted + self.leadership.counted(now_s, self._utilisation)
-            case messages.Mend():
-                return self._mend(now_s, message)
+    def _of_round(self, now_s: float, received: Received) -> list[Effect]:
+        if isinstance(received.message, messages.BeginAggregation):
+            self._announced(now_s, received.sender)
         return self.pipeline.round_message(now_s, received) + self.leadership.voted(now_s)
+
+    def _counted(self, now_s: float, received: Received) -> list[Effect]:
+        if isinstance(received.message, messages.UtilisationQuery):
+            self._announced(now_s, received.sender)
+        counted = self._utilisation.received(received)
+        return counted + self.leadership.counted(now_s, self._utilisation)
+
+    def _announced(self, now_s: float, sender: NodeId) -> None:
+        """The leader's word has come down the tree."""
+        self._liveness.announced(now_s)
+        self.leadership.election.heard(now_s, sender, announced=True)
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def _decided(self, now_s: float, message: messages.Commit | messages.Abort) -> list[Effect]:
+    def _opened(self, now_s: float, received: Received) -> list[Effect]:
         """A round is over, one way or the other; pass the word on and open the next."""
+        message = received.message
+        assert isinstance(message, messages.Open)
         opening, node_id = message.opening, self.identity.node_id
         if (opening.view.term, opening.round) <= (self.context.view.term, self.context.round):
             return []
@@ -405,7 +383,7 @@ class NodeMachine:
                 # First: those who are told next may be new, and are dialled where the view says.
                 effects.append(UseMembers(opening.view.members))
             effects += [Send(child, message) for child in place.children]
-        if opening.finished:
+        if message.ended:
             return [*effects, *self._end(now_s, message)]
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
@@ -418,7 +396,7 @@ class NodeMachine:
         effects += self.pipeline.note_commit(message)
         return effects + self._open(now_s, message)
 
-    def _end(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The run has ended. What was committed last may only be learnt from that."""
         effects = self.pipeline.note_commit(decision)
         effects += self.pipeline.close(decision.opening)[1] + self.pipeline.end()
@@ -426,8 +404,10 @@ class NodeMachine:
         self._ending = Ending(now_s, self.context, decision)
         return effects
 
-    def _mend(self, now_s: float, message: messages.Mend) -> list[Effect]:
+    def _mended(self, now_s: float, received: Received) -> list[Effect]:
         """Members are lost, but the round is not: pass the word on, and go on without them."""
+        message = received.message
+        assert isinstance(message, messages.Mend)
         context, view = self.context, message.view
         if view.term != context.view.term or view.version <= context.view.version:
             return []
@@ -441,13 +421,13 @@ class NodeMachine:
         self.leadership.election.mended(now_s, message)
         self._measuring.opened(now_s, renewed=True)
         effects += self.forwarding.adopt()
-        return [*effects, *self.pipeline.mend(now_s), *self._replay(now_s)]
+        return [*effects, *self.pipeline.mend(now_s), *self._dispatch.replay(now_s)]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
         return superseded(view) if leads else self._standing.dismissed()
 
-    def _open(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
         context, pipeline, entering = self.context, self.pipeline, not self.in_view
         opening = decision.opening
         committed, effects = pipeline.close(opening)
@@ -478,11 +458,7 @@ class NodeMachine:
         if self._standing.draining:
             self.leadership.election.abstain(now_s)
         effects += pipeline.open(now_s, opening, renewed=renewed)
-        return effects + self._replay(now_s)
-
-    def _replay(self, now_s: float) -> list[Effect]:
-        """Take up the early messages, in the order in which they came."""
-        return [e for early in self._stash.take_all() for e in self._receive(now_s, early)]
+        return effects + self._dispatch.replay(now_s)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -507,16 +483,3 @@ def _offer_of(identity: Identity, facts: RunFacts, rng: Random) -> messages.Join
         incarnation=rng.getrandbits(63),
         name=identity.name,
     )
-
-
-def _is_frequent(message: messages.Message) -> TypeGuard[_Frequent]:
-    return type(message) in _FREQUENT_TYPES
-
-
-def _place_of(message: messages.Message, round_: Round, *, view_version: int) -> tuple[Round, int]:
-    """Return the round and the view that a message of a round means; `view_version`: any view."""
-    if isinstance(message, messages.OF_ROUND_AND_VIEW):
-        return round_, message.view_version
-    if isinstance(message, messages.OF_CHANGED_PATH):
-        return round_, max(message.path_version, view_version)
-    return round_, view_version

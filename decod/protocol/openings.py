@@ -19,9 +19,7 @@ def begins_era(opening: Opening, context: Context) -> bool:
     return opening.round.era > context.round.era
 
 
-def in_step(
-    context: Context, pipeline: Pipeline, decision: messages.Commit | messages.Abort
-) -> bool:
+def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bool:
     """Return whether a member can follow: it holds what was committed, has voted for it, or goes
     back.
 
@@ -32,7 +30,7 @@ def in_step(
         back = origin is not None and origin.source is not Source.NEIGHBOURS
         return back or (origin is not None and committed.iteration == pipeline.stage.iteration)
     voted = pipeline.voted_for(committed)
-    if isinstance(decision, messages.Commit) and decision.view_term:
+    if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
         own = pipeline.aggregation.proposal if pipeline.aggregation is not None else ""
         level = dict(decision.hashes).get(context.member.stage_index, own) == own

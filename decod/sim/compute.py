@@ -152,7 +152,7 @@ class _Held(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """What a job gave."""
 
     result: JobResult
@@ -185,7 +185,7 @@ class StageModel:
         self.num_dropped = 0
         self.rotten = ""
         """Which bit flips in the next average that comes from others: the step will be another."""
-        self._do: dict[type, Callable[..., Outcome]] = {
+        self._do: dict[type, Callable[..., JobOutcome]] = {
             jobs.Build: self._build,
             jobs.Load: self._load,
             jobs.Mix: self._mix,
@@ -206,7 +206,7 @@ class StageModel:
             jobs.Measure: self._measure,
         }
 
-    def run(self, job: Job, inputs: tuple[Content, ...]) -> Outcome:
+    def run(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
         """Do a job.
 
         Raises:
@@ -214,7 +214,7 @@ class StageModel:
         """
         if self.stage_index < 0 and not isinstance(job, jobs.Build):
             raise MisuseError(f"{job} before any stage was built")
-        outcome: Outcome = self._do[type(job)](job, inputs)
+        outcome: JobOutcome = self._do[type(job)](job, inputs)
         return outcome
 
     # --- state --------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class StageModel:
         """A bit of the committed parameters changes, unnoticed."""
         self.parameter_hash = _sha256(f"{self.parameter_hash} flipped")
 
-    def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> Outcome:
+    def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         stage_index = job.stage_index
         if not 0 <= stage_index < self._num_stages:
@@ -231,19 +231,19 @@ class StageModel:
         self._forget()
         self.stage_index, self.iteration = stage_index, 0
         self.parameter_hash = _sha256(f"seed {self._seed} stage {stage_index}")
-        return Outcome(jobs.Built(self.parameter_hash))
+        return JobOutcome(jobs.Built(self.parameter_hash))
 
     @staticmethod
-    def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> Outcome:
+    def _measure(job: jobs.Measure, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        return Outcome(jobs.Nothing())  # The host alone knows how long it took.
+        return JobOutcome(jobs.Nothing())  # The host alone knows how long it took.
 
-    def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> Outcome:
+    def _snapshot(self, job: jobs.Snapshot, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         blob = SimulatedState(self.stage_index, self.iteration, self.parameter_hash)
-        return Outcome(jobs.SnapshotTaken(self.iteration, manifest_of(blob)), (blob,))
+        return JobOutcome(jobs.SnapshotTaken(self.iteration, manifest_of(blob)), (blob,))
 
-    def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> Outcome:
+    def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
         blob = _only(job, inputs, SimulatedState)
         if manifest_of(blob) != job.manifest or blob.iteration != job.iteration:
             raise MisuseError(f"{job} with the blob {blob}")
@@ -251,9 +251,9 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
         self._forget()
         self.iteration, self.parameter_hash = blob.iteration, blob.parameter_hash
-        return Outcome(jobs.Built(self.parameter_hash))
+        return JobOutcome(jobs.Built(self.parameter_hash))
 
-    def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> Outcome:
+    def _mix(self, job: jobs.Mix, inputs: tuple[Content, ...]) -> JobOutcome:
         blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
         stages = tuple(blob.stage_index for blob in blobs)
         if tuple(map(manifest_of, blobs)) != job.manifests or stages != job.stages:
@@ -263,17 +263,17 @@ class StageModel:
         self._forget()
         self.iteration = job.iteration
         self.parameter_hash = _sha256(" ".join(("mix", *(b.parameter_hash for b in blobs))))
-        return Outcome(jobs.Built(self.parameter_hash))
+        return JobOutcome(jobs.Built(self.parameter_hash))
 
-    def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> Outcome:
+    def _reset(self, job: jobs.Reset, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         self._forget()
-        return Outcome(jobs.Nothing())
+        return JobOutcome(jobs.Nothing())
 
-    def _retract(self, job: jobs.Retract, inputs: tuple[Content, ...]) -> Outcome:
+    def _retract(self, job: jobs.Retract, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         self.proposed = None
-        return Outcome(jobs.Nothing())
+        return JobOutcome(jobs.Nothing())
 
     def _forget(self) -> None:
         self.held.clear()
@@ -282,7 +282,7 @@ class StageModel:
 
     # --- microbatches -------------------------------------------------------------------------
 
-    def _forward(self, job: jobs.Embed | jobs.Forward, inputs: tuple[Content, ...]) -> Outcome:
+    def _forward(self, job: jobs.Embed | jobs.Forward, inputs: tuple[Content, ...]) -> JobOutcome:
         microbatch = job.microbatch
         self._check_fresh(job, microbatch)
         if isinstance(job, jobs.Embed):
@@ -294,11 +294,11 @@ class StageModel:
             if activation != Activation(microbatch, self.stage_index - 1):
                 raise MisuseError(f"{job} at stage {self.stage_index} on {activation}")
         self.held[microbatch] = _Held.FORWARD_DONE
-        return Outcome(jobs.Nothing(), (Activation(microbatch, self.stage_index),))
+        return JobOutcome(jobs.Nothing(), (Activation(microbatch, self.stage_index),))
 
     def _backward(
         self, job: jobs.Backward | jobs.EmbedBackward, inputs: tuple[Content, ...]
-    ) -> Outcome:
+    ) -> JobOutcome:
         microbatch = job.microbatch
         last = isinstance(job, jobs.EmbedBackward)
         if last:
@@ -312,9 +312,9 @@ class StageModel:
         del self.held[microbatch]
         self.sums[microbatch] += 1
         outputs = () if last else (Gradient(microbatch, self.stage_index),)
-        return Outcome(jobs.Nothing(), outputs)
+        return JobOutcome(jobs.Nothing(), outputs)
 
-    def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> Outcome:
+    def _head(self, job: jobs.Head, inputs: tuple[Content, ...]) -> JobOutcome:
         self._check_data_node(job)
         self._check_held(job, job.microbatch, _Held.FORWARD_DONE)
         activation = _only(job, inputs, Activation)
@@ -323,15 +323,15 @@ class StageModel:
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do, as long as it is the same wherever this microbatch is computed.
         loss = 1.0 + 1.0 / (1 + self.iteration)
-        return Outcome(jobs.Loss(loss, 1), (Gradient(job.microbatch, self._num_stages),))
+        return JobOutcome(jobs.Loss(loss, 1), (Gradient(job.microbatch, self._num_stages),))
 
-    def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> Outcome:
+    def _drop(self, job: jobs.Drop, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         microbatch = job.microbatch
         if microbatch in self.sums:
             raise MisuseError(f"drop of {microbatch}, which is in the sum of gradients")
         self.num_dropped += self.held.pop(microbatch, None) is not None
-        return Outcome(jobs.Nothing())
+        return JobOutcome(jobs.Nothing())
 
     def _check_fresh(self, job: Job, microbatch: MicrobatchId) -> None:
         if self.proposed is not None:
@@ -358,16 +358,16 @@ class StageModel:
 
     # --- aggregation --------------------------------------------------------------------------
 
-    def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> Outcome:
+    def _gather(self, job: jobs.Gather, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         num_parts = job.num_parts
         if num_parts < 1:
             raise MisuseError(f"gather in {num_parts} parts")
         counts = canonical(self.sums)
         parts = tuple(GradientPart(part, num_parts, counts) for part in range(num_parts))
-        return Outcome(jobs.Nothing(), parts)
+        return JobOutcome(jobs.Nothing(), parts)
 
-    def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> Outcome:
+    def _reduce(self, job: jobs.Reduce, inputs: tuple[Content, ...]) -> JobOutcome:
         total: Counter[MicrobatchId] = Counter()
         for content in inputs:
             if (
@@ -382,13 +382,13 @@ class StageModel:
         reduced = AveragedPart(job.part, job.num_parts, canonical(total), job.weights_total)
         # What is to be added up exactly is all in one part.
         num = total.total() if job.part == 0 else 0
-        return Outcome(jobs.Squared(self._square_sum(num)), (reduced,))
+        return JobOutcome(jobs.Squared(self._square_sum(num)), (reduced,))
 
-    def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> Outcome:
+    def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         if not self._clips or self.sums.total() != job.weights_total:
             raise MisuseError(f"{job} on {self.sums.total()} microbatches")
-        return Outcome(jobs.Squared(self._square_sum(job.weights_total)))
+        return JobOutcome(jobs.Squared(self._square_sum(job.weights_total)))
 
     def _square_sum(self, num_microbatches: int) -> float:
         """Return another number for each stage: a sum that lacks one, or has one twice, shows."""
@@ -399,7 +399,7 @@ class StageModel:
         if job.gradient_norm != (math.sqrt(whole) if self._clips else 0.0):
             raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
 
-    def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> Outcome:
+    def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         if job.iteration != self.iteration + 1:
@@ -414,16 +414,16 @@ class StageModel:
         norm = f" {job.gradient_norm}" if self._clips else ""
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
         self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
-        return Outcome(jobs.Proposed(parameter_hash))
+        return JobOutcome(jobs.Proposed(parameter_hash))
 
-    def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> Outcome:
+    def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
         step, iteration = self.proposed, job.iteration
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
         self._forget()
         self.iteration, self.parameter_hash = iteration, step.parameter_hash
-        return Outcome(jobs.Nothing(), committed=step)
+        return JobOutcome(jobs.Nothing(), committed=step)
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:

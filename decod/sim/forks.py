@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from decod.ids import NodeId, Round
-from decod.protocol.core.messages import Abort, Commit, Message
+from decod.protocol.core.messages import Message, Open
 from decod.sim.core import NodeProgress
 from decod.sim.host import SimHost
 
@@ -37,9 +37,9 @@ class Commits:
         self._known: dict[tuple[int, int], _Known] = {}
         """By era and iteration."""
 
-    def decided(self, host: SimHost, message: Commit) -> str:
+    def decided(self, host: SimHost, message: Open) -> str:
         """Take in a commit that a host tells of. Returns what is wrong, or nothing."""
-        round_ = message.round
+        round_ = message.closed
         told = (round_, message.view_term, message.view_version)
         place = (round_.era, round_.iteration)
         known = self._known.setdefault(place, _Known(told))
@@ -68,7 +68,7 @@ class Decisions:
         self._first: dict[tuple[int, Round], tuple[str, str, int]] = {}
         """By the term and round that its members were in: what, who says so, and in which term."""
 
-    def decided(self, name: str, term_before: int, message: Commit | Abort) -> str:
+    def decided(self, name: str, term_before: int, message: Open) -> str:
         """Take in the decision of one that leads. Returns what is wrong, or nothing.
 
         What a leader has aborted the next one may commit, if it has been elected by members that
@@ -79,13 +79,13 @@ class Decisions:
             term_before: In which it was before.
             message: Its decision. Not an abort of one that has been voted out, which is void.
         """
-        decision = "commit" if isinstance(message, Commit) else "abort"
+        decision = "commit" if message.committed else "abort"
         told = (decision, name, message.opening.view.term)
-        first = self._first.setdefault((term_before, message.round), told)
+        first = self._first.setdefault((term_before, message.closed), told)
         if decision == "commit" and first[2] < told[2]:
-            self._first[term_before, message.round] = told
+            self._first[term_before, message.closed] = told
         elif first[0] != decision:
-            return f"{decision} of round {message.round}, which {first[1]} says is a {first[0]}"
+            return f"{decision} of round {message.closed}, which {first[1]} says is a {first[0]}"
         return ""
 
 
@@ -97,7 +97,7 @@ def missed(host: SimHost, place: NodeProgress, message: Message) -> str:
         place: Where it is, after the event.
         message: What it has just taken in.
     """
-    if not isinstance(message, (Commit, Abort)):
+    if not isinstance(message, Open):
         return ""
     opening = message.opening
     term = opening.view.term

@@ -18,7 +18,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.clock import HostClock
@@ -232,7 +232,7 @@ class SimHost:
 
     def _leaves(self, message: Message) -> bool:
         """Let happen what was to happen before a message leaves; whether it still does."""
-        kind = type(message).__name__
+        kind = kind_of(message)
         self._num_sent[kind] += 1
         self._on_sent.pop((kind, self._num_sent[kind]), _nothing)()
         return self.reachable
@@ -463,3 +463,10 @@ class SimHost:
 
 def _nothing(*_: object) -> None:
     """Stand in for a callback of a transfer that can't come to it."""
+
+
+def kind_of(message: Message) -> str:
+    """Return what a fault calls a kind of message: openings are commits or aborts."""
+    if isinstance(message, Open):
+        return "Commit" if message.committed else "Abort"
+    return type(message).__name__

@@ -90,7 +90,7 @@ _FLOWLESS = frozenset(
 should not have touched is seen at the next event that has."""
 
 
-_DECISIONS = frozenset((msg.Commit, msg.Abort))
+_DECISIONS = frozenset((msg.Open,))
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, not an error of ours.
@@ -190,8 +190,7 @@ class Checker:
         self._per_message: dict[type, Callable[[SimHost, Message], None]] = {
             msg.Report: self._reported,
             msg.BeginAggregation: self._begun,
-            msg.Commit: self._decided,
-            msg.Abort: self._decided,
+            msg.Open: self._decided,
         }
 
     def watch(self, world: World) -> None:
@@ -398,15 +397,15 @@ class Checker:
         return self._iterations.get((era, iteration))
 
     def _decided(self, host: SimHost, message: Message) -> None:
-        assert isinstance(message, (msg.Commit, msg.Abort))
-        if isinstance(message, msg.Commit):
+        assert isinstance(message, msg.Open)
+        if message.committed:
             self._refuse("I3", host, self._commits.decided(host, message))
             self._check_loss(host, message)
         self._note_era(message.opening)
         before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
         if before is None or place is None or not place.leads:
             return  # The others pass on what the leader of the term that came after has decided.
-        if isinstance(message, msg.Commit) or before.term == max(self._leaders):
+        if message.committed or before.term == max(self._leaders):
             self._refuse("I3", host, self._decisions.decided(host.name, before.term, message))
 
     def _note_era(self, opening: Opening) -> None:
@@ -417,8 +416,8 @@ class Checker:
         if origin.source is Source.NEIGHBOURS or era - 1 in self._made_up:
             self._made_up.add(era)
 
-    def _check_loss(self, host: SimHost, message: msg.Commit) -> None:
-        iteration, era = message.round.iteration, message.round.era
+    def _check_loss(self, host: SimHost, message: msg.Open) -> None:
+        iteration, era = message.closed.iteration, message.closed.era
         known = self._iterations.get((era, iteration))
         again = known is not None and known.again is not None
         first = self._losses.get(iteration, message.loss)

@@ -120,6 +120,15 @@ def _verify_average(average: Average) -> None:
 
 
 _ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY})
+_OUTCOME = f.Choice(
+    {
+        m.Outcome.BEGUN: pb.OUTCOME_BEGUN,
+        m.Outcome.COMMITTED: pb.OUTCOME_COMMITTED,
+        m.Outcome.REPEATED: pb.OUTCOME_REPEATED,
+        m.Outcome.ROLLED_BACK: pb.OUTCOME_ROLLED_BACK,
+        m.Outcome.ENDED: pb.OUTCOME_ENDED,
+    },
+)
 _SOURCE = f.Choice(
     {
         Source.KEPT: pb.SOURCE_KEPT,
@@ -195,8 +204,6 @@ _OPENING = f.Struct(
         "committed": _ROUND,
         "view": _VIEW,
         "paused": f.BOOLEAN,
-        "finished": f.BOOLEAN,
-        "failed": f.BOOLEAN,
         "epoch": f.NUMBER,
         "electors": f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True),
         "marks": f.Repeated(_MARK, MARKS_MAX),
@@ -429,21 +436,20 @@ BODIES: Mapping[str, f.Struct] = {
             "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
         },
     ),
-    "commit": f.Struct(
-        m.Commit,
+    "open": f.Struct(
+        m.Open,
         {
-            "round": _ROUND,
+            "closed": _ROUND,
+            "outcome": _OUTCOME,
             "opening": _OPENING,
+            "reason": f.REASON,
+            "hashes": _HASHES,
             "loss": f.FINITE,
             "num_tokens": f.NUMBER,
             "view_version": f.ITERATION,
             "view_term": f.ITERATION,
-            "hashes": _HASHES,
+            "failed": f.BOOLEAN,
         },
-    ),
-    "abort": f.Struct(
-        m.Abort,
-        {"round": _ROUND, "opening": _OPENING, "reason": f.REASON, "hashes": _HASHES},
     ),
     "mend": f.Struct(m.Mend, {"round": _ROUND, "view": _VIEW, "reason": f.REASON}),
     "can_take": f.Struct(m.CanTake, {"round": _ROUND}),

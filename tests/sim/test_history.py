@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decod.protocol.core.messages import Commit
+from decod.protocol.core.messages import Open
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.host import SimHost
 from decod.sim.scenario import FaultKind, HostFault, Scenario
@@ -84,7 +84,7 @@ def test_a_true_history_passes() -> None:
 @pytest.mark.parametrize("num_told", range(5))
 def test_who_misses_the_word_of_a_commit_logs_it_all_the_same(num_told: int) -> None:
     """The leader dies while it tells of it; what its successor opens rests on that commit."""
-    simulation = simulation_of_death(Commit, num_told, vanish=False, seed=0)
+    simulation = simulation_of_death(Open, num_told, vanish=False, seed=0)
     records = recorded(simulation)
     simulation.run()
     found = audit(records)

@@ -21,6 +21,7 @@ from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation, Wrap, run_scenario
+from tests.unit.protocol.cast import commits, repeated
 
 Tamper = Callable[[NodeMachine, list[Effect]], Sequence[Effect]]
 
@@ -117,15 +118,13 @@ def test_i2_sees_a_step_divided_by_the_wrong_number() -> None:
 def test_i3_sees_a_round_that_one_commits_and_another_aborts() -> None:
     def split(_core: NodeMachine, effects: list[Effect]) -> list[Effect]:
         commits = [
-            effect
-            for effect in effects
-            if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Commit)
+            effect for effect in effects if isinstance(effect, fx.Send) and commits(effect.message)
         ]
         if not commits:
             return effects
         victim = commits[-1]
-        assert isinstance(victim.message, msg.Commit)
-        abort = msg.Abort(victim.message.round, victim.message.opening, "told otherwise")
+        assert commits(victim.message)
+        abort = repeated(victim.message.closed, victim.message.opening, "told otherwise")
         return [fx.Send(victim.to, abort) if effect is victim else effect for effect in effects]
 
     assert violation("data0", split).invariant == "I3"

@@ -12,6 +12,7 @@ from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, run_scenario
 from tests.sim.mortal import simulation_with_mortal
+from tests.unit.protocol.cast import reopens
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "80"))
 EVERY = 4
@@ -178,7 +179,7 @@ def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) ->
     )
 
     def begins_era(message: m.Message) -> bool:
-        return isinstance(message, m.Abort) and message.opening.round.era > 0
+        return reopens(message) and message.opening.round.era > 0
 
     result = simulation_with_mortal(scenario, begins_era, num_sent).run()
     assert lines(result, "this node leads term 2")

@@ -29,8 +29,8 @@ BEFORE: dict[str, Any] = {
 AMIDST: dict[str, tuple[type, int]] = {
     "BEGIN AGGREGATION goes down": (messages.BeginAggregation, 1),
     "the gradient's norm goes down": (messages.GradientNorm, 1),
-    "all votes are in": (messages.Commit, 0),
-    "the commit goes down": (messages.Commit, 2),
+    "all votes are in": (messages.Open, 0),
+    "the commit goes down": (messages.Open, 2),
 }
 """It dies when so many of such messages have left."""
 
@@ -60,7 +60,7 @@ def doom(order: Path) -> None:
             sends = [
                 index
                 for index, effect in enumerate(effects)
-                if isinstance(effect, fx.Send) and isinstance(effect.message, kind)
+                if isinstance(effect, fx.Send) and _counts(effect.message, kind)
             ]
             if len(sends) > num:
                 dead.append(True)
@@ -70,6 +70,11 @@ def doom(order: Path) -> None:
         return effects
 
     NodeMachine.step = watched  # type: ignore[method-assign]
+
+
+def _counts(message: messages.Message, kind: type) -> bool:
+    """Whether a message is of a kind, and not an opening that repeats a round."""
+    return isinstance(message, kind) and getattr(message, "committed", True)
 
 
 def _moment(order: Path) -> str:

@@ -207,7 +207,7 @@ class _Maker:
         members = [_member(node_id, index) for index, node_id in enumerate(ids[: num // 2])]
         view = View.of(members, version=1, leader=ids[0], term=1, num_stages=3)
         opening = Opening(Round(2, 1), Round(1, 1), view)
-        yield m.Commit(Round(1, 1), opening, 1.0, 1)
+        yield m.Open(Round(1, 1), m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1)
         yield m.UtilisationAnswer(1, Round(1, 1), tuple(m.NodeLoad(i, 1, 1, 1, "") for i in ids))
         yield m.Ready(Round(1, 1), (), 1, votes=tuple((i, "0" * 64) for i in ids))
         costs = tuple((node_id, 0.5) for node_id in ids[: num // 8])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_files_are_short_enough_to_read() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES_MAX
     }
     assert not long
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """Each word means one thing."""
+    homes = defaultdict[str, list[str]](list)
+    for path in python_files("decod"):
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(where(path, node))
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
 
 
 def _longer_than(limit: int, *kinds: type[ast.stmt]) -> list[str]:

@@ -11,6 +11,7 @@ from grpc_tools import protoc
 
 from decod.cli.errors import EXIT_CODES
 from decod.cli.main import COMMANDS, cli
+from decod.config.template import render_run_file
 from decod.errors import DecodError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,34 +35,71 @@ def all_commands() -> list[str]:
     return found
 
 
-def test_every_command_is_in_the_readme() -> None:
-    text = readme()
-    assert [name for name in all_commands() if f"decod {name}" not in text] == []
+def reference() -> str:
+    return (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 
-def test_every_way_to_see_the_status_is_in_the_readme() -> None:
-    row = next(line for line in readme().splitlines() if line.startswith("| `decod status`"))
-    command = cli.get_command(click.Context(cli), "status")
+def find_command(name: str) -> click.Command:
+    """`data prepare` and so on, as `all_commands` names them."""
+    group, _, child = name.partition(" ")
+    command = cli.get_command(click.Context(cli), group)
     assert command is not None
-    options = {name for option in command.params for name in option.opts}
-    assert {name for name in options if f"`{name}`" not in row} == {"--state-dir"}
+    if child:
+        assert isinstance(command, click.Group)
+        command = command.commands[child]
+    return command
+
+
+def section_of(text: str, heading: str) -> str:
+    """What stands below a heading of the third level, up to the next heading."""
+    found = re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/reference.md has no section {heading}"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_every_command_is_in_the_reference_with_its_options(name: str) -> None:
+    """In the first column of its section's tables; `leader` and `join` share one table."""
+    section = section_of(reference(), f"`decod {name}`")
+    if "(#node-options)" in section:
+        section += section_of(reference(), "Node options")
+    command = find_command(name)
+    options = {
+        spelling
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for spelling in (*parameter.opts, *parameter.secondary_opts)
+    }
+    cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    assert set(re.findall(r"`(--?[a-z][a-z-]*)", " ".join(cells))) == options
+
+
+def test_every_command_of_the_reference_exists() -> None:
+    named = set(re.findall(r"^### `decod ([a-z ]+)`$", reference(), re.MULTILINE))
+    assert named == set(all_commands())
+
+
+def test_every_key_of_the_run_file_is_in_the_reference_with_its_default() -> None:
+    part = reference().partition("\n## The run file\n")[2].partition("\n## ")[0]
+    lines = []
+    for line in part.splitlines():
+        if heading := re.match(r"### `(\[\w+\])`", line):
+            lines.append(heading[1])
+        elif row := re.match(r"\| `(\w+)` \| `(.*?)` \|", line):
+            lines.append(f"{row[1]} = {row[2]}")
+    assert tomllib.loads("\n".join(lines)) == tomllib.loads(render_run_file())
 
 
 def test_every_command_explains_itself_with_an_example() -> None:
     for name in all_commands():
-        group, _, child = name.partition(" ")
-        command = cli.get_command(click.Context(cli), group)
-        if child:
-            assert isinstance(command, click.Group)
-            command = command.commands[child]
-        assert command is not None
-        assert f"decod {name}" in (command.help or ""), f"{name} has no example in its help"
+        help_text = find_command(name).help or ""
+        assert f"decod {name}" in help_text, f"{name} has no example in its help"
 
 
-def test_every_exit_code_is_in_the_readme() -> None:
+def test_every_exit_code_is_in_the_reference() -> None:
     """As a row of a table that starts with the number: `| 3 | ...`."""
-    rows = {int(number) for number in re.findall(r"^\|\s*`?(\d+)`?\s*\|", readme(), re.MULTILINE)}
-    assert set(EXIT_CODES) - rows == set()
+    rows = re.findall(r"^\|\s*`?(\d+)`?\s*\|", reference(), re.MULTILINE)
+    assert {int(number) for number in rows} == set(EXIT_CODES)
 
 
 def _subclasses(cls: type[DecodError]) -> list[type[DecodError]]:
@@ -92,6 +130,26 @@ def test_links_to_files_in_the_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
             if "://" not in target and not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Names by which links find a document's headings, as code forges make them."""
+    text = document.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in shown}
+
+
+def test_links_to_sections_of_the_documents_lead_somewhere() -> None:
+    broken = []
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = document.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text):
+            goal = (document.parent / target) if target else document
+            if goal.suffix == ".md" and anchor not in anchors_of(goal):
+                broken.append(f"{document.relative_to(ROOT)}: {target}#{anchor}")
     assert not broken
 
 
@@ -144,3 +202,12 @@ def test_everything_on_the_wire_has_a_comment(tmp_path: Path) -> None:
 
 def test_the_wire_package_is_versioned_and_in_its_folder(tmp_path: Path) -> None:
     assert {file.package for file in _describe(tmp_path)} == {"decod.wire.v1"}
+
+
+def test_architecture_names_every_module_of_the_core() -> None:
+    """A reader finds there what a module is for."""
+    architecture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_/]+\.py)`", architecture))
+    core = ROOT / "decod" / "protocol"
+    modules = [path.relative_to(core) for path in core.rglob("*.py") if path.stem != "__init__"]
+    assert not [str(m) for m in modules if not named & {str(m), m.name}]

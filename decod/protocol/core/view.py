@@ -139,7 +139,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a commit or abort opens: the next round, and who takes part in it."""
+    """The round that begins, and who takes part in it."""
 
     round: Round
     committed: Round
@@ -148,10 +148,6 @@ class Opening:
     view: View
     paused: bool = False
     """Nothing is injected: all iterations are done, and members keep their state until released."""
-    finished: bool = False
-    """The run has ended: members stop."""
-    failed: bool = False
-    """It ended because it could not go on, not because somebody wanted it to."""
     epoch: int = 0
     """The settlement whose flows are used from this round on; 0: those that Request Flow built."""
     electors: tuple[NodeId, ...] = ()

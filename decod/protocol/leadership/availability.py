@@ -20,6 +20,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.events import Received
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
 
 _REPEAT_S = 5.0
@@ -88,6 +89,11 @@ class Availability:
             stage = self._context.member.stage_index
             return f"stage {stage} would stop: nobody else takes its microbatches"
         return ""
+
+    def received(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
+        """Take in the leader's answer."""
+        assert isinstance(received.message, CapacityAnswer)
+        return self.answered(received.sender, received.message)
 
     def answered(self, sender: NodeId, message: CapacityAnswer) -> list[Effect]:
         """The leader agrees or refuses; it may refuse what it has agreed to."""

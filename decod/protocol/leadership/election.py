@@ -48,7 +48,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.identity import Promise
-from decod.protocol.core.messages import Abort, CatchUp, Commit, Heartbeat, Mend
+from decod.protocol.core.messages import CatchUp, Heartbeat, Mend, Open
 from decod.protocol.core.messages.election import (
     Candidacy,
     Canvass,
@@ -75,7 +75,7 @@ class Succession:
     term: int
     old: NodeId
     """Who led before; this node itself if its term was called in question and it won again."""
-    last: Commit | Abort
+    last: Open
     """What has opened the newest round that any voter knew."""
     view: View
     """The newest in that round."""
@@ -122,7 +122,7 @@ class Election:
         self, context: Context, rng: Random, promise: Promise, hashes: Callable[[], Hashes]
     ) -> None:
         self.state = ElectionState.FOLLOWING
-        self.last: Commit | Abort | None = None
+        self.last: Open | None = None
         """The decision that opened the context's round."""
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
@@ -204,13 +204,13 @@ class Election:
         )
 
     @property
-    def _words(self) -> tuple[Commit | Abort | Mend, ...]:
+    def _words(self) -> tuple[Open | Mend, ...]:
         """What has brought this node to its place, for those who are behind."""
         return tuple(word for word in (self.last, self._mend) if word is not None)
 
     # --- what happens -------------------------------------------------------------------------
 
-    def adopt(self, now_s: float, decision: Commit | Abort) -> list[Effect]:
+    def adopt(self, now_s: float, decision: Open) -> list[Effect]:
         """The context has a new round."""
         self.last, self._mend, view = decision, None, decision.opening.view
         self._seen_term = max(self._seen_term, view.term)

@@ -7,6 +7,7 @@ the last to hear of the end could find nobody to tell it.
 """
 
 from decod.protocol.core.context import Context
+from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import (
     Event,
@@ -17,8 +18,7 @@ from decod.protocol.core.events import (
     StateFetched,
     TensorSent,
 )
-from decod.protocol.core.messages import Abort, CatchUp, Commit, Ping, Pong
-from decod.protocol.core.stash import released
+from decod.protocol.core.messages import CatchUp, Open, Ping, Pong
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.links.outbox import Outbox
 
@@ -35,9 +35,9 @@ class Ending:
         decision: Says that the run is over.
     """
 
-    def __init__(self, now_s: float, context: Context, decision: Commit | Abort) -> None:
-        reason = StopReason.FAILED if decision.opening.failed else StopReason.FINISHED
-        detail = decision.reason if isinstance(decision, Abort) else "the run is over"
+    def __init__(self, now_s: float, context: Context, decision: Open) -> None:
+        reason = StopReason.FAILED if decision.failed else StopReason.FINISHED
+        detail = decision.reason or "the run is over"
         self._context = context
         context.compute.over = True
         self._decision = decision

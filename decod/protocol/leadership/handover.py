@@ -19,7 +19,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
-from decod.protocol.core.messages import Commit, Leave
+from decod.protocol.core.messages import Leave
 from decod.protocol.leadership.election import Election, ElectionState
 from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT
@@ -156,7 +156,7 @@ class Handover:
         """A round has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
         last, term = self._election.last, self._context.view.term
-        by_all = isinstance(last, Commit) and last.view_term == term
+        by_all = last is not None and last.committed and last.view_term == term
         self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id
         return self._line_up(now_s) if self.resigned and not me_leads else []

@@ -31,22 +31,11 @@ from decod.protocol.core.jobs import Build, Built, Job, Load
 from decod.protocol.core.messages import Assign, CatchUp, Join, Prepared, Refuse
 from decod.protocol.core.messages.election import Candidacy, Canvass
 from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Opening
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refused
-
-_AMONG_MEMBERS = (
-    messages.Heartbeat
-    | Canvass
-    | Candidacy
-    | messages.Mend
-    | messages.CanTake
-    | messages.VIEW_MESSAGES
-    | messages.OF_ROUND_AND_VIEW
-    | messages.OF_CHANGED_PATH
-)
-"""Messages that nobody sends to a node that it does not take for a member."""
 
 _KNOCK_INTERVAL_S = 2.0
 """Pause between two repeats of an offer."""
@@ -88,7 +77,7 @@ class Joining:
             if isinstance(received.message, (Assign, messages.Ping)):
                 self._known_s = now_s
         outside = context.node_id not in context.view
-        if not (outside and self._ready and isinstance(received.message, _AMONG_MEMBERS)):
+        if not (outside and self._ready and _to_member(received.message)):
             return []
         asks = self._ask_s is not None and self._ask_s <= now_s
         if asks or self._ask_s is None:
@@ -207,6 +196,16 @@ class Joining:
     def entered(self) -> None:
         self.deadline_s = None
 
+    def received(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in the leader's answer to an offer."""
+        message, view = received.message, self._context.view
+        if received.sender != view.leader:
+            return []
+        if isinstance(message, Assign):
+            return self.assigned(message)
+        assert isinstance(message, Refuse)
+        return [] if self._context.node_id in view else self.refused(now_s, message)
+
     def refused(self, now_s: float, message: Refuse) -> list[Effect]:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
@@ -280,3 +279,9 @@ class Joining:
         context = self._context
         stage_index = self._assigned.stage_index
         return [FetchState((context.view.leader,), stage_index, context.start_iteration)]
+
+
+def _to_member(message: messages.Message) -> bool:
+    """Whether nobody sends a message to a node that it does not take for a member."""
+    among_members = (messages.Heartbeat, Canvass, Candidacy)
+    return not isinstance(message, OfRun) or isinstance(message, among_members)

@@ -19,7 +19,7 @@ If a stage loses its last member after an iteration has been committed, the lead
 what is on their disks, and begins another era of the run: see `protocol.leadership.stage_recovery`.
 """
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -30,17 +30,17 @@ from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
-    Abort,
     BeginAggregation,
     Capacity,
     CapacityAnswer,
     CatchUp,
-    Commit,
     Join,
     Leave,
     Mend,
     Message,
     NodeLoad,
+    Open,
+    Outcome,
     Prepared,
     Ready,
     Refuse,
@@ -51,6 +51,7 @@ from decod.protocol.core.view import Member, Opening, Role, View, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import RoundStanding
+from decod.protocol.leadership.departures import leaving_notes, still_needed
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
@@ -108,7 +109,7 @@ class Leader:
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self._last: Commit | Abort | None = None
+        self._last: Open | None = None
         self._mend: Mend | None = None
         """The newest loss that this round has survived."""
         self._num_failures, self.failure = 0, ""
@@ -221,10 +222,10 @@ class Leader:
         if sender in self.leaving:
             return []
         self.leaving[sender] = message.reason
-        needed = self.started and sender in _stay(self.view, self.leaving)
+        needed = self.started and sender in still_needed(self.view, self.leaving)
         if self.state is LeaderState.GATHERING and not needed:
             return self._remove(now_s, {sender: message.reason})
-        return _leaving_notes(self.view, sender, self.leaving)
+        return leaving_notes(self.view, sender, self.leaving)
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
         """A member wants another capacity: it has it from the next opening on."""
@@ -351,7 +352,7 @@ class Leader:
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.round, self.loss, self._round_timer.committed(now_s), begun)
         done = 0 < self.shape.num_iterations <= self.round.iteration
-        gone = sorted(self.leaving.keys() - _stay(self.view, self.leaving))
+        gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
@@ -359,8 +360,8 @@ class Leader:
         epoch = 0 if changed else self._agreed_epoch()
         next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
         opening = self._opening(next_round, view, paused=done, epoch=epoch)
-        voted = (self.view.version, self._vote_term, self._vote.hashes)
-        message = Commit(self.round, opening, self.loss, num_tokens, *voted)
+        voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
+        message = Open(self.round, Outcome.COMMITTED, opening, "", *voted)
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state, self._round_timer.by_s = LeaderState.PAUSED, None
@@ -384,13 +385,13 @@ class Leader:
         if self.state is LeaderState.FINISHED:
             return []
         self.state, self._round_timer.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
-        opening = self._opening(_again(self.round), self.view, finished=True, failed=failed)
+        opening = self._opening(_again(self.round), self.view)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.quorum.lacking)
         aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
-        self._last = Abort(self.round, opening, reason[:200])
+        self._last = Open(self.round, Outcome.ENDED, opening, reason[:200], failed=failed)
         return [*waiting, Send(self.node_id, self._last)]
 
     def _open(
@@ -400,7 +401,8 @@ class Leader:
         aborted, next_round = self.round, _again(self.round)
         opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
         hashes = self._last.hashes if self._last is not None else ()
-        message = Abort(aborted, opening, reason[:200], hashes)
+        outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
+        message = Open(aborted, outcome, opening, reason[:200], hashes)
         note = _opened(aborted, next_round, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
@@ -421,12 +423,10 @@ class Leader:
         self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Round(plan.iteration + 1, 1, era), view)
-        message = Abort(self.round, opening, plan.reason)
+        message = Open(self.round, Outcome.ROLLED_BACK, opening, plan.reason)
         return effects + self._announce(now_s, message, goodbye=())
 
-    def _announce(
-        self, now_s: float, message: Commit | Abort, *, goodbye: Sequence[NodeId]
-    ) -> list[Effect]:
+    def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
         """Make a decision known, and start the round that it opens."""
         self._last, self._mend, self._vote, self._begun = message, None, None, None
         self._reports.clear()
@@ -515,22 +515,6 @@ def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
     """Whether others can do again in the round what those that are gone have done in it."""
     relays = all(before.by_id[node].role is Role.RELAY for node in gone)
     return relays and not view.idle_stages
-
-
-def _leaving_notes(view: View, node: NodeId, leaving: Mapping[NodeId, str]) -> list[Effect]:
-    """Return the notes that a member wants to leave, and that its whole stage does."""
-    effects: list[Effect] = [noted("member.leaving", peer=node, reason=leaving[node])]
-    stage = view.by_id[node].stage_index
-    if all(m.node_id in leaving for m in view.roster(stage)):
-        effects.append(noted("stage.ending", stage=stage, peer=node))
-    return effects
-
-
-def _stay(view: View, leaving: Container[NodeId]) -> set[NodeId]:
-    """Return leaving nodes that are needed until somebody else serves their stage."""
-    # Where all are paused, one keeps the weights.
-    serving = [w or r for r, w in zip(view.rosters, view.workers, strict=True) if r]
-    return {nodes[0].node_id for nodes in serving if all(m.node_id in leaving for m in nodes)}
 
 
 def _stalled(view: View, reports: Container[NodeId]) -> str:

@@ -8,6 +8,7 @@ told; one of a higher term is kept until the decision arrives that opened it, an
 from dataclasses import replace
 from enum import Enum
 from random import Random
+from typing import get_args
 
 from decod.ids import NodeId
 from decod.protocol.core import messages
@@ -51,25 +52,24 @@ _ANY_TERM = (
     | messages.Pong
     | messages.Leave
     | messages.CatchUp
-    | messages.Commit
-    | messages.Abort
+    | messages.Open
     | ElectionMessage
 )
 """What is looked at whatever its sender's term: strangers know none, decisions say theirs."""
 
-_DECISIONS = (messages.Commit, messages.Abort, messages.Mend)
+_DECISIONS = (messages.Open, messages.Mend)
 
 
 FOR_LEADERSHIP = (
-    messages.Join
-    | messages.Prepared
-    | messages.Suspect
-    | messages.Pong
-    | messages.Leave
-    | messages.CatchUp
-    | messages.Report
-    | messages.Capacity
-    | ElectionMessage
+    messages.Join,
+    messages.Prepared,
+    messages.Suspect,
+    messages.Pong,
+    messages.Leave,
+    messages.CatchUp,
+    messages.Report,
+    messages.Capacity,
+    *get_args(ElectionMessage),
 )
 """Messages for the leader, or about who that is."""
 
@@ -249,7 +249,7 @@ class Leadership:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def adopt(self, now_s: float, decision: messages.Commit | messages.Abort) -> list[Effect]:
+    def adopt(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The context has a new round, which this decision has opened."""
         effects = self.election.adopt(now_s, decision)
         self._told_s.clear()

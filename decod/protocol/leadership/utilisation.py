@@ -11,7 +11,7 @@ from typing import Protocol
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import KeptRead, StateForgotten, StateKept
+from decod.protocol.core.events import KeptRead, Received, StateForgotten, StateKept
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.mirrors import Mirrors
@@ -40,6 +40,13 @@ class Utilisation:
         self._missing: set[NodeId] = set()
         self._loads: list[NodeLoad] = []
         self._parent: NodeId | None = None
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in a question or an answer."""
+        if isinstance(received.message, UtilisationQuery):
+            return self.queried(received.message)
+        assert isinstance(received.message, UtilisationAnswer)
+        return self.answered(received.sender, received.message)
 
     def queried(self, query: UtilisationQuery) -> list[Effect]:
         """Ask the children; a leaf answers at once. A newer query replaces an older one."""

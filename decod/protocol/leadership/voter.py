@@ -10,7 +10,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, PersistVote
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.identity import Promise
-from decod.protocol.core.messages import Abort, Commit, Mend
+from decod.protocol.core.messages import Mend, Open
 from decod.protocol.core.messages.election import Candidacy, Confirm, Vote
 from decod.protocol.core.view import View
 from decod.protocol.leadership.ballot import Place, place_in
@@ -116,12 +116,12 @@ class Voter:
         self._asked, self.confirmed_term = None, message.term
         return True
 
-    def withstands(self, decision: Commit | Abort | Mend) -> bool:
+    def withstands(self, decision: Open | Mend) -> bool:
         """Whether a decision is of a lower term than the commit that this node has confirmed."""
         if not self.confirmed_term:
             return False
-        if isinstance(decision, Commit):
-            voted_in = (decision.view_term, decision.round, decision.view_version)
+        if isinstance(decision, Open) and decision.committed:
+            voted_in = (decision.view_term, decision.closed, decision.view_version)
             if voted_in == self.place:
                 return False  # It is what was confirmed.
         view = decision.view if isinstance(decision, Mend) else decision.opening.view

@@ -31,11 +31,11 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.context import Context
+from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
 from decod.protocol.core.messages.forwarding import Passed, Way
-from decod.protocol.core.stash import released
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""

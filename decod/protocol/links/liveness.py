@@ -215,6 +215,13 @@ class Liveness:
             effects.append(Send(context.view.leader, Suspect(node, reason, slack)))
         return effects
 
+    def received(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a heartbeat: its sender may be further than this node."""
+        assert isinstance(received.message, Heartbeat)
+        behind = received.message.round > self._context.round
+        member = self._context.node_id in self._context.view
+        return self.catch_up(now_s) if behind and member else []
+
     def catch_up(self, now_s: float) -> list[Effect]:
         """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""
         context = self._context

@@ -5,13 +5,12 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import (
-    Abort,
     CatchUp,
-    Commit,
     Heartbeat,
     Leave,
     LinkReport,
     Message,
+    Open,
 )
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
@@ -58,7 +57,7 @@ class Outbox:
 
     def _current(self, receiver: NodeId, message: Message) -> bool:
         """Whether a message would still mean something to its receiver."""
-        if isinstance(message, (Commit, Abort)):
+        if isinstance(message, Open):
             return message.opening.round == self._context.round
         if isinstance(message, Leave):
             return True

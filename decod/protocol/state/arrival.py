@@ -10,7 +10,7 @@ fetch the state: that is always right, since nothing can be committed without it
 
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Abort, Commit
+from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.replay import Entry, Replay
 from decod.protocol.state.stage_state import Loaded, StageState
@@ -42,7 +42,7 @@ class Arrival:
         late = self.deadline_s is not None and self.deadline_s <= now_s
         return self.fetch_instead() if late else []
 
-    def enter(self, now_s: float, decision: Commit | Abort, following: Replay) -> list[Effect]:
+    def enter(self, now_s: float, decision: Open, following: Replay) -> list[Effect]:
         """The node takes part from now on, and needs the state of the last commit.
 
         Args:
@@ -51,7 +51,7 @@ class Arrival:
             following: What it has of that state as a candidate.
         """
         opening = decision.opening
-        view_version = decision.view_version if isinstance(decision, Commit) else 0
+        view_version = decision.view_version
         iteration, stage = opening.committed.iteration, self._context.member.stage_index
         wanted = dict(decision.hashes).get(stage, "")
         if not wanted and (mark := opening.mark_of(iteration)) is not None:

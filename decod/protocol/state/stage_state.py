@@ -27,6 +27,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.events import (
     JobFinished,
+    Received,
     StateFetched,
     StateFetchFailed,
     StateRequested,
@@ -189,6 +190,11 @@ class StageState:
         self._num_loads_left -= 1
         self._donors.rotate(-1)
         return [Note("state.failed", (("peer", ""), ("reason", reason))), *self._fetch()]
+
+    def received(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
+        """Take in that this node has come to another result."""
+        assert isinstance(received.message, Differs)
+        return self.differs(received.sender, received.message)
 
     def differs(self, sender: NodeId, message: Differs) -> list[Effect]:
         """This node came to another result than most of its stage: the next opening amends that."""

@@ -35,8 +35,6 @@ from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
-_Decision = messages.Commit | messages.Abort
-
 _Flows = TypeVar("_Flows", RelayFlows, DataFlows)
 
 _EARLY_MAX = 4096
@@ -131,7 +129,7 @@ class Pipeline:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def note_commit(self, decision: _Decision) -> list[Effect]:
+    def note_commit(self, decision: messages.Open) -> list[Effect]:
         """Return the note that a round is committed, with what this node's vote rests on.
 
         Who has missed the word hears of it in what opens the next round, by another leader.
@@ -157,7 +155,7 @@ class Pipeline:
         return committed, effects + self.microbatches.reset()
 
     def begin_era(
-        self, decision: _Decision, stage_before: int | None, *, pristine: bool = True
+        self, decision: messages.Open, stage_before: int | None, *, pristine: bool = True
     ) -> list[Effect]:
         """An era of the run begins for this node, whose view the context has.
 
@@ -254,7 +252,7 @@ class Pipeline:
         return effects + self._tell_ready()
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
-        """Pipeline on the round, if this node holds the parameters that it needs."""
+        """Work on the round, if this node holds the parameters that it needs."""
         if not self.stage.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
@@ -386,9 +384,9 @@ def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
     return flows
 
 
-def _why_back(decision: _Decision, origin: Origin) -> str:
+def _why_back(decision: messages.Open, origin: Origin) -> str:
     """Return why there is another era; who hears of it later is told why the round was repeated."""
-    told = decision.reason if isinstance(decision, messages.Abort) else ""
+    told = decision.reason
     return told if told.startswith(origin.reason) else origin.reason
 
 
@@ -403,7 +401,7 @@ def awaited_by(pipeline: Pipeline) -> set[NodeId]:
 
 
 def _commit_notes(
-    decision: _Decision,
+    decision: messages.Open,
     aggregation: Aggregation | None,
     context: Context,
     *,
@@ -411,7 +409,7 @@ def _commit_notes(
 ) -> list[Effect]:
     committed = decision.opening.committed
     begun = aggregation.begun if aggregation is not None else None
-    if isinstance(decision, messages.Commit):
+    if decision.committed:
         loss, num_tokens = decision.loss, decision.num_tokens
     elif begun is not None and voted:
         loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens

@@ -32,7 +32,7 @@ from decod.train.checkpoint.manifest import (
 
 _MANIFEST = "manifest.json"
 _HARMLESS = re.compile(r"\..+|.+~|Thumbs\.db|desktop\.ini")
-"""FileOperations that systems and editors leave wherever somebody looks."""
+"""Files that systems and editors leave wherever somebody looks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,15 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_CHECKPOINT: _ClassVar[Source]
     SOURCE_START: _ClassVar[Source]
     SOURCE_NEIGHBOURS: _ClassVar[Source]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_BEGUN: _ClassVar[Outcome]
+    OUTCOME_COMMITTED: _ClassVar[Outcome]
+    OUTCOME_REPEATED: _ClassVar[Outcome]
+    OUTCOME_ROLLED_BACK: _ClassVar[Outcome]
+    OUTCOME_ENDED: _ClassVar[Outcome]
 ROLE_UNSPECIFIED: Role
 ROLE_DATA: Role
 ROLE_RELAY: Role
@@ -28,6 +37,12 @@ SOURCE_KEPT: Source
 SOURCE_CHECKPOINT: Source
 SOURCE_START: Source
 SOURCE_NEIGHBOURS: Source
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_BEGUN: Outcome
+OUTCOME_COMMITTED: Outcome
+OUTCOME_REPEATED: Outcome
+OUTCOME_ROLLED_BACK: Outcome
+OUTCOME_ENDED: Outcome
 
 class DeliverRequest(_message.Message):
     __slots__ = ("envelopes",)
@@ -42,7 +57,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "commit", "abort", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -76,8 +91,7 @@ class Envelope(_message.Message):
     GRADIENT_SQUARES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    ABORT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     CAN_TAKE_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_QUERY_FIELD_NUMBER: _ClassVar[int]
     UTILISATION_ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -156,8 +170,7 @@ class Envelope(_message.Message):
     gradient_squares: GradientSquares
     gradient_norm: GradientNorm
     ready: Ready
-    commit: Commit
-    abort: Abort
+    open: Open
     can_take: CanTake
     utilisation_query: UtilisationQuery
     utilisation_answer: UtilisationAnswer
@@ -203,7 +216,7 @@ class Envelope(_message.Message):
     follow: Follow
     followed: Followed
     average: Average
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("iteration", "attempt", "era")
@@ -306,13 +319,11 @@ class View(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("round", "committed", "view", "paused", "finished", "failed", "epoch", "electors", "marks", "origin")
+    __slots__ = ("round", "committed", "view", "paused", "epoch", "electors", "marks", "origin")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ELECTORS_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
@@ -321,13 +332,11 @@ class Opening(_message.Message):
     committed: Round
     view: View
     paused: bool
-    finished: bool
-    failed: bool
     epoch: int
     electors: _containers.RepeatedScalarFieldContainer[str]
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     origin: Origin
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., finished: _Optional[bool] = ..., failed: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -749,35 +758,29 @@ class Differs(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, iteration: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Commit(_message.Message):
-    __slots__ = ("round", "opening", "loss", "num_tokens", "view_version", "view_term", "hashes")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+class Open(_message.Message):
+    __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed")
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    HASHES_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    closed: Round
+    outcome: Outcome
     opening: Opening
+    reason: str
+    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     loss: float
     num_tokens: int
     view_version: int
     view_term: int
-    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
-
-class Abort(_message.Message):
-    __slots__ = ("round", "opening", "reason", "hashes")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    OPENING_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    HASHES_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    opening: Opening
-    reason: str
-    hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ...) -> None: ...
+    failed: bool
+    def __init__(self, closed: _Optional[_Union[Round, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Mend(_message.Message):
     __slots__ = ("round", "view", "reason")

@@ -54,7 +54,7 @@ class FakeRun:
             view=view_of("d0", *members, num_stages=2),
             committed=Round(iteration, 1),
             loss=2.5,
-            rebuild=SimpleNamespace(marks=(), origin=None),
+            recovery=SimpleNamespace(marks=(), origin=None),
         )
         run = RunConfig(
             name="test", model=MODEL, stages=STAGES, batch=BatchConfig(sequence_length=8)

@@ -1,17 +1,19 @@
 """Members, views and contexts for tests, named by what they are: `d0`, `r1a`, `r2b`."""
 
 import dataclasses
+from typing import Any
 
 from decod.ids import FlowId, MicrobatchId, NodeId, Round, TensorId
 from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
+from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, Open, Outcome
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Member, Role, View
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
 
 D0, D1 = NodeId("d0"), NodeId("d1")
@@ -124,3 +126,28 @@ def disown(context: Context) -> None:
 def not_called(*_: object) -> list[Effect]:
     """Stands for what a machine calls when something is there that the test does not bring."""
     raise AssertionError("called")
+
+
+def committed(
+    closed: Round, opening: Opening, loss: float = 1.0, num_tokens: int = 1, **more: Any
+) -> Open:
+    """Returns the opening behind a committed round."""
+    return Open(closed, Outcome.COMMITTED, opening, loss=loss, num_tokens=num_tokens, **more)
+
+
+def repeated(closed: Round, opening: Opening, reason: str = "", hashes: Hashes = ()) -> Open:
+    """Returns the opening behind a round that never happened."""
+    return Open(closed, Outcome.REPEATED, opening, reason, hashes)
+
+
+def ended(closed: Round, opening: Opening, reason: str = "", *, failed: bool = False) -> Open:
+    """Returns the end of a run."""
+    return Open(closed, Outcome.ENDED, opening, reason, failed=failed)
+
+
+def commits(message: object) -> bool:
+    return isinstance(message, Open) and message.committed
+
+
+def reopens(message: object) -> bool:
+    return isinstance(message, Open) and not message.committed

@@ -22,7 +22,7 @@ from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.quorum import Quorum, electors_of
 from decod.sim.kernel import Kernel
-from tests.unit.protocol.cast import CONFIG, context_of, member, view_of
+from tests.unit.protocol.cast import CONFIG, context_of, member, repeated, view_of
 
 HASHES = ((0, "a"), (1, "b"))
 STEP_S = 0.1
@@ -94,7 +94,7 @@ class Electing:
         for member_ in view.members:
             self.nodes[member_.node_id] = self._node(member_.node_id, view, NO_PROMISE)
         for node in self.nodes:
-            self._open(node, m.Abort(Round(1, 0), opening, "begin"))
+            self._open(node, repeated(Round(1, 0), opening, "begin"))
         first = self.nodes[view.leader]
         first.lead = Lead(Quorum(view.leader))
         first.lead.quorum.opened(view)
@@ -207,7 +207,7 @@ class Electing:
                 effects = [fx.Send(sender, m.Pong(nonce))]
             case m.Pong(nonce):
                 effects = election.check.answered(sender, nonce)
-            case m.Commit() | m.Abort():
+            case m.Open():
                 self._open(to, message)
             case m.Ready() if term == ours and node.lead is not None:
                 if message.round == node.context.round:
@@ -218,7 +218,7 @@ class Electing:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def _open(self, node_id: NodeId, decision: m.Commit | m.Abort) -> None:
+    def _open(self, node_id: NodeId, decision: m.Open) -> None:
         node, opening = self.nodes[node_id], decision.opening
         context = node.context
         if (opening.view.term, opening.round) <= (context.view.term, context.round):
@@ -303,7 +303,7 @@ class Electing:
         lead.quorum.opened(view)
         electors = lead.quorum.told_with(view)
         opening = Opening(round_, committed, view, electors=electors)
-        decision = m.Abort(round_, opening, "")
+        decision = repeated(round_, opening, "")
         self._open(me, decision)
         for other in {*old.by_id, *view.by_id} - {me}:
             self._send(me, other, decision)

@@ -4,7 +4,7 @@ from decod.ids import NodeId, Round
 from decod.protocol.core import messages
 from decod.protocol.core.effects import Stop
 from decod.protocol.core.view import Opening, View
-from tests.unit.protocol.cast import CONFIG, D0, configured
+from tests.unit.protocol.cast import CONFIG, D0, configured, repeated
 from tests.unit.protocol.world import World
 
 LINGER_S = 2 * CONFIG.heartbeat_interval_s
@@ -35,7 +35,7 @@ def stops(world: World, name: str) -> Stop:
     return stop
 
 
-def abort(world: World, round_: Round, view: View | None = None, **flags: bool) -> messages.Abort:
+def abort(world: World, round_: Round, view: View | None = None, **flags: bool) -> messages.Open:
     machine = world.hosts[D0].machine
     opening = Opening(round_, Round(0, 0), view or machine.context.view, **flags)
-    return messages.Abort(machine.context.round, opening, "of a test")
+    return repeated(machine.context.round, opening, "of a test")

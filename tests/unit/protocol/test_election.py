@@ -16,7 +16,7 @@ from decod.protocol.core.messages import election as em
 from decod.protocol.core.view import Opening
 from decod.protocol.leadership.election import Election
 from tests.support.mutations import CONFIRM, mutated
-from tests.unit.protocol.cast import D0, D1, R1A, context_of, view_of
+from tests.unit.protocol.cast import D0, D1, R1A, context_of, repeated, view_of
 from tests.unit.protocol.electing import Electing, Faults, Node
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "300"))
@@ -146,10 +146,10 @@ def hear_each_other(world: Electing, *names: str) -> None:
     world.faults.sides |= dict.fromkeys(map(NodeId, names), 99)
 
 
-def aborted(world: Electing) -> m.Abort:
+def aborted(world: Electing) -> m.Open:
     """Return what the first leader says if it repeats the round in the same view."""
     view = dataclasses.replace(world.nodes[D0].context.view, version=2)
-    return m.Abort(Round(1, 1), Opening(Round(1, 2), Round(0, 0), view), "it failed")
+    return repeated(Round(1, 1), Opening(Round(1, 2), Round(0, 0), view), "it failed")
 
 
 def voter_hears_of_an_abort() -> None:
@@ -214,7 +214,7 @@ def voter(*, promise: Promise = NO_PROMISE) -> Election:
     view = view_of(D0, D1, "d2", R1A)
     context = context_of(R1A, view)
     election = Election(context, Random(0), promise, lambda: ())
-    election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
     return election
 
 
@@ -263,7 +263,7 @@ def test_a_leader_whose_signs_of_life_are_irregular_is_given_more_time(
 ) -> None:
     view = view_of(D0, D1, "d2", R1A)
     election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
-    election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
     usual_s = election.deadline_s
     assert usual_s is not None
     now_s = 0.0
@@ -287,7 +287,7 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     """Its own vote was being written, or on disk, when its operator asked it to leave."""
     view = view_of(D0, D1, R1A)
     election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
-    election.adopt(0.0, m.Abort(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
     election.stand(1.0)
     assert election.persisted(1.0, Promise(2, D1)) if kept else True
     election.abstain(1.1)
@@ -300,4 +300,4 @@ def test_who_follows_a_leader_does_not_forget_its_term() -> None:
     election = voter()
     view = dataclasses.replace(election._context.view, term=3, version=2)
     opening = Opening(Round(1, 2), Round(0, 0), view)
-    assert election.adopt(1.0, m.Abort(Round(1, 1), opening, "")) == [fx.PersistVote(3, D0)]
+    assert election.adopt(1.0, repeated(Round(1, 1), opening, "")) == [fx.PersistVote(3, D0)]

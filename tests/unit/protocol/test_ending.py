@@ -8,26 +8,19 @@ from decod.protocol.core.identity import NodeState
 from decod.protocol.core.jobs import CommitStep, Nothing
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Opening
-from tests.unit.protocol.cast import D0, R1A, R1B, notes_of, tensor
-from tests.unit.protocol.small_run import LINGER_S, abort, stops, training
+from tests.unit.protocol.cast import D0, R1A, R1B, ended, notes_of, tensor
+from tests.unit.protocol.small_run import LINGER_S, stops, training
 
 
 def test_a_candidate_stops_when_the_run_ends() -> None:
     world = training("r1a")
     world.start("r1b", stage_index=1)
-    finished = abort(world, Round(1, 2), finished=True, failed=True)
+    view = world.hosts[D0].machine.context.view
+    opening = Opening(Round(1, 2), Round(0, 0), view)
+    finished = ended(Round(1, 1), opening, "of a test", failed=True)
     world.step("r1b", ev.Received(D0, finished))
     world.wait(LINGER_S)
     assert stops(world, "r1b") == Stop(StopReason.FAILED, "of a test")
-
-
-def test_a_commit_can_end_the_run_too() -> None:
-    world = training("r1a")
-    view = world.hosts[D0].machine.context.view
-    opening = Opening(Round(2, 1), Round(1, 1), view, finished=True)
-    world.step("r1a", ev.Received(D0, messages.Commit(Round(1, 1), opening, 1.0, 1)))
-    world.wait(LINGER_S)
-    assert stops(world, "r1a") == Stop(StopReason.FINISHED, "the run is over")
 
 
 def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
@@ -36,10 +29,8 @@ def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
     host = world.hosts[R1A]
     world.turn_until(lambda: host.machine.pipeline.voted_for(Round(1, 1)))
     assert host.iteration == 0
-    opening = Opening(Round(2, 2), Round(1, 1), host.machine.context.view, finished=True)
-    effects = host.machine.step(
-        1.0, ev.Received(D0, messages.Abort(Round(2, 1), opening, "enough"))
-    )
+    opening = Opening(Round(2, 2), Round(1, 1), host.machine.context.view)
+    effects = host.machine.step(1.0, ev.Received(D0, ended(Round(2, 1), opening, "enough")))
     assert notes_of(effects) == ["round.committed"]
     assert [e.job for e in effects if isinstance(e, StartJob)] == [CommitStep(1)]
     assert host.machine.state is NodeState.DRAINING
@@ -55,8 +46,8 @@ def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
 def test_a_node_that_stays_a_moment_tells_and_passes_on_that_the_run_is_over() -> None:
     world = training("r1a", "r1b")
     machine = world.hosts[R1A].machine
-    opening = Opening(Round(1, 2), Round(0, 0), machine.context.view, finished=True)
-    over = messages.Abort(Round(1, 1), opening, "enough")
+    opening = Opening(Round(1, 2), Round(0, 0), machine.context.view)
+    over = ended(Round(1, 1), opening, "enough")
     world.step("r1a", ev.Received(D0, over))
     asks = ev.Received(R1B, messages.CatchUp(Round(1, 1)))
     assert machine.step(0.1, asks) == [Send(R1B, over)]

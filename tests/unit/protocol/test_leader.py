@@ -9,16 +9,15 @@ from decod.ids import NodeId, Round
 from decod.protocol.core.effects import CompleteRun, Effect, Send
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
-    Abort,
     Assign,
     BeginAggregation,
     CatchUp,
-    Commit,
     Join,
     Leave,
     Mend,
     Message,
     NodeLoad,
+    Open,
     Ping,
     Prepared,
     Ready,
@@ -37,9 +36,11 @@ from tests.unit.protocol.cast import (
     R1B,
     R1C,
     STRANGER,
+    commits,
     configured,
     member,
     notes_of,
+    reopens,
     sent,
     suspect,
 )
@@ -103,20 +104,19 @@ class Run:
 
 
 def decision(effects: list[Effect], to: NodeId = D0) -> Message:
-    kinds = (Commit, Abort, Mend)
+    kinds = (Open, Mend)
     (message,) = [m for node, m in sent(effects) if node == to and isinstance(m, kinds)]
     return message
 
 
 def opening_view(effects: list[Effect]) -> set[NodeId]:
     message = decision(effects)
-    assert isinstance(message, (Commit, Abort, Mend))
     return set((message.view if isinstance(message, Mend) else message.opening.view).by_id)
 
 
 def opened_epoch(run: Run) -> int:
     message = decision(run.commit())
-    assert isinstance(message, Commit)
+    assert commits(message)
     return message.opening.epoch
 
 
@@ -147,8 +147,8 @@ def test_the_opening_is_an_abort_of_an_attempt_that_never_was() -> None:
     run = Run()
     effects = run.enter(R1A)
     message = decision(effects)
-    assert isinstance(message, Abort)
-    assert (message.round, message.opening.round) == (Round(1, 0), Round(1, 1))
+    assert reopens(message)
+    assert (message.closed, message.opening.round) == (Round(1, 0), Round(1, 1))
     assert message.opening.committed == Round(0, 0)
     assert "run.opened" in notes_of(effects)
     assert leader.state is LeaderState.GATHERING
@@ -183,8 +183,8 @@ def test_a_vote_of_all_is_committed_once() -> None:
     leader = run.leader
     effects = run.commit()
     message = decision(effects)
-    assert isinstance(message, Commit)
-    assert message.round == message.opening.committed == Round(1, 1)
+    assert commits(message)
+    assert message.closed == message.opening.committed == Round(1, 1)
     assert message.opening.round == leader.round == Round(2, 1)
     assert (message.loss, message.num_tokens) == (2.5, 40)
     assert leader.state is LeaderState.TRAINING
@@ -206,8 +206,8 @@ def test_a_vote_against_repeats_the_round() -> None:
     run.aggregate()
     effects = run.leader.voted(2.0, Ready(Round(1, 1), (), 1, failure="no memory"))
     message = decision(effects)
-    assert isinstance(message, Abort)
-    assert (message.round, message.opening.round) == (Round(1, 1), Round(1, 2))
+    assert reopens(message)
+    assert (message.closed, message.opening.round) == (Round(1, 1), Round(1, 2))
     assert message.reason == "no memory"
     assert notes_of(effects) == ["round.aborted"]
     assert run.leader.view.version == 2, "flows are built anew"
@@ -217,14 +217,14 @@ def test_whoever_enters_with_a_repeated_round_is_told_what_its_parameters_must_b
     run = Run(R1A)
     committed = decision(run.commit())
     repeated = decision(run.leader.leave(3.0, R1A, Leave("ill", at_once=True)))
-    assert isinstance(repeated, Abort)
+    assert reopens(repeated)
     assert repeated.hashes == committed.hashes != ()
 
 
 def test_a_share_that_can_not_be_finished_repeats_the_round() -> None:
     run = Run(R1A)
     effects = run.leader.report(1.0, D1, report(Round(1, 1), failure="gradient lost"))
-    assert isinstance(decision(effects), Abort)
+    assert reopens(decision(effects))
     assert run.leader.round == Round(1, 2)
 
 
@@ -233,7 +233,7 @@ def test_a_share_that_fails_after_it_was_reported_repeats_the_round() -> None:
     run.aggregate()
     assert run.leader.report(2.0, D1, report(Round(1, 1))) == []
     effects = run.leader.report(2.0, D1, report(Round(1, 1), failure="gradient lost"))
-    assert isinstance(decision(effects), Abort)
+    assert reopens(decision(effects))
     assert (run.leader.round, run.leader.state) == (Round(1, 2), LeaderState.TRAINING)
 
 
@@ -242,7 +242,7 @@ def test_an_empty_batch_repeats_the_round() -> None:
     leader.report(1.0, D0, report(leader.round, 0))
     effects = leader.report(1.0, D1, report(leader.round, 0))
     message = decision(effects)
-    assert isinstance(message, Abort)
+    assert reopens(message)
     assert message.reason == "no microbatch found a way through"
 
 
@@ -257,7 +257,7 @@ def test_a_round_without_progress_is_repeated_and_each_step_is_progress() -> Non
     effects = leader.overdue(199.0)
     assert leader.round == Round(1, 2)
     message = decision(effects)
-    assert isinstance(message, Abort)
+    assert reopens(message)
     assert message.reason == f"no progress in time, the batches of {D1[:8]} did not come"
 
 
@@ -265,7 +265,7 @@ def test_where_all_have_reported_the_votes_are_what_did_not_come() -> None:
     run = Run(R1A)
     run.aggregate()
     message = decision(run.leader.overdue(1000.0))
-    assert isinstance(message, Abort)
+    assert reopens(message)
     assert message.reason == "no progress in time, the votes of all members did not come"
 
 
@@ -290,9 +290,9 @@ def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> No
     assert run.commit() == [], "nothing more is committed"
     assert give_up(run.leader, "another reason") == []
     message = decision(run.leader.finish(reason=run.leader.failure, failed=True))
-    assert isinstance(message, Abort)
-    assert message.opening.finished
-    assert message.opening.failed
+    assert reopens(message)
+    assert message.ended
+    assert message.failed
     assert message.reason == "iteration 1 failed 5 times, last: no memory"
     assert run.leader.state is LeaderState.FINISHED
     assert run.leader.deadline_s is None
@@ -316,7 +316,7 @@ def test_commits_wait_while_they_are_held() -> None:
     assert run.leader.hold(0.0, held=True) == []
     assert run.commit() == []
     assert run.leader.committed == Round(0, 0)
-    assert isinstance(decision(run.leader.hold(3.0, held=False)), Commit)
+    assert commits(decision(run.leader.hold(3.0, held=False)))
     assert run.leader.hold(3.0, held=False) == []
 
 
@@ -327,7 +327,7 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     run = Run(R1A, num_iterations=1)
     run.enter(R1B)
     effects = run.commit()
-    assert isinstance(message := decision(effects), Commit)
+    assert commits(message := decision(effects))
     assert message.opening.paused
     assert R1B not in message.opening.view, "nobody enters a run that is done"
     assert run.leader.state is LeaderState.PAUSED
@@ -346,9 +346,9 @@ def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
     effects = run.leader.finish(reason="enough", failed=False)
     assert [to for to, word in sent(effects) if word == Refuse("enough", over=True)] == [R1B, R1C]
     message = decision(effects)
-    assert isinstance(message, Abort)
-    assert message.opening.finished
-    assert not message.opening.failed
+    assert reopens(message)
+    assert message.ended
+    assert not message.failed
     assert run.leader.finish(reason="again", failed=True) == []
 
 
@@ -363,7 +363,7 @@ def test_a_candidate_that_is_ready_enters_with_the_next_commit() -> None:
 
 
 def decisions(effects: list[Effect]) -> list[Message]:
-    return [m for _, m in sent(effects) if isinstance(m, (Commit, Abort))]
+    return [m for _, m in sent(effects) if isinstance(m, Open)]
 
 
 def test_a_member_that_repeats_its_offer_gets_the_last_decision() -> None:
@@ -474,11 +474,11 @@ def test_a_stage_of_which_nothing_is_left_anywhere_ends_the_run() -> None:
     run.commit()
     suspect(run.leader, 5.0, R1A, "no heartbeat")
     message = decision(run.leader.overdue(8.0))
-    assert isinstance(message, Abort)
-    assert not message.opening.failed, "others are asked first"
+    assert reopens(message)
+    assert not message.failed, "others are asked first"
     message = decision(run.leader.utilisation(8.1, ()))
-    assert isinstance(message, Abort)
-    assert message.opening.failed
+    assert reopens(message)
+    assert message.failed
     assert message.reason == "stage 1 has lost its last member, and its weights are nowhere"
 
 
@@ -491,7 +491,7 @@ def test_who_leaves_finishes_the_round_and_is_let_go_with_the_commit() -> None:
     assert run.leader.leave(1.0, R1B, LEAVE) == []
     effects = run.commit()
     assert opening_view(effects) == {D0, D1, R1A}
-    assert isinstance(decision(effects, R1B), Commit)
+    assert commits(decision(effects, R1B))
     assert run.leader.leaving == {}
 
 

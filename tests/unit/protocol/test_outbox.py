@@ -7,9 +7,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Send, SendTensor
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import (
-    Abort,
     CanTake,
-    Commit,
     Heartbeat,
     Join,
     Leave,
@@ -21,7 +19,18 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.links.outbox import Outbox
-from tests.unit.protocol.cast import D0, MANIFEST, R1A, ROUND, context_of, freed, tensor, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    MANIFEST,
+    R1A,
+    ROUND,
+    committed,
+    context_of,
+    freed,
+    repeated,
+    tensor,
+    view_of,
+)
 
 VIEW = view_of("d0", "r1a", version=3)
 EARLIER = Round(1, 0)
@@ -39,8 +48,8 @@ def context() -> Context:
         Withdraw(3, 7),
         Leave("drained"),
         Passed(7, arrived=False),
-        Abort(EARLIER, Opening(ROUND, Round(0, 0), VIEW), "lost a node"),
-        Commit(EARLIER, Opening(ROUND, EARLIER, VIEW), 1.0, 1),
+        repeated(EARLIER, Opening(ROUND, Round(0, 0), VIEW), "lost a node"),
+        committed(EARLIER, Opening(ROUND, EARLIER, VIEW), 1.0, 1),
     ],
 )
 def test_what_still_matters_is_tried_again_after_a_pause(
@@ -63,7 +72,7 @@ def test_what_still_matters_is_tried_again_after_a_pause(
         Heartbeat(ROUND),
         Ping(1),
         Join("a:1", Role.RELAY, 1, None, MANIFEST, incarnation=1),
-        Abort(EARLIER, Opening(EARLIER, Round(0, 0), VIEW), "lost a node"),
+        repeated(EARLIER, Opening(EARLIER, Round(0, 0), VIEW), "lost a node"),
     ],
 )
 def test_what_no_longer_matters_is_dropped(context: Context, message: Message) -> None:

@@ -7,13 +7,26 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Abort, Assign, Commit, Prepared
+from decod.protocol.core.messages import Assign, Prepared
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import for_leader
-from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, notes_of, sent, suspect
+from tests.unit.protocol.cast import (
+    D0,
+    D1,
+    R1A,
+    R1B,
+    STRANGER,
+    commits,
+    configured,
+    notes_of,
+    reopens,
+    repeated,
+    sent,
+    suspect,
+)
 from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
 from tests.unit.protocol.world import World
 
@@ -24,7 +37,7 @@ def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Le
     shape = dataclasses.replace(old.shape)
     leader = Leader(D1, CONFIG, shape, lambda: 0)
     begun = old._begun
-    last = m.Abort(old.round, Opening(old.round, old.committed, old.view), "of a test")
+    last = repeated(old.round, Opening(old.round, old.committed, old.view), "of a test")
     won = Succession(2, D0, last, old.view, hashes)
     return leader, leader.take_over(5.0, won, begun)
 
@@ -40,7 +53,7 @@ def test_an_elected_leader_repeats_the_round_without_the_old_one() -> None:
     run = Run(R1A, R1B)
     _, effects = successor(run)
     message = decision(effects, D1)
-    assert isinstance(message, Abort)
+    assert reopens(message)
     view = message.opening.view
     assert (view.leader, view.term, view.version) == (D1, 2, 2)
     assert D0 not in view
@@ -54,8 +67,8 @@ def test_an_elected_leader_commits_what_all_have_voted_for() -> None:
     run.aggregate()
     leader, effects = successor(run, hashes=((0, "a"), (1, "b")))
     message = decision(effects, D1)
-    assert isinstance(message, Commit)
-    assert (message.round, message.loss, message.num_tokens) == (Round(1, 1), 2.5, 40)
+    assert commits(message)
+    assert (message.closed, message.loss, message.num_tokens) == (Round(1, 1), 2.5, 40)
     assert message.opening.round == Round(2, 1)
     assert D0 not in message.opening.view
     assert leader.committed == Round(1, 1)
@@ -167,7 +180,7 @@ def trained() -> World:
     return world
 
 
-def next_opening(view: View, round_: Round, *, leader: NodeId, without: NodeId) -> m.Abort:
+def next_opening(view: View, round_: Round, *, leader: NodeId, without: NodeId) -> m.Open:
     """Return the decision that a leader of term 2 opens its first round with."""
     members = [member for member in view.members if member.node_id != without]
     next_view = View.of(
@@ -175,7 +188,7 @@ def next_opening(view: View, round_: Round, *, leader: NodeId, without: NodeId) 
     )
     committed = Round(round_.iteration - 1, 1)
     opening = Opening(Round(round_.iteration, round_.attempt + 1), committed, next_view)
-    return m.Abort(round_, opening, "lost the leader")
+    return repeated(round_, opening, "lost the leader")
 
 
 def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> None:
@@ -191,7 +204,7 @@ def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> N
     assert sent(effects) == [(D0, em.LeaderIs(2, D1, "d1:1"))]
     assert machine.pipeline.aggregation is not None
     assert machine.pipeline.aggregation.begun is None
-    old = m.Abort(round_, dataclasses.replace(opening.opening, view=view), "old")
+    old = repeated(round_, dataclasses.replace(opening.opening, view=view), "old")
     assert sent(machine.step(world.now_s, ev.Received(D0, old, term=1))) == []
     assert (machine.context.round, machine.context.view.leader) == (before, D1)
 

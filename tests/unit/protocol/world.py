@@ -16,7 +16,7 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.identity import Identity, RunFacts, RunShape
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Role
@@ -334,6 +334,10 @@ def text_of(thing: object) -> str:
     """Return a message or job as one short line: what it is, and the fields that people read."""
     assert dataclasses.is_dataclass(thing)
     fields = [(f.name, getattr(thing, f.name)) for f in dataclasses.fields(thing)]
+    if isinstance(thing, Open):
+        # Most of them say nothing of an opening that repeats a round.
+        unset = {f.name: f.default for f in dataclasses.fields(thing)}
+        fields = [(name, value) for name, value in fields if value != unset[name]]
     return type(thing).__name__ + text_of_fields(fields)
 
 
@@ -355,7 +359,7 @@ def _text(value: object) -> str:
     if hasattr(value, "view"):  # An opening.
         members = value.view.members
         names = ",".join(m.node_id if m.capacity else f"{m.node_id}:0" for m in members)
-        flags = [f for f in ("paused", "finished", "failed") if getattr(value, f)]
+        flags = ["paused"] if value.paused else []  # type: ignore[attr-defined]
         return f"{value.round}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
     if hasattr(value, "members"):  # A view.
         return f"{value.version}[{','.join(m.node_id for m in value.members)}]"

@@ -24,6 +24,7 @@ from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
 from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
+from tests.unit.protocol.cast import committed
 
 RUN = RunId("r" * 26)
 SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
@@ -96,8 +97,6 @@ openings = st.builds(
     rounds,
     views(),
     st.booleans(),
-    st.booleans(),
-    st.booleans(),
     numbers,
     st.lists(node_ids, max_size=4, unique=True).map(tuple),
     marks,
@@ -162,6 +161,8 @@ def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
     "committed": rounds,
+    "closed": rounds,
+    "outcome": st.sampled_from(m.Outcome),
     "held": rounds,
     "donors": views().map(lambda view: view.members),
     "base_hash": st.just("") | hashes,
@@ -191,6 +192,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "data_node": node_ids,
     "nonce": numbers,
     "at_once": st.booleans(),
+    "failed": st.booleans(),
     "begun": st.booleans(),
     "view_version": iterations,
     "request_id": numbers,
@@ -361,14 +363,14 @@ def commit(*members: pb.Member, **changes: Any) -> pb.Envelope:
     fields: dict[str, Any] = {"leader": "a" * 52, "num_stages": 2, "members": members}
     view = pb.View(**{**fields, **changes})
     opening = pb.Opening(round=pb.Round(), committed=pb.Round(), view=view)
-    return envelope(commit=pb.Commit(round=pb.Round(), opening=opening))
+    return envelope(open=pb.Open(closed=pb.Round(), outcome=pb.OUTCOME_COMMITTED, opening=opening))
 
 
 def opening(**changes: Any) -> pb.Envelope:
-    """An abort whose opening has these fields too."""
+    """One whose opening has these fields too."""
     view = pb.View(leader="a" * 52, num_stages=1, members=[member(0)])
     whole = pb.Opening(round=pb.Round(), committed=pb.Round(), view=view, **changes)
-    return envelope(abort=pb.Abort(round=pb.Round(), opening=whole))
+    return envelope(open=pb.Open(closed=pb.Round(), outcome=pb.OUTCOME_REPEATED, opening=whole))
 
 
 BAD: dict[str, pb.Envelope] = {
@@ -482,7 +484,7 @@ def test_bad_fields_are_malformed(name: str) -> None:
 
 
 def test_the_good_view_that_the_bad_ones_vary_is_accepted() -> None:
-    assert isinstance(codec.decode(commit(member(0), member(1), member(2))).message, m.Commit)
+    assert isinstance(codec.decode(commit(member(0), member(1), member(2))).message, m.Open)
 
 
 @given(st.binary(max_size=200))
@@ -522,7 +524,7 @@ def test_an_opening_of_ten_thousand_members_fits_into_a_message() -> None:
         for i in range(10_000)
     ]
     view = View.of(members, version=9, leader=members[0].node_id, term=1, num_stages=9)
-    message = m.Commit(Round(1, 1), Opening(Round(2, 1), Round(1, 1), view), 1.0, 1)
+    message = committed(Round(1, 1), Opening(Round(2, 1), Round(1, 1), view), 1.0, 1)
     envelope = codec.encode(RUN, SENDER, 1, 1, message)
     assert envelope.ByteSize() < 4 * 2**20
     assert codec.decode(envelope).message == message

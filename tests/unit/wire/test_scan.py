@@ -28,7 +28,7 @@ def serialized(message: m.Message) -> bytes:
 
 def test_there_are_repeated_fields_to_look_at() -> None:
     paths = {".".join(each.name for each in chain) for chain in CHAINS}
-    assert {"commit.opening.view.members", "claims.claims.hops.costs"} <= paths
+    assert {"open.opening.view.members", "claims.claims.hops.costs"} <= paths
     assert len(paths) > 30
 
 
@@ -65,13 +65,13 @@ def test_entries_of_all_fields_are_added_up() -> None:
         (HEAD + PING + field(17, b""), "body"),
         (HEAD + number(3, 1) * 2, "term"),
         (HEAD + field(33, b"") + PING, "body"),
-        (HEAD + field(33, field(2, b"") * 2), "opening"),
+        (HEAD + field(33, field(3, b"") * 2), "opening"),
         (HEAD + number(200, 1) * 17, "unknown"),
         (HEAD + b"\x0b\x0c", "tag"),
         (HEAD + b"\x0a\x05abc", "cut short"),
         (HEAD + b"\x0a", "number"),
         (HEAD + b"\xff" * 20, "number"),
-        (HEAD + field(33, b"\x12\x40"), "cut short"),
+        (HEAD + field(33, b"\x1a\x40"), "cut short"),
     ],
 )
 def test_odd_envelopes_are_malformed(data: bytes, says: str) -> None:

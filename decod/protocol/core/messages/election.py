@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId, Round
 from decod.protocol.core.era import Hashes
+from decod.protocol.core.messages.scopes import OfRun
 
 
 @dataclass(frozen=True, slots=True)
-class Canvass:
+class Canvass(OfRun):
     """A data node has not heard from the leader for a while: has the receiver? Binds nobody."""
 
     view_term: int
@@ -17,7 +18,7 @@ class Canvass:
 
 
 @dataclass(frozen=True, slots=True)
-class CanvassAnswer:
+class CanvassAnswer(OfRun):
     """What the receiver of a `Canvass` has found out by asking the leader itself."""
 
     view_term: int
@@ -29,7 +30,7 @@ class CanvassAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidacy:
+class Candidacy(OfRun):
     """A data node stands for leader: the receiver may vote once in a term."""
 
     term: int
@@ -40,7 +41,7 @@ class Candidacy:
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(OfRun):
     """The answer to a `Candidacy`. Who grants follows no leader of a lower term any more."""
 
     term: int
@@ -57,7 +58,7 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm:
+class Confirm(OfRun):
     """A candidate is to commit its round, if a quorum confirms that with a `Vote` that says so."""
 
     term: int
@@ -68,7 +69,7 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderIs:
+class LeaderIs(OfRun):
     """Tells a node that is behind of a higher term."""
 
     term: int

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from decod.ids import NodeId
+from decod.protocol.core.messages.scopes import OfRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(OfRun):
     """What became of a message that the sender was to pass on."""
 
     ticket: int

@@ -10,6 +10,7 @@ not say how such a request is answered, and how a decision reaches everybody who
 from dataclasses import dataclass
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.core.messages.scopes import OfView
 
 PEER_FLOWS_MAX = 256
 """Most flows that a node tells of in one message."""
@@ -38,7 +39,7 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerQuery:
+class PeerQuery(OfView):
     """Asks a node of the same stage about its flows."""
 
     view_version: int
@@ -61,7 +62,7 @@ class PeerFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFlows:
+class PeerFlows(OfView):
     """The answer to PeerQuery."""
 
     view_version: int
@@ -72,7 +73,7 @@ class PeerFlows:
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeHops:
+class ExchangeHops(OfView):
     """Request Change: the sender and another node of its stage exchange the next hops of two flows.
 
     Goes to that node, which judges the change by what it sees, and to both next nodes, for each of
@@ -99,7 +100,7 @@ class ExchangeHops:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRedirect:
+class RequestRedirect(OfView):
     """Request Redirect: the sender offers to carry a flow in another node's place.
 
     Goes to that node, which judges the change, and to the nodes before and after it.
@@ -122,7 +123,7 @@ class RequestRedirect:
 
 
 @dataclass(frozen=True, slots=True)
-class HopsAnswer:
+class HopsAnswer(OfView):
     """Whether the sender takes part in a change. Repeated until it is told what became of it."""
 
     view_version: int
@@ -131,7 +132,7 @@ class HopsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class HopsDecision:
+class HopsDecision(OfView):
     """The one decision on a change, by the node that asked for it. It never changes."""
 
     view_version: int
@@ -140,7 +141,7 @@ class HopsDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class DenyHop:
+class DenyHop(OfView):
     """The sender found no way on for a flow from the receiver: it is that node's again (V-D)."""
 
     view_version: int
@@ -149,7 +150,7 @@ class DenyHop:
 
 
 @dataclass(frozen=True, slots=True)
-class DenialNoted:
+class DenialNoted(OfView):
     """The answer to DenyHop, which is repeated until then."""
 
     view_version: int
@@ -157,7 +158,7 @@ class DenialNoted:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingHops:
+class StandingHops(OfView):
     """Which links the sender still had with the receiver when the view's version began.
 
     What only one of the two still has is dropped: a change was cut short by the new view.
@@ -173,7 +174,7 @@ class StandingHops:
 
 
 @dataclass(frozen=True, slots=True)
-class FlowTrace:
+class FlowTrace(OfView):
     """Goes along a flow, from its data node until it is home: the way that it took, stands.
 
     It holds still what it passes.

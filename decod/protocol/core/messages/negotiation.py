@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.messages.gwtf import GwtfMessage
+from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.core.residual import Place, Walk
 
 HOPS_MAX = 4095
@@ -17,7 +18,7 @@ HOPS_MAX = 4095
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOffer:
+class DraftOffer(OfView):
     """The sender has units on their way to a sink that the previous stage may take up."""
 
     view_version: int
@@ -29,7 +30,7 @@ class DraftOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestUnits:
+class RequestUnits(OfView):
     """Request Flow (GWTF V-C) for the draft: asks for units that were offered."""
 
     view_version: int
@@ -39,7 +40,7 @@ class RequestUnits:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitsAnswer:
+class UnitsAnswer(OfView):
     """How many of the units asked for the asker may send from now on."""
 
     view_version: int
@@ -48,7 +49,7 @@ class UnitsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftUnits:
+class DraftUnits(OfView):
     """How many units of the draft the sender believes a link between it and the receiver carries.
 
     Both ends take the smaller number until they agree; only what both know of stands.
@@ -65,7 +66,7 @@ class DraftUnits:
 
 
 @dataclass(frozen=True, slots=True)
-class ResidualWalk:
+class ResidualWalk(OfView):
     """The cheapest walk through the residual network that the sender knows to end at itself."""
 
     view_version: int
@@ -78,7 +79,7 @@ class ResidualWalk:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestChange:
+class RequestChange(OfView):
     """Request Change (GWTF V-C) for any walk: make ready to lead units along it."""
 
     view_version: int
@@ -92,7 +93,7 @@ class RequestChange:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAnswer:
+class ChangeAnswer(OfView):
     """What the sender has reserved for a change. Repeated until it is told what became of it."""
 
     view_version: int
@@ -104,7 +105,7 @@ class ChangeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeDecision:
+class ChangeDecision(OfView):
     """The one decision on a change, by the node that asked for it."""
 
     view_version: int
@@ -114,7 +115,7 @@ class ChangeDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(OfView):
     """The settling data node tells the others to claim. Repeated until their claims are there."""
 
     view_version: int
@@ -136,7 +137,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(OfView):
     """Goes along a unit of the draft, from the data node where it begins to the one where it ends.
 
     It holds still what it passes: the draft does not change there until all claims have ended.
@@ -151,7 +152,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(OfView):
     """A claim has come to an end; the data node there tells the one that sent it."""
 
     view_version: int
@@ -162,7 +163,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(OfView):
     """A data node tells the settling one all claims that began at it. Repeated until answered."""
 
     view_version: int
@@ -189,7 +190,7 @@ class SettledFlow:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(OfView):
     """The settled flows of one data node."""
 
     view_version: int
@@ -198,7 +199,7 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class Install(OfView):
     """Goes along a settled path, from its data node and home again: each node notes its hop."""
 
     view_version: int
@@ -209,7 +210,7 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(OfView):
     """A data node tells the settling one that all its flows of a settlement stand."""
 
     view_version: int

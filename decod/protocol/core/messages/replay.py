@@ -7,13 +7,14 @@ These are of no round: the candidate is in none yet.
 from dataclasses import dataclass
 
 from decod.ids import Round
+from decod.protocol.core.messages.scopes import OfRun
 
 DONORS_MAX = 8
 """Members that a candidate is told of: as many as it fetches a state from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(OfRun):
     """A candidate wants its stage's averages from a member, so that it can take the steps itself.
 
     Repeated while it follows; the receiver forgets who is silent.
@@ -28,7 +29,7 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(OfRun):
     """The answer to Follow."""
 
     request_id: int
@@ -41,7 +42,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
+class Average(OfRun):
     """With a tensor: one part of the mean gradient of a round, to a follower.
 
     Sent when the members take the step, so it may still be undone: then another of the same

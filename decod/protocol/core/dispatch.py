@@ -1,0 +1,103 @@
+"""Who takes in which message, and when: the one table by which all messages are delivered.
+
+Each kind of message has one receiver. A message that belongs to a later round or view than this
+node's is kept until the node gets there. A message of an earlier one is dropped, and so is a
+message of the node's own round or view whose sender is no member.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import get_args
+
+from decod.ids import Round
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, FreeTensor
+from decod.protocol.core.events import Received
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
+
+Receiver = Callable[[float, Received], list[Effect]]
+"""Takes in a message at an instant."""
+
+_KEPT_MAX = 4096
+"""Beyond that the oldest early messages are dropped, as if lost on the way."""
+
+KINDS: tuple[type, ...] = get_args(Message)
+"""All kinds of messages."""
+
+
+class Dispatch:
+    """One node's table of receivers, and the messages that came too early.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._receivers: dict[type, Receiver] = {}
+        self._early: deque[Received] = deque()
+        """Their tensors stay with the driver until they are taken up."""
+
+    def register(self, receiver: Receiver, *kinds: type) -> None:
+        """Name who takes in some kinds of messages."""
+        for kind in kinds:
+            assert kind not in self._receivers, f"{kind.__name__} has two receivers"
+            self._receivers[kind] = receiver
+
+    def check(self) -> None:
+        """Every kind must have a receiver."""
+        missing = [kind.__name__ for kind in KINDS if kind not in self._receivers]
+        assert not missing, f"nobody receives {', '.join(missing)}"
+
+    def deliver(self, now_s: float, received: Received) -> list[Effect]:
+        """Hand a message to its receiver, keep it for later, or drop it."""
+        message, context = received.message, self._context
+        place = _place_of(message, context.round, context.view.version)
+        here = (context.round, context.view.version)
+        if place is not None and place > here:
+            return self.keep(received)
+        if place is not None and (place < here or received.sender not in context.view):
+            return released(received)
+        return self._receivers[type(message)](now_s, received)
+
+    # --- early messages -----------------------------------------------------------------------
+
+    def keep(self, received: Received) -> list[Effect]:
+        """Keep a message until another round or view begins."""
+        self._early.append(received)
+        return [] if len(self._early) <= _KEPT_MAX else released(self._early.popleft())
+
+    def replay(self, now_s: float) -> list[Effect]:
+        """Take up the early messages, in the order in which they came."""
+        early, self._early = self._early, deque()
+        return [effect for each in early for effect in self.deliver(now_s, each)]
+
+    def end(self) -> list[Effect]:
+        """Drop the early messages: the node stops."""
+        early, self._early = self._early, deque()
+        return [effect for each in early for effect in released(each)]
+
+
+def released(received: Received) -> list[Effect]:
+    """Give the tensor of a message back that is not taken."""
+    return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
+
+
+def _place_of(message: Message, round_: Round, view_version: int) -> tuple[Round, int] | None:
+    """Return the round and the view that a message belongs to; None: it means something anywhere.
+
+    Args:
+        message: Whose scope counts.
+        round_: The node's own, for messages of any round.
+        view_version: The node's own, for messages of any view.
+    """
+    if isinstance(message, OfRun):
+        return None
+    if isinstance(message, OfView):
+        return round_, message.view_version
+    if isinstance(message, OfAveraging):
+        return message.round, message.view_version
+    if isinstance(message, OfPath):
+        return message.round, max(message.path_version, view_version)
+    return message.round, view_version

@@ -1,0 +1,103 @@
+"""Microbatches on their way through the stages."""
+
+from dataclasses import dataclass
+
+from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardActivation(OfPath):
+    """With a tensor: an activation for the next stage (for the data node: the last one)."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The relays that it passes, one for each stage."""
+    path_version: int = 0
+    """0: the flow's own path. Else the version of the view in which its data node chose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardGradient(OfBatch):
+    """With a tensor: the gradient of the activation that the receiver sent."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    """The relays that it passes, one for each stage, the first stage's first."""
+    path_version: int = 0
+    """As in `ForwardActivation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(OfBatch):
+    """COMPLETE: the sender has computed the forward pass of what the receiver sent it."""
+
+    round: Round
+    microbatch: MicrobatchId
+    compute_s: float
+    """How long the sender's device took: the rest of the time was the link and the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deny(OfBatch):
+    """DENY: the microbatch can't go on along this flow; goes upstream to the data node."""
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute(OfPath):
+    """From a data node: a microbatch of its takes another path, since a relay of it was lost.
+
+    Goes to the relays that take a lost one's place and to those next to them.
+    """
+
+    round: Round
+    microbatch: MicrobatchId
+    flow_id: FlowId
+    path: tuple[NodeId, ...]
+    path_version: int
+    """Of the view without the lost relay. A path of an earlier version no longer counts."""
+    owing: tuple[NodeId, ...]
+    """Relays of the path that must say `Mended`: they have taken a lost one's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended(OfBatch):
+    """To the data node: what a lost relay had folded in, the sender has folded in instead."""
+
+    round: Round
+    microbatch: MicrobatchId
+
+
+@dataclass(frozen=True, slots=True)
+class CanTake(OfBatch):
+    """CAN TAKE: the sender and all behind it have committed and take microbatches of `round`."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class Report(OfRun):
+    """A data node tells the leader that its share of the batch is done."""
+
+    round: Round
+    num_committed: int
+    digest: int
+    """Order-free digest of the ids of the microbatches that came home."""
+    num_deferred: int
+    """Microbatches put off to the next iteration because no flow took them."""
+    loss_sum: float
+    """Sum over microbatches of their mean loss."""
+    num_tokens: int
+    view_version: int
+    """Of the view of which all relays are done: not counted after a later one has lost some."""
+    failure: str = ""
+    """Not empty: this share can't be finished; the round must be repeated without it."""

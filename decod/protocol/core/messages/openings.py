@@ -1,0 +1,74 @@
+"""What the leader has decided, and what that opens."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from decod.ids import Round
+from decod.protocol.core.era import Hashes
+from decod.protocol.core.messages.scopes import OfBatch, OfRun
+from decod.protocol.core.view import Opening, View
+
+
+class Outcome(StrEnum):
+    """What has become of the round that an opening closes."""
+
+    BEGUN = "begun"
+    """There was none: the run has its first members."""
+    COMMITTED = "committed"
+    """Its step is final."""
+    REPEATED = "repeated"
+    """It never happened. The opening repeats its iteration."""
+    ROLLED_BACK = "rolled_back"
+    """It never happened. A stage was lost, and another era of the run begins."""
+    ENDED = "ended"
+    """It never happened. The run is over: nothing is opened, and members stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open(OfRun):
+    """Closes one round and opens the next. Goes down the tree of the *new* view.
+
+    The leader decides once for each round.
+    """
+
+    closed: Round
+    """The round that is over."""
+    outcome: Outcome
+    opening: Opening
+    reason: str = ""
+    """Why the round was not committed, for people."""
+    hashes: Hashes = ()
+    """Of all stages' parameters after the last committed step, as in `Ready`. A newcomer compares
+    its own."""
+    loss: float = 0.0
+    """If committed: mean over the iteration's microbatches."""
+    num_tokens: int = 0
+    """If committed: trained on in the iteration."""
+    view_version: int = 0
+    """If committed: of the view whose members have voted. Another roster reduces to other bits."""
+    view_term: int = 0
+    """Of that view: two leaders may count rounds and views alike."""
+    failed: bool = False
+    """If ended: the run could not go on."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether the closed round's step is final."""
+        return self.outcome is Outcome.COMMITTED
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.outcome is Outcome.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Mend(OfBatch):
+    """Goes down the tree of the *new* view: the round goes on without relays that were lost.
+
+    Others of their stage recompute what they carried, from what their neighbours kept.
+    """
+
+    round: Round
+    view: View
+    reason: str

@@ -1,0 +1,43 @@
+"""To what a message belongs: that decides when a node may take it in.
+
+Each message derives from one of the classes here. `protocol.core.dispatch` compares the place that
+the message names with the node's own.
+"""
+
+from decod.ids import Round
+
+
+class OfRun:
+    """Taken in whatever round and view the node is in."""
+
+    __slots__ = ()
+
+
+class OfView:
+    """Belongs to a version of the view, whatever its round."""
+
+    __slots__ = ()
+    view_version: int
+
+
+class OfBatch:
+    """Belongs to one try at an iteration."""
+
+    __slots__ = ()
+    round: Round
+
+
+class OfPath(OfBatch):
+    """May rest on a later view than the round's first: the microbatch's path was changed."""
+
+    __slots__ = ()
+    path_version: int
+    """Of the view; 0: of any."""
+
+
+class OfAveraging:
+    """Belongs to one reduction: a try at an iteration, and the view whose members reduce."""
+
+    __slots__ = ()
+    round: Round
+    view_version: int
