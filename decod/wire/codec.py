@@ -515,15 +515,7 @@ def encode(
 
     Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
     member, and 54 bytes an elector if the electors differ from the members. So it reaches the limit
-    of 4 MiB a message at some 29000 members.
-
-    Args:
-        run_id: This run.
-        sender: This node.
-        term: The term of this node's view. A message with a `way` carries the way's term instead.
-        sequence: Number of the message to this receiver.
-        message: The message.
-        way: Origin and goal of a message that goes by way of a third member; else None.
+    of 4 MiB a message at some 29000 members. A message with a `way` carries the way's term.
 
     Raises:
         AssertionError: A peer would not accept a field, which is a bug of this node.
