@@ -1,13 +1,13 @@
-# Sourced by scripts/test and scripts/demo: makes .venv once, and again when the dependencies change.
-# Says what it does on stderr; does nothing, quietly, when all is in place.
+# Sourced by scripts/test and scripts/demo. Makes .venv, and updates it when the dependencies change.
+# Reports its work on stderr. If .venv is up to date, it prints nothing.
 
 decod_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# Prints the first Python that decod can run on. 3.11 first: it is what the pins are tested with.
+# Prints the first Python on which decod can run. 3.11 comes first: the pins are tested with it.
 decod_find_python() {
     local candidate
     for candidate in python3.11 python3.12 python3.13 python3.14 python3; do
-        # Asked by running it: a name on the PATH may be a shim of a version that is not there.
+        # Run it to find out: a name on the PATH may be a shim of a version that is not installed.
         if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$candidate"
             return 0
@@ -17,7 +17,7 @@ decod_find_python() {
     return 1
 }
 
-# What an installation depends on, as one line. $1: the extras, comma-separated.
+# Prints a stamp of all that an installation depends on. $1: the extras, comma-separated.
 decod_stamp() {
     cat "$decod_root/pyproject.toml" "$decod_root/constraints.txt" | cksum
     echo "at $decod_root with [$1]"
@@ -40,7 +40,7 @@ decod_install() {
 # Makes sure that .venv holds decod with the extras $1 (may be empty).
 decod_setup() {
     local extras="$1" stamp="$decod_root/.venv/.decod-stamp"
-    # Two set-ups at once would break each other's installation: the second waits.
+    # Two set-ups at once would break each other's installation, so the second waits.
     exec 9>"$decod_root/.venv.lock"
     if command -v flock >/dev/null; then flock 9; fi
     # An installation for the tests holds everything that a demo needs.

@@ -1,9 +1,11 @@
 """Compare routing algorithms and joining policies: `python scripts/bench_plan.py`.
 
-On the random instances of GWTF's evaluation: the flow tests of table V (figure 7) and the joining
-tests of table IV (figure 5). Numbers of seeds may be given as an argument; the default is 10, which
-takes about four minutes. A cost is a mean per flow, relative to the exact routing of the same
-instance; an improvement is the mean over 20 joining nodes of the part by which that cost falls.
+The instances are the random ones of GWTF's evaluation: the flow tests of table V (figure 7) and the
+joining tests of table IV (figure 5). The argument is the number of seeds. The default is 10, which
+takes about four minutes.
+
+A cost is a mean per flow, relative to the exact routing of the same instance. An improvement is the
+relative fall of that cost, as a mean over 20 joining nodes.
 """
 
 import random
@@ -33,7 +35,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def bench_routes(num_seeds: int) -> None:
-    """Print a line for each setting of table V and algorithm."""
+    """Print a line for each setting of table V and each algorithm."""
     print("setting  algorithm  flows  cost / optimal  (range)          time, s  most")
     for setting in TABLE_5:
         graphs = [table5(setting, seed) for seed in range(num_seeds)]

@@ -29,12 +29,12 @@ from tests.support.runs import prepare_corpus  # noqa: E402
 
 LEFT_AFTER_MAX = 5
 _LOOK_MAX = 15
-"""Iterations after which a link is taken to be never left."""
+"""After this many iterations, a link counts as never left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one seed has shown."""
+    """The results of one seed."""
 
     seed: int
     found: trials.Comparison
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether `flow` was better in all that was measured."""
+        """Whether `flow` was better in all measurements."""
         flow, greedy, left_after = self.found.flow, self.found.greedy, self.found.left_after
         better = flow.cost_s < greedy.cost_s and flow.iteration_s < greedy.iteration_s
         return better and left_after is not None and left_after <= LEFT_AFTER_MAX
@@ -77,7 +77,7 @@ def as_line(result: Result) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and report; returns the exit code."""
+    """Measure and report; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     stop_all_at_exit()
     results: list[Result] = []
-    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-bench-") as name:
         folder = Path(name)
         (folder / "data").mkdir()

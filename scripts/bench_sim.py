@@ -22,14 +22,14 @@ SIZES = (24, 96, 384)
 RELAYS_PER_DATA_NODE = 24
 MICROBATCHES_PER_DATA_NODE = 8
 NUM_PEERS_MAX = 3
-"""Nodes of an adjacent stage that a node deals with: the same at every size."""
+"""Nodes of an adjacent stage with which a node deals: the same number at every size."""
 
 BY_TIME = {"Heartbeat", "Ping", "Pong", "UtilisationQuery", "UtilisationAnswer"}
 OF_SEARCH = {kind.__name__ for kind in KINDS if issubclass(kind, OfView)}
 
 
 def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scenario:
-    """Return a run whose nodes are all there from the start."""
+    """Return a run whose nodes are all present from the start."""
     return Scenario(
         seed=1,
         num_data_nodes=num_data_nodes,

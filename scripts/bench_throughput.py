@@ -34,14 +34,14 @@ SUBJECTS: dict[str, Subject] = {
 SLOWER = 0.85
 """A setting below this fraction of its subject's best is not tried again."""
 GIVE_UP = 0.5
-"""A launch below this fraction of its subject's best is cut short: it decides nothing."""
+"""A launch below this fraction of its subject's best is cut short, since it can't be the best."""
 OVERTIME_MAX_S = 40.0
-"""How long after the end a launch that has begun may go on."""
+"""How long a launch may go on after the end of the measurement."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """One measurement: what was asked for, and what has been found."""
+    """One measurement: its settings, and its results so far."""
 
     job: Job
     subjects: Sequence[Subject]
@@ -50,16 +50,16 @@ class Bench:
     num_measured: int
     folder: Path
     end_s: float
-    """Instant after which nothing more is started."""
+    """Instant after which no launch is started."""
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     durations_s: dict[str, float] = field(default_factory=dict)
-    """How long a launch of each subject takes, at worst."""
+    """The longest duration of a launch of each subject so far."""
 
     def run_round(self, round_index: int) -> None:
-        """Measure every subject at every setting that is still in question.
+        """Measure every subject at every setting that may still be its best.
 
-        Every other round goes backwards, so that a machine that gets slower favours nobody.
+        Every other round goes backwards, so that a machine that gets slower favours no subject.
         """
         for subject in self.subjects[:: -1 if round_index % 2 else 1]:
             for num_threads in self.threads:
@@ -133,7 +133,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run_bench(options: argparse.Namespace, folder: Path) -> int:
-    """Measure in `folder`; returns the exit code."""
+    """Measure in `folder`; return the exit code."""
     end_s = time.monotonic() + options.time_max_s
     job = write_job(folder, options.warmup + options.iterations + 1)
     bench = Bench(
@@ -169,13 +169,13 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and report; returns the exit code."""
+    """Measure and report; return the exit code."""
     options = parse_options(arguments)
     stop_all_at_exit()
     if options.keep is not None:
         options.keep.mkdir(parents=True)
         return run_bench(options, options.keep.resolve())
-    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-bench-") as folder:
         return run_bench(options, Path(folder))
 

@@ -1,8 +1,8 @@
-"""Runs every check that CI runs and says how long each took.
+"""Run every check that CI runs, and show how long each took.
 
-Those that look at the source alone run side by side. The tests come after them, so that the closing
-line of the output is pytest's own. A step that fails does not keep the others from running; the
-exit code is non-zero if any failed. Arguments are passed on to pytest.
+The checks of the source run in parallel. The tests come after them, so that the last line of the
+output is pytest's own. A failing step does not keep the others from running. The exit code is
+non-zero if any step failed. Arguments are passed on to pytest.
 """
 
 import os
@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 
 _STEPS_MAX = 4
-"""Static checks at a time."""
+"""Most static checks at a time."""
 
 _WORKERS_MAX = 4
-"""Processes that run tests at a time; `-n 0` in the arguments turns that off."""
+"""Most processes that run tests. `-n 0` in the arguments runs the tests in one process."""
 
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("types", (str(BIN / "mypy"), "--no-error-summary")),  # By far the longest.
@@ -32,14 +32,14 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def _run_step(name: str, command: tuple[str, ...]) -> bool:
-    """Runs one step, shows its output only if it failed, and returns whether it passed."""
+    """Run one step, and show its output only if it failed; return whether it passed."""
     start_s = time.monotonic()
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     passed = result.returncode == 0
     said = f"{name:10} {'ok' if passed else 'FAILED':6} {time.monotonic() - start_s:6.1f} s\n"
     if not passed:
         said += (result.stdout + result.stderr).rstrip() + "\n"
-    # In one piece: others write beside it.
+    # In one write, since other threads write too.
     sys.stdout.write(said)
     sys.stdout.flush()
     return passed
@@ -52,9 +52,9 @@ def main(pytest_arguments: list[str]) -> int:
     failed = [name for (name, _), ok in zip(STEPS, passed, strict=True) if not ok]
     if failed:
         print(f"{len(failed)} of {len(STEPS)} steps failed: {', '.join(failed)}", flush=True)
-    # What a file's tests share is made once; more in tests/support/dealing.py. The first process
-    # mostly waits for daemons, so it has no processor of its own. Many processes would stretch the
-    # time that a host is given to answer.
+    # All tests of a file run in one process, so that their shared fixtures are made once; see
+    # tests/support/dealing.py. The first process mostly waits for daemons, so it gets no processor
+    # of its own. With many processes, hosts would answer too late for their timeouts.
     spread = ("-n", str(min(_WORKERS_MAX, num_processors + 1)), "--dist", "loadfile")
     tests = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", *spread, *pytest_arguments), cwd=ROOT, check=False

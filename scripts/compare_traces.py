@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CONTEXT_LINES = 8
-"""Lines that are shown before the first that differs."""
+"""Number of equal lines that are shown before the first difference."""
 
 RUN = """
 import sys
@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 class Runner:
-    """Runs storms with the code of one checkout, in a process of its own."""
+    """A process that runs storms with the code of one checkout."""
 
     def __init__(self, checkout: Path) -> None:
         self._process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Runner:
         self._process.stdin.flush()
 
     def trace(self) -> list[str]:
-        """Return the trace of the seed that was begun first."""
+        """Return the trace of the oldest seed whose trace has not been returned."""
         assert self._process.stdout is not None
         num_lines = int(self._process.stdout.readline())
         return [self._process.stdout.readline().rstrip("\n") for _ in range(num_lines)]
@@ -68,7 +68,7 @@ class Runner:
 
 
 def difference(before: list[str], after: list[str], renames: dict[str, str]) -> str:
-    """Return where two traces part, or nothing."""
+    """Return the first difference of two traces and the lines before it, or an empty text."""
     for old, new in renames.items():
         before = [line.replace(old, new) for line in before]
     for k, (line, other) in enumerate(zip_longest(before, after)):

@@ -38,10 +38,11 @@ CHUNK = 25
 """Seeds that a process runs at a time."""
 
 NS_PER_SEED = 10_000
-"""Of the clock that draws the first seed: later runs have others, however short the pause."""
+"""Nanoseconds of the clock per seed, when the clock draws the first. So a later run has other
+seeds, even after a short pause."""
 
 PROGRESS_INTERVAL_S = 30.0
-"""Least time between two lines that say how far it is."""
+"""Least time between two lines about the progress."""
 
 
 def run_chunk(first: int, *, end: int, drawn: Drawn) -> tuple[list[str], Counter[str]]:
@@ -49,7 +50,7 @@ def run_chunk(first: int, *, end: int, drawn: Drawn) -> tuple[list[str], Counter
 
 
 def fuzz(first: int, end: int, jobs: int, drawn: Drawn) -> int:
-    """Run seeds `first` to `end - 1`; say how it goes, and at the end which have failed."""
+    """Run seeds `first` to `end - 1`; print the progress, and at the end the failures."""
     begin_s = told_s = time.monotonic()
     failures: list[str] = []
     tally: Counter[str] = Counter()
@@ -80,7 +81,7 @@ def fuzz(first: int, end: int, jobs: int, drawn: Drawn) -> int:
 
 
 def try_mutations(first: int, num: int, names: Collection[str]) -> int:
-    """Print how many seeds it took to notice each mutation. Returns 1 if one went unnoticed."""
+    """Print how many seeds it took to notice each mutation; return 1 if one went unnoticed."""
     unnoticed = 0
     print(f"{'without':10}  seeds  seed  what has noticed")
     for mutation in MUTATIONS:
@@ -115,7 +116,7 @@ def main() -> int:
     arguments = parser.parse_args()
     first = arguments.first
     if first is None:
-        # Seeds that were clean when somebody looked at them prove little.
+        # Seeds that have passed before prove little.
         first = time.time_ns() // NS_PER_SEED
         print(f"first seed: {first}", flush=True)
     if arguments.mutations is not None:

@@ -31,7 +31,7 @@ from tests.support.wire_shapes import throws  # noqa: E402
 
 
 def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Throw everything at the leader and a relay; returns the exit code."""
+    """Throw all messages at the leader and a relay; return the exit code."""
     complaints: list[str] = []
     for round_index in range(options.rounds):
         for daemon in cluster.daemons[:2]:
@@ -45,7 +45,7 @@ def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def fuzz_daemon(daemon: Daemon, seed: str, options: argparse.Namespace) -> list[str]:
-    """Throw everything at one daemon; returns complaints."""
+    """Throw all messages at one daemon; return complaints."""
     kind = "processor_s" if options.processor else "wall_s"
     limit_s = options.limit_ms / 1000
 
@@ -72,7 +72,7 @@ def in_ms(pauses: Pauses) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fuzz and report; returns the exit code."""
+    """Fuzz and report; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.seed is None:
         options.seed = time.time_ns() // 1_000_000
     print(f"seed {options.seed}", flush=True)
-    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-fuzz-") as name:
         folder = Path(name)
         (folder / "data").mkdir()

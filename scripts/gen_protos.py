@@ -18,7 +18,7 @@ PATTERNS = ("*_pb2.py", "*_pb2.pyi")
 
 
 def generate(out: Path) -> None:
-    """Writes the modules of every .proto below `out`, as decod/wire/v1/<name>_pb2.py and .pyi."""
+    """Write the modules of every .proto below `out`, as decod/wire/v1/<name>_pb2.py and .pyi."""
     protos = sorted(str(path) for path in (ROOT / "protos" / PACKAGE).glob("*.proto"))
     if not protos:
         sys.exit(f"no .proto files in protos/{PACKAGE}")
@@ -36,7 +36,7 @@ def generate(out: Path) -> None:
 
 
 def read_generated(root: Path) -> dict[str, str]:
-    """Returns the text of every generated module below `root`, by file name."""
+    """Return the text of every generated module below `root`, by file name."""
     return {
         path.name: path.read_text(encoding="utf-8")
         for pattern in PATTERNS
@@ -45,7 +45,7 @@ def read_generated(root: Path) -> dict[str, str]:
 
 
 def check() -> int:
-    """Compares the committed modules with fresh ones; names each that differs."""
+    """Compare the committed modules with fresh ones, and name each that differs."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         fresh = read_generated(Path(folder))

@@ -28,11 +28,11 @@ from tests.support.runs import prepare_corpus  # noqa: E402
 from tests.support.soak import Outcome, Plan, soak  # noqa: E402
 
 THROUGHPUT_LEAST = 0.85
-"""Of the twin's, corrected for hosts that were missing."""
+"""Least throughput, as a part of the twin's, corrected for the hosts that were missing."""
 
 
 def report(outcomes: list[Outcome]) -> int:
-    """Print what came of the runs; returns the exit code."""
+    """Print the results of the runs; return the exit code."""
     for outcome in outcomes:
         print(outcome)
     failed = any(outcome.complaints for outcome in outcomes)
@@ -49,7 +49,7 @@ def report(outcomes: list[Outcome]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Soak and report; returns the exit code."""
+    """Soak and report; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         twin=options.twin,
         networks=not options.no_networks,
     )
-    # As Ctrl-C: daemons and networks are not left behind.
+    # End like after Ctrl-C, so that no daemons and networks are left behind.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # State folders hold sockets, whose paths must be short: not below a deep working directory.
+    # State folders hold sockets, whose paths must be short. So not below a deep working directory.
     with tempfile.TemporaryDirectory(prefix="decod-soak-") as name:
         folder = options.keep or Path(name)
         (folder / "data").mkdir(parents=True)

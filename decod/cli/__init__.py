@@ -1,1 +1,1 @@
-"""One file per command. `main` finds them by name and imports only the one that is asked for."""
+"""One file per command. `main` finds commands by name, and imports only the requested command."""

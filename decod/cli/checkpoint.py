@@ -1,4 +1,4 @@
-"""`decod checkpoint list` and `decod checkpoint verify`: what is kept on this host."""
+"""`decod checkpoint list` and `decod checkpoint verify`: the checkpoints on this host."""
 
 import json
 from datetime import UTC, datetime
@@ -79,7 +79,7 @@ def verify(iteration: int | None, *, as_json: bool, state_dir: Path) -> None:
     rows = []
     for each in found:
         problems = find_problems(each)
-        # One that its leader removes meanwhile is too old, and not bad.
+        # A checkpoint that its leader has removed meanwhile was too old, and is not bad.
         if not _is_gone(each.folder):
             rows.append(_row(each) | {"problems": problems})
             if not as_json:
@@ -103,7 +103,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def _say_links(state_dir: Path) -> None:
-    """Name on stderr the runs that are passed over."""
+    """Name on stderr the runs that are skipped because they are symlinks."""
     from decod.train.checkpoint.store import find_links
 
     for path in find_links(state_dir):

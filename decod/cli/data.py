@@ -1,4 +1,4 @@
-"""`decod data`: make a corpus from text, and look at what a run reads from one."""
+"""`decod data`: make a corpus from text, and show the tokens that a run reads from it."""
 
 import json
 from collections.abc import Iterator
@@ -115,13 +115,13 @@ def show(run_file: Path, iteration: int) -> None:
 def microbatch_lines(
     dataset: "Dataset", batch: "BatchConfig", seed: int, iteration: int
 ) -> Iterator[str]:
-    """Yield a JSON line for every microbatch of an iteration: data nodes, then indices, in order.
+    """Yield a JSON line for every microbatch of an iteration, by data node and index.
 
     Args:
         dataset: The run's corpus.
         batch: The run's batch.
         seed: The run's seed.
-        iteration: From 1.
+        iteration: The iteration, counted from 1.
 
     Raises:
         DataError: The corpus is too short or damaged.
@@ -138,7 +138,7 @@ def microbatch_lines(
 
 @contextmanager
 def _progress(paths: "Sequence[Path]") -> "Iterator[Callable[[int], None] | None]":
-    """Give a function that moves a bar on the terminal, or None where there is no terminal."""
+    """Show a progress bar; yield a function that advances it, or None without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 

@@ -1,7 +1,7 @@
 """`decod demo`: five daemons on this machine train a small model, and one of them is killed.
 
-Everything is real but the distance: each daemon has its own process, port and folder, and finds
-the others by the join string that the leader prints.
+Only the distance is not real: each daemon has its own process, port and folder, and finds the
+others by the join string that the leader prints.
 """
 
 import shutil
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 NUM_RELAYS = 4
 NUM_RELAY_STAGES = 2
 LOSS_FALL_MIN = 0.4
-"""Share of the first iteration's loss that must be gone at the end."""
+"""The loss must fall by at least this part of the first iteration's loss."""
 
 _MODEL_PREFIX = "model of iteration "
-"""With this line the leader says that the run is complete and its result on disk."""
+"""The leader prints a line with this prefix when the run is complete and its result on disk."""
 _START_TIMEOUT_S = 120.0
-"""Until the leader says its join string; the first start of torch may be slow."""
+"""Timeout of the leader's join string. The first start of torch may be slow."""
 _SILENCE_MAX_S = 180.0
-"""Between two iterations; far longer than a repeated round takes."""
+"""Longest time between two iterations. A repeated round takes far less."""
 _LEAVE_TIMEOUT_S = 60.0
-"""For the final export, and for all to leave."""
+"""Timeout of the final export and of all nodes' leaving."""
 _STUCK = "the leader has got stuck"
 _PROMPT = "def "
 _NUM_SAMPLE_TOKENS = 240
@@ -52,7 +52,7 @@ Ask = Callable[[Path, dict[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What the demo does, and where."""
+    """The settings of one demo."""
 
     folder: Path
     model_dir: Path
@@ -62,15 +62,15 @@ class DemoPlan:
 
 @dataclass(slots=True)
 class Story:
-    """What has happened so far."""
+    """The events so far."""
 
     losses: list[float] = field(default_factory=list)
     num_done: int = 0
     killed: Child | None = None
     kill_s: float = 0.0
-    """Instant of the kill, until the first iteration after it is done."""
+    """Instant of the kill, on the monotonic clock."""
     recovery_s: float | None = None
-    """From the kill to the end of the next iteration."""
+    """Time from the kill to the end of the next iteration."""
 
 
 @click.command()
@@ -122,7 +122,7 @@ def demo(*, iterations: int, model_dir: Path | None, keep: bool) -> int:
 
 
 def run_config(num_iterations: int) -> "RunConfig":
-    """Returns a run that two cores train to readable shreds of Python in a minute or two."""
+    """Return a run that learns to write fragments of Python on two cores in a minute or two."""
     from decod.config import RunConfig
     from decod.data.params import BatchConfig
     from decod.model.config import ModelConfig, StagesConfig
@@ -143,8 +143,8 @@ def run_config(num_iterations: int) -> "RunConfig":
         stages=StagesConfig(num_relay_stages=NUM_RELAY_STAGES),
         batch=BatchConfig(sequence_length=128, microbatch_size=4, num_microbatches=8),
         optimizer=OptimizerConfig(lr=1e-2, warmup_iterations=5),
-        # All on one host: what takes long here is a node that is gone. Both relays of each stage
-        # are awaited, so that one can be killed.
+        # Timeouts are short: all nodes are on one host, so a slow node is gone. Training waits for
+        # both relays of each stage, so that one can be killed.
         protocol=ProtocolConfig(
             heartbeat_interval_s=0.5,
             heartbeat_timeout_s=3.0,
@@ -157,15 +157,15 @@ def run_config(num_iterations: int) -> "RunConfig":
 
 
 def play(plan: DemoPlan, display: Display, *, ask: Ask) -> Story:
-    """Trains the model, and kills a relay half-way.
+    """Train the model, and kill a relay half-way.
 
     Args:
-        plan: What to do.
-        display: Told what happens.
+        plan: The settings.
+        display: Shows the events.
         ask: Asks the daemon of a state folder.
 
     Raises:
-        DemoError: A daemon ended with an error, or nothing went on for too long.
+        DemoError: A daemon ended with an error, or there was no progress for too long.
     """
     run_path = plan.folder / "run.toml"
     _write_run_file(plan, run_path, display)
@@ -186,7 +186,7 @@ def play(plan: DemoPlan, display: Display, *, ask: Ask) -> Story:
 
 
 def _train(story: Story, plan: DemoPlan, fleet: Fleet, display: Display, ask: Ask) -> None:
-    """Follows the leader until it has written the model."""
+    """Read the leader's output until it has written the model."""
     leader = fleet.children[0]
     last_s = time.monotonic()
     while True:
@@ -251,7 +251,7 @@ def _follow(story: Story, progress: DemoCommit, display: Display) -> None:
 
 
 def _kill_a_relay(story: Story, fleet: Fleet, display: Display, ask: Ask) -> None:
-    """Kills a relay whose stage has another: a stage's weights would be lost with its last."""
+    """Kill a relay, but not the last of its stage, with which the stage's weights would be lost."""
     leader, *relays = fleet.children
     names = spare_relays(ask(leader.state_dir, {"command": "status"}))
     spare = [child for child in relays if child.name in names]
@@ -268,7 +268,7 @@ def _kill_a_relay(story: Story, fleet: Fleet, display: Display, ask: Ask) -> Non
 
 
 def spare_relays(status: Mapping[str, Any]) -> set[str]:
-    """Returns the names of relays whose stage has another member, as a status says."""
+    """Return the names of the relays in a status whose stage has another member."""
     names: set[str] = set()
     for stage in status.get("stages", []):
         if stage["index"] > 0 and len(stage["nodes"]) > 1:
@@ -289,12 +289,12 @@ def _ask(state_dir: Path, request: dict[str, Any]) -> Mapping[str, Any]:
     try:
         return ask(state_dir, request, timeout_s=5.0)
     except DecodError:
-        # Asked again after the next iteration.
+        # The caller asks again after the next iteration.
         return {}
 
 
 def check_learnt(story: Story, folder: Path) -> None:
-    """Looks whether the demo showed what it should.
+    """Check that the demo has shown learning, and recovery from a lost relay.
 
     Raises:
         DemoError: The loss fell too little, or no relay was killed.
@@ -325,7 +325,7 @@ def check_learnt(story: Story, folder: Path) -> None:
 
 
 def summary(story: Story) -> str:
-    """Returns the result in a line."""
+    """Return the result as one line."""
     first, last = story.losses[0], story.losses[-1]
     return (
         f"loss {first:.3f} -> {last:.3f} (-{1 - last / first:.0%}) in {story.num_done} "
@@ -334,13 +334,13 @@ def summary(story: Story) -> str:
 
 
 def sample(model_dir: Path) -> str:
-    """Returns text that the trained model writes, control characters replaced."""
+    """Return a text that the trained model writes, with control characters replaced."""
     import torch
 
     from decod.data.tokenizer import BytesTokenizer
     from decod.model.generate import generate
 
-    # Single tokens are too little work to share: on a busy host threads mostly wait for each other.
+    # One token is too little work to share. On a busy host, threads would mostly wait.
     torch.set_num_threads(1)
     prompt = list(_PROMPT.encode())
     ids = generate(model_dir, prompt, num_tokens=_NUM_SAMPLE_TOKENS, seed=0, temperature=0.7)

@@ -1,7 +1,7 @@
 """The demo's daemons: real `decod` processes with folders and logs of their own.
 
-Each is started in a session of its own: Ctrl-C on the terminal reaches the demo alone, which then
-ends all of them, and killing one takes its compute process along, as a power cut would.
+Each daemon is started in a session of its own. So Ctrl-C on the terminal reaches only the demo,
+which then ends all daemons. And a kill ends a daemon's compute process too, as a power cut would.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ from decod.errors import DecodError
 from decod.obs.text import clean_text
 
 PROGRAM = (sys.executable, "-u", "-m", "decod")
-"""The `decod` of this installation, with output that is not held back."""
+"""The `decod` of this installation, with unbuffered output."""
 
 _LOG_TAIL_LINES = 12
 _LOG_TAIL_BYTES = 16_384
 _END_TIMEOUT_S = 8.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 
 
 class DemoError(DecodError):
-    """The demo did not show what it should: a daemon died, or nothing was learnt."""
+    """The demo failed: a daemon died, or the model did not learn."""
 
     exit_code = 1
     code = "E-RUN-020"
     log_tail: Sequence[str] = ()
-    """What the daemon in question said last; shown above the error."""
+    """The last lines of the daemon in question, shown above the error."""
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class Child:
     log_path: Path
     state_dir: Path
     killed: bool = False
-    """By the demo itself, on purpose."""
+    """The demo itself has killed it, on purpose."""
 
     def log_tail(self) -> list[str]:
-        """Returns the last lines of its log, made harmless."""
+        """Return the last lines of its log, with control characters replaced."""
         try:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, self.log_path.stat().st_size - _LOG_TAIL_BYTES))
@@ -62,10 +62,10 @@ class Child:
 
 
 class Fleet:
-    """All daemons of the demo. Leaving the `with` block ends every one, however it is left.
+    """All daemons of the demo. Leaving the `with` block ends them all, even after an error.
 
     Args:
-        folder: Gets a folder of state for each node, and `logs/`.
+        folder: Gets a state folder for each node, and `logs/`.
         program: Command line that starts `decod`.
     """
 
@@ -75,7 +75,7 @@ class Fleet:
         self._readers: list[threading.Thread] = []
         self.children: list[Child] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """What the listened child prints, line by line."""
+        """The lines that the child with `listen=True` prints."""
 
     def __enter__(self) -> "Fleet":
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ class Fleet:
         self.end()
 
     def start(self, name: str, arguments: Sequence[str], *, listen: bool = False) -> Child:
-        """Starts `decod ARGUMENTS --name NAME` with one thread, on a free port of the loopback.
+        """Start `decod ARGUMENTS --name NAME` with one thread, on a free port of the loopback.
 
         Args:
-            name: Of the node, its state folder, and its log.
-            arguments: The command and what it needs.
-            listen: Put its stdout into `lines`; otherwise it goes to the log.
+            name: The name of the node, its state folder, and its log.
+            arguments: The command and its arguments.
+            listen: Put its stdout into `lines`. Otherwise it goes to the log.
         """
         state_dir = self._folder / name
         log_path = self._folder / "logs" / f"{name}.log"
@@ -123,17 +123,17 @@ class Fleet:
         return child
 
     def next_line(self, *, timeout_s: float) -> str | None:
-        """Returns the next line that the listened child printed, or None if none comes in time."""
+        """Return the next of `lines`, or None if none comes in time."""
         try:
             return self.lines.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def refuse_deaths(self) -> None:
-        """Looks whether every daemon that should live does.
+        """Check that no daemon has died, except the relay that the demo has killed.
 
         Raises:
-            DemoError: One has ended with an error; holds the last lines of its log.
+            DemoError: A daemon has ended with an error. Holds the last lines of its log.
         """
         for child in self.children:
             code = child.process.poll()
@@ -141,42 +141,42 @@ class Fleet:
                 raise death_of(child, code)
 
     def kill(self, child: Child) -> None:
-        """Ends a daemon and its compute process without any warning, as a power cut would."""
+        """Kill a daemon and its compute process without warning, as a power cut would."""
         child.killed = True
         _signal_group(child, signal.SIGKILL)
         child.process.wait()
 
     def wait_for_ends(self, *, timeout_s: float) -> None:
-        """Waits until all have ended by themselves, or the time is up."""
+        """Wait until all daemons have ended by themselves, or the time is up."""
         _wait(self.children, timeout_s=timeout_s)
 
     def end(self) -> None:
-        """Asks all to end, then makes them."""
+        """Ask all daemons to end, then kill those that have not."""
         try:
             for child in self.children:
                 if child.process.poll() is None:
-                    # The node process alone: it ends its compute process in good order.
+                    # Only the node process gets the signal: it ends its compute process itself.
                     with contextlib.suppress(ProcessLookupError):
                         child.process.terminate()
             _wait(self.children, timeout_s=_END_TIMEOUT_S)
         finally:
-            # Also where the node process has ended: its compute process may have stayed behind.
+            # Even if the node process has ended, its compute process may be left.
             for child in self.children:
                 _signal_group(child, signal.SIGKILL)
                 child.process.wait()
-            # Nobody holds the other end of their pipes any more.
+            # The other ends of their pipes are closed now, so they end too.
             for reader in self._readers:
                 reader.join(timeout=_END_TIMEOUT_S)
 
 
 def death_of(child: Child, code: int) -> DemoError:
-    """Returns the error that says how a daemon ended."""
+    """Return the error for a daemon that has ended."""
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return blame(child, f"{child.name} ended with {how}", why="the demo needs all of its nodes")
 
 
 def blame(child: Child, what: str, *, why: str) -> DemoError:
-    """Returns an error with the last lines of a daemon's log."""
+    """Return an error that holds the last lines of a daemon's log."""
     error = DemoError(what, why=why, fix=f"read {child.log_path}")
     error.log_tail = [f"{child.name}: {line}" for line in child.log_tail()]
     return error
@@ -204,7 +204,7 @@ def _wait(children: Sequence[Child], *, timeout_s: float) -> None:
 
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the block like Ctrl-C does, so that it can clean up."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that the block can clean up."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""How the demo shows what happens: a live line on a terminal, plain lines elsewhere."""
+"""The demo's output: a live line on a terminal, plain lines elsewhere."""
 
 import re
 import sys
@@ -20,12 +20,12 @@ _ITERATION = re.compile(
     r"(?:\s+(?P<speed>[0-9]{1,12}(?:\.[0-9]+)?) tokens/s)?"
 )
 _PLAIN_EVERY = 5
-"""Iterations between two plain lines."""
+"""A plain line is printed every so many iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoCommit:
-    """What the leader said of one iteration."""
+    """The leader's line about one iteration."""
 
     iteration: int
     loss: float
@@ -34,7 +34,7 @@ class DemoCommit:
 
 
 def parse_progress(line: str) -> DemoCommit | None:
-    """Returns what a line such as `iteration 12  loss 2.913  1830 tokens/s` says, if it does."""
+    """Parse a line like `iteration 12  loss 2.913  1830 tokens/s`; None if it is another."""
     match = _ITERATION.match(line)
     if match is None:
         return None
@@ -47,19 +47,19 @@ def parse_progress(line: str) -> DemoCommit | None:
 
 
 class Display(Protocol):
-    """Where the demo tells its story."""
+    """An output for the demo's events."""
 
     def note(self, text: str) -> None:
-        """Something that stays on the screen."""
+        """Show a text that stays on the screen."""
         ...
 
     def progress(self, progress: DemoCommit) -> None:
-        """An iteration is done."""
+        """Show that an iteration is done."""
         ...
 
 
 class PlainDisplay(AbstractContextManager["PlainDisplay"]):
-    """Lines, none of which is ever taken back."""
+    """Plain lines, for a file or a pipe."""
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations = num_iterations
@@ -83,7 +83,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
 
 
 class LiveDisplay(AbstractContextManager["LiveDisplay"]):
-    """A bar and figures that move, with notes above them."""
+    """A bar and figures that are redrawn, with notes above them."""
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations = num_iterations
@@ -131,7 +131,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
 
 
 def make_display(num_iterations: int) -> PlainDisplay | LiveDisplay:
-    """Returns the display that suits stdout."""
+    """Return the display that suits stdout."""
     return (LiveDisplay if sys.stdout.isatty() else PlainDisplay)(num_iterations)
 
 

@@ -1,4 +1,4 @@
-"""`decod drain`: the node of this host finishes what it has in hand and leaves the run."""
+"""`decod drain`: the node of this host finishes its work and leaves the run."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from decod.obs.text import clean_text
 _ANSWER_TIMEOUT_S = 5.0
 
 _END_TIMEOUT_S = 90_000.0
-"""Above the longest drain timeout. The daemon keeps its own time; a leader takes what it needs."""
+"""Longer than any drain timeout, which the daemon itself enforces. A leader may take longer."""
 
 _ENDED_MEANWHILE = "E-RUN-007"
 

@@ -1,6 +1,6 @@
-"""What the command line does with errors: one line on stderr and an exit code, no traceback.
+"""Errors on the command line: one line on stderr and an exit code, no traceback.
 
-The exit codes are an interface; docs/reference.md explains every one.
+The exit codes are an interface. docs/reference.md explains each of them.
 """
 
 import errno
@@ -24,13 +24,13 @@ EXIT_OK: Final = 0
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_DEGRADED: Final = 8
-"""`decod status --check`: a daemon answers, but the run is not well."""
+"""`decod status --check`: a daemon answers, but the run does not train."""
 EXIT_TEMPORARY: Final = 75
-"""Try again later: sysexits' EX_TEMPFAIL."""
+"""Try again later: EX_TEMPFAIL of sysexits.h."""
 EXIT_INTERRUPTED: Final = 130
-"""Ended by Ctrl-C, as a shell would say it: 128 + SIGINT."""
+"""Ended by Ctrl-C. As in a shell: 128 + SIGINT."""
 EXIT_READER_GONE: Final = 141
-"""Whoever read standard output has gone, as a shell would say it: 128 + SIGPIPE."""
+"""The reader of standard output has gone. As in a shell: 128 + SIGPIPE."""
 
 EXIT_CODES: dict[int, str] = {
     EXIT_OK: "ok",
@@ -47,7 +47,7 @@ EXIT_CODES: dict[int, str] = {
     EXIT_INTERRUPTED: "interrupted",
     EXIT_READER_GONE: "whoever read standard output has gone",
 }
-"""Every exit code of `decod`. A number is never given a second meaning."""
+"""Every exit code of `decod`. A number is never reused."""
 
 _FAILURES_OF_HOST = frozenset(
     {
@@ -63,20 +63,20 @@ _FAILURES_OF_HOST = frozenset(
         errno.ENFILE,
     }
 )
-"""Errors of the system that say that it is not well, whatever decod does."""
+"""System errors that are faults of the host, and not bugs of decod."""
 
 ERROR_TEXT_MAX_CHARACTERS = 2000
 
 
 def use_color() -> bool | None:
-    """Returns False where colour is unwanted (https://no-color.org), else None: click decides."""
+    """Return False if NO_COLOR is set (https://no-color.org), else None: click decides."""
     return False if os.environ.get("NO_COLOR") else None
 
 
 def print_error(message: str) -> None:
-    """Writes one line on stderr. Text of files and peers in it is made harmless first.
+    """Write one line on stderr, after cleaning it of control characters from files and peers.
 
-    If it can't be written, the exit code still tells.
+    If it can't be written, the exit code must do.
     """
     label = click.style("error:", fg="red", bold=True)
     text = clean_text(message, limit=ERROR_TEXT_MAX_CHARACTERS)
@@ -85,13 +85,13 @@ def print_error(message: str) -> None:
 
 
 def report_decod_error(error: DecodError) -> int:
-    """Prints an error of ours and returns its exit code."""
+    """Print an error of decod and return its exit code."""
     print_error(str(error))
     return error.exit_code
 
 
 def find_decod_error(error: Exception) -> DecodError | None:
-    """Returns the error of ours in `error`, also from within a group that tasks failed with."""
+    """Return the `DecodError` in `error`, which may be an exception group, or None."""
     if isinstance(error, DecodError):
         return error
     if isinstance(error, ExceptionGroup):
@@ -101,17 +101,17 @@ def find_decod_error(error: Exception) -> DecodError | None:
 
 @dataclass(slots=True)
 class ReportPlace:
-    """Where the report of an unexpected error goes; `cli.main` passes it on as the context's `obj`.
+    """The folder for the report of an unexpected error. `cli.main` makes it the context's `obj`.
 
     Attributes:
-        folder: The node's `--state-dir` once it is known: each node of a host has its own.
+        folder: The node's `--state-dir` once it is known. Each node of a host has its own.
     """
 
     folder: Path | None = None
 
 
 def report_unexpected(error: Exception, place: ReportPlace) -> int:
-    """Writes the traceback to a file, prints one line that names it, and returns the exit code."""
+    """Write the traceback to a file, print one line that names it, and return the exit code."""
     path = _write_report(error, place.folder or default_state_dir())
     if isinstance(error, OSError) and error.errno in _FAILURES_OF_HOST:
         where = f"{error.filename}: " if error.filename is not None else ""
@@ -131,13 +131,13 @@ def report_unexpected(error: Exception, place: ReportPlace) -> int:
 
 
 def _write_report(error: Exception, folder: Path) -> Path | None:
-    """Writes a report into a node's folder, unless another process runs the node."""
+    """Write a report, into the node's folder unless a daemon uses it; return its path."""
     now = datetime.now(UTC)
     text = "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)])
     folders = [default_cache_dir()] if is_in_use(folder) else [folder, default_cache_dir()]
     for chosen in folders:
         path = chosen / f"crash-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.txt"
-        # The disk may be what failed in the first place.
+        # The unexpected error may be a failing disk.
         with suppress(OSError):
             chosen.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="backslashreplace")

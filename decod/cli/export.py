@@ -9,7 +9,7 @@ from decod.errors import ConfigError
 from decod.obs.text import clean_text
 
 _TIMEOUT_S = 3600.0
-"""Every stage's weights travel to this host, over whatever links there are."""
+"""Long, since the weights of all stages travel to this host, maybe over slow links."""
 
 
 @click.command()

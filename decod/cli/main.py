@@ -1,7 +1,7 @@
 """The `decod` command: finds the subcommand, and turns every error into one line and a code.
 
-Subcommands are imported when they are used, so that `decod status` or `decod --help` answer at
-once: what they say about themselves in the overview stands here.
+Subcommands are imported when they are used, so that `decod status` and `decod --help` answer at
+once. Therefore their lines in the overview are in this module.
 """
 
 import importlib
@@ -41,7 +41,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Find routes for microbatches, or places for new nodes.",
     "demo": "Train a small model with several nodes on this machine.",
 }
-"""Each command, and its line in the overview. `<name>` is in `decod.cli.<name>`."""
+"""Each command, and its line in the overview. The command `<name>` is in `decod.cli.<name>`."""
 
 
 class LazyGroup(click.Group):
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            # click looks for similar names among the commands that have been imported.
+            # By default, click looks for similar names only among imported commands.
             raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
     @override
@@ -94,12 +94,12 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `decod` and returns its exit code; see `decod.cli.errors.EXIT_CODES`.
+    """Run `decod` and return its exit code; see `decod.cli.errors.EXIT_CODES`.
 
     Args:
-        arguments: The command line behind the program's name; that of the process if absent.
+        arguments: The command line after the program's name; if absent, the process's.
     """
-    # A terminal that cannot show a character gets an escape, not an exception.
+    # A character that the terminal cannot show becomes an escape, and raises nothing.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_READER_GONE
     except OutputError as error:
         return report_decod_error(output_failed(error))
-    except Exception as error:  # noqa: BLE001 - the top of the command line: nothing is above it.
+    except Exception as error:  # noqa: BLE001 - the top of the command line.
         ours = find_decod_error(error)
         return report_decod_error(ours) if ours else report_unexpected(error, place)
-    # A command that ends with `ctx.exit(code)` or returns a number gives the exit code by it.
+    # A command's exit code is the number that it returns or passes to `ctx.exit`.
     return result if isinstance(result, int) else EXIT_OK

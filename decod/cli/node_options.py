@@ -1,4 +1,4 @@
-"""Options that `decod leader` and `decod join` share: what a host may choose for its node."""
+"""Options that `decod leader` and `decod join` share: a host's choices for its node."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ from decod.obs.terminal import PatientTerminal
 from decod.obs.text import clean_text
 
 _LAST_LINES_S = 1.0
-"""How long the end of a node may wait for its last lines to be taken."""
+"""Timeout of writing a node's last lines to the terminal."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -102,17 +102,17 @@ _OPTIONS = (
 
 
 def node_options(command: Command) -> Command:
-    """Gives a command the options that `node_config` takes."""
+    """Add the options that `node_config` reads to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def node_config(options: Mapping[str, Any]) -> NodeConfig:
-    """Returns the node that the options describe.
+    """Return the configuration of the node that the options describe.
 
     Raises:
-        ConfigError: A value that is well-formed describes no possible node.
+        ConfigError: A value is well-formed but impossible.
     """
     host, port = options["listen"]
     return NodeConfig(
@@ -130,12 +130,12 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
 
 
 def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | None:
-    """Returns the join string, from the command line or from a file.
+    """Return the join string, from the command line or from a file.
 
     Args:
-        given: On the command line.
-        file: Holds it; `-` is standard input.
-        name: Of the argument or option that may give it.
+        given: The join string on the command line, if any.
+        file: The file that holds it, if any. `-` stands for standard input.
+        name: The name of the argument or option for `given`, for errors.
 
     Raises:
         ConfigError: The file can't be read.
@@ -152,7 +152,7 @@ def join_string_of(given: str | None, file: Path | None, *, name: str) -> str | 
 
 @contextlib.contextmanager
 def speaking() -> Iterator[Callable[[str], None]]:
-    """Lends what writes a running node's lines on stdout. Whoever reads them may stop or go."""
+    """Yield a function that prints a node's lines on stdout, and never blocks."""
     terminal = PatientTerminal(1)
 
     def say(line: str) -> None:

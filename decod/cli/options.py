@@ -1,4 +1,4 @@
-"""Types of options that several commands share. A wrong value is a usage error: exit code 2."""
+"""Option types that several commands share. A wrong value is a usage error: exit code 2."""
 
 import re
 from pathlib import Path
@@ -14,11 +14,11 @@ _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_MAX_S = 86_400.0
 _STARTS = {"latest": 0, "auto": -1}
-"""As `decod.daemon.resume` has them."""
+"""The values of `LATEST` and `AUTO` in `decod.daemon.resume`, which is not imported here."""
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
-    """`HOST:PORT`, with IPv6 in brackets; gives `(host, port)`."""
+    """`HOST:PORT`, with IPv6 in brackets. Becomes `(host, port)`."""
 
     name = "host:port"
 
@@ -35,7 +35,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
 
 
 class AutoOrCount(click.ParamType[int | None]):
-    """`auto`, which gives None, or a whole number from `minimum` to `maximum`."""
+    """`auto`, which becomes None, or a whole number from `minimum` to `maximum`."""
 
     name = "auto|n"
 
@@ -50,7 +50,7 @@ class AutoOrCount(click.ParamType[int | None]):
         text = str(value)
         if text == "auto":
             return None
-        # Longer ones are not even converted, which takes long for very long ones.
+        # Longer texts are not converted: int() is slow for very long ones.
         plain = text.isascii() and text.isdecimal() and len(text) <= 9
         if not plain or not self._minimum <= int(text) <= self._maximum:
             limits = f"from {self._minimum} to {self._maximum}"
@@ -59,7 +59,7 @@ class AutoOrCount(click.ParamType[int | None]):
 
 
 class LatestOrIteration(click.ParamType[int]):
-    """`latest`, which gives 0, `auto`, which gives -1, or an iteration, from 1."""
+    """`latest`, which becomes 0, `auto`, which becomes -1, or an iteration from 1."""
 
     name = "latest|auto|iteration"
 
@@ -74,7 +74,7 @@ class LatestOrIteration(click.ParamType[int]):
 
 
 class DurationType(click.ParamType[float]):
-    """A length of time with its unit, such as `2s`, of a day at most; gives seconds."""
+    """A duration with its unit, like `2s`, of at most a day. Becomes seconds."""
 
     name = "duration"
 

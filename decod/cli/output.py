@@ -1,7 +1,7 @@
-"""Standard output of a command: it may be full, or nobody may read it any more.
+"""Standard output of a command, which may be full, or have lost its reader.
 
-Neither is a bug of decod's. A command that can't print what it has to say ends with an error of its
-own. A node goes on: see `decod.obs.terminal`.
+Neither is a bug of decod. A command that can't print its output ends with an error of its own. A
+node goes on: see `decod.obs.terminal`.
 """
 
 import io
@@ -15,24 +15,24 @@ from decod.errors import HardwareError
 
 
 class OutputError(OSError):
-    """Standard output takes nothing more; the text says why."""
+    """Standard output takes no more data. The text says why."""
 
 
 class ReaderGoneError(OutputError):
-    """The reader of standard output has closed it, having seen enough."""
+    """The reader of standard output has closed it."""
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors can be told from those of other files."""
+    """Standard output whose errors differ from those of other files."""
 
     @override
     def write(self, data: Any) -> int:
         try:
-            # None: whoever shares it has made it not wait, and it has no room now.
+            # None means that another process has made the file non-blocking, and it is full.
             while (written := super().write(data)) is None:
                 select.select([], [self], [])
         except BrokenPipeError:
-            # Without a number: click would end the command with an exit code of its own.
+            # Without an errno: for EPIPE, click would end the command with its own exit code.
             raise ReaderGoneError("nobody reads it any more") from None
         except OSError as error:
             raise OutputError(error.strerror or str(error)) from error
@@ -40,14 +40,14 @@ class _Output(io.FileIO):
 
 
 def watch_output() -> None:
-    """Have whatever goes wrong on standard output raise an `OutputError`."""
+    """Replace `sys.stdout` so that every failure to write raises an `OutputError`."""
     sys.stdout.flush()
     output = io.BufferedWriter(_Output(1, "wb", closefd=False))
     sys.stdout = io.TextIOWrapper(output, encoding=sys.stdout.encoding, line_buffering=True)
 
 
 def output_failed(error: OutputError) -> HardwareError:
-    """Return the error for what could not be printed."""
+    """Return the error for output that could not be printed."""
     return HardwareError(
         "what this command says can't be written to standard output",
         why=str(error),

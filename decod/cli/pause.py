@@ -8,7 +8,7 @@ import click
 from decod.cli.node_options import state_dir_option
 
 _TIMEOUT_S = 20.0
-"""Above the time that the daemon waits for the leader."""
+"""Longer than the daemon waits for the leader."""
 
 
 @click.command()

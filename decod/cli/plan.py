@@ -15,7 +15,7 @@ from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
 
 ROUNDS_DEFAULT = 120
-"""As many as GWTF's evaluation gives every algorithm."""
+"""The number that GWTF's evaluation gives every algorithm."""
 
 _NEGOTIATED: Final = ("flow", "gwtf")
 _CENTRAL: Final = ("greedy", "fixed", "optimal")
@@ -35,12 +35,12 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 @dataclass(frozen=True, slots=True)
 class _Routing:
-    """What an algorithm found, and what it took to find it."""
+    """The routes that an algorithm found, and the effort that it took."""
 
     routes: list[Route]
     rounds: int = 0
     rounds_min: int = 0
-    """Fewer find nothing."""
+    """With fewer rounds no flow is found."""
     messages_mean: float = 0.0
     messages_max: int = 0
 
@@ -169,7 +169,7 @@ def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_
 def _negotiate(
     graph: FlowGraph, algorithm: str, *, rounds: int, seed: int, objective: str
 ) -> _Routing:
-    """Return what the nodes agree on among themselves."""
+    """Return the routes on which simulated nodes agree among themselves."""
     module_name = "decod.sim.routing"
     try:
         module = importlib.import_module(module_name)
@@ -226,7 +226,7 @@ def _make_rng(seed: int) -> random.Random:
 
 
 def _describe(graph: FlowGraph, algorithm: str, found: _Routing) -> dict[str, Any]:
-    """Return the answer as it is printed with --json; docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/planning.md explains the keys."""
     paths = sorted(route.path for route in found.routes)
     costs = [graph.path_cost(path) for path in paths]
     flows = [

@@ -1,4 +1,4 @@
-"""`decod run init` writes a run file, `decod run check` shows what follows from one."""
+"""`decod run init` writes a run file, `decod run check` checks one and shows its sizes."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,7 @@ def init(path: Path, *, force: bool) -> None:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
-    # A pipe that nobody reads would make this command wait for ever.
+    # Without O_NONBLOCK, a pipe that nobody reads would block this command forever.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:

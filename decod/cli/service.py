@@ -1,4 +1,4 @@
-"""`decod service`: a node that starts with the machine, and is started again when it fails."""
+"""`decod service`: a node that starts with the machine, and is restarted when it fails."""
 
 import os
 import pwd
@@ -26,11 +26,11 @@ from decod.errors import ConfigError, DecodError
 _COMMANDS: dict[str, click.Command] = {"join": join, "leader": leader}
 _UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _BOOTED = Path("/run/systemd/system")
-"""There while systemd runs the machine (sd_booted(3))."""
+"""This folder exists while systemd runs the machine (sd_booted(3))."""
 
 
 class ServiceError(DecodError):
-    """The service manager refused: it says why. What was written before is still there."""
+    """The service manager refused, and said why. Files that were written before are kept."""
 
     exit_code = 1
     code = "E-RUN-030"
@@ -79,7 +79,7 @@ _system_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """systemd, of the machine or of this user."""
+    """The systemd of the machine or of this user."""
 
     of_system: bool
 
@@ -93,15 +93,15 @@ class Manager:
         return folder / f"{unit}.service"
 
     def join_path(self, unit: str) -> Path:
-        """Return where the join string of a unit is kept."""
+        """Return the file that holds the join string of a unit."""
         own = platformdirs.user_config_path("decod")
         return (Path("/etc/decod") if self.of_system else own) / f"{unit}.join"
 
     def program(self, name: str) -> list[str]:
-        """Return how one of systemd's programs is called for this manager.
+        """Return the beginning of a command line of one of systemd's programs, for this manager.
 
         Raises:
-            ConfigError: systemd is not there.
+            ConfigError: systemd does not run this machine (E-CFG-071).
         """
         found = shutil.which(name)
         if found is None or not booted():
@@ -114,10 +114,10 @@ class Manager:
         return [found] if self.of_system else [found, "--user"]
 
     def control(self, *arguments: str) -> None:
-        """Have systemd do something.
+        """Run systemctl with these arguments.
 
         Raises:
-            ServiceError: It refuses.
+            ServiceError: systemd refuses.
         """
         command = [*self.program("systemctl"), "--no-ask-password", *arguments]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -131,12 +131,12 @@ class Manager:
 
 
 def booted() -> bool:
-    """Return whether systemd runs this machine."""
+    """Whether systemd runs this machine."""
     return _BOOTED.is_dir()
 
 
 def _systemd_version() -> int:
-    """Return the release of systemd on this host; 0 if it has none."""
+    """Return the version of systemd on this host, or 0 if it has none."""
     found = shutil.which("systemctl")
     if found is None:
         return 0
@@ -208,7 +208,7 @@ def install(
     if not manager.of_system:
         _linger()
     if not no_start:
-        # Not "start": it may run with what an earlier unit said.
+        # Not "start": the service may be running with an earlier unit.
         manager.control("restart", f"{unit}.service")
     click.echo(f"installed {path}" + ("" if no_start else " and started it"))
     click.echo(f"look at it with: decod status --state-dir {planned.state_dir}")
@@ -216,23 +216,23 @@ def install(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A node's command line, taken apart."""
+    """The parts of a node's command line."""
 
     arguments: list[str]
-    """Without the join string, and without the state folder."""
+    """The arguments without the join string and the state folder."""
     join_string: str | None
     node: NodeConfig
     state_dir_given: bool
     written: list[Path]
-    """Files and folders that it writes besides."""
+    """Further files and folders that the node writes."""
 
 
 def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
     """Check a node's command line as the node would.
 
     Raises:
-        UsageError: It is none.
-        DecodError: It describes no possible node, or a run file or join string is bad.
+        UsageError: It is not a valid command line.
+        DecodError: It describes no possible node, or the run file or join string is bad.
     """
     name, *rest = command
     if name not in _COMMANDS:
@@ -275,10 +275,10 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
 
 
 _OWN = ("join_string", "join", "join_file", "state_dir")
-"""Parameters of a node that the service gives it."""
+"""Parameters of a node that the service sets itself."""
 
 _WRITTEN = ("export", "write_join")
-"""Parameters that name what a node writes."""
+"""Parameters that name files and folders to which a node writes."""
 
 
 def _planned(asked: _Asked, unit: str, user: pwd.struct_passwd | None) -> Service:
@@ -299,10 +299,10 @@ def _planned(asked: _Asked, unit: str, user: pwd.struct_passwd | None) -> Servic
 
 
 def _user_of(name: str | None) -> pwd.struct_passwd:
-    """Return whom a node of the machine runs as.
+    """Return the user as whom a node of the machine runs: the named one, or sudo's caller.
 
     Raises:
-        ConfigError: Nobody was named, or nobody is called so.
+        ConfigError: No user was named, or there is no such user (E-CFG-072).
     """
     name = name or invoking_user()
     if name is None:
@@ -332,7 +332,7 @@ def _make_folder(path: Path, owner: tuple[int, int] | None) -> None:
 
 
 def _linger() -> None:
-    """Have the user's services start with the machine; it is only said if that is refused."""
+    """Make the user's services start with the machine. If that is refused, only say so."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     found = shutil.which("loginctl")
     if found is not None:
@@ -395,7 +395,7 @@ def uninstall(unit: str, *, of_system: bool | None) -> None:
       decod service uninstall
     """
     manager = _installed(of_system, unit)
-    # Where no systemd runs, in a container say, there is only what was written.
+    # Without systemd, in a container say, there are only files to remove.
     runs = booted()
     if runs:
         manager.control("disable", "--now", f"{unit}.service")
@@ -437,10 +437,10 @@ def logs(unit: str, *, of_system: bool | None, follow: bool, lines: int) -> NoRe
 
 
 def _installed(of_system: bool | None, unit: str) -> Manager:  # noqa: FBT001 - a flag's value.
-    """Return the manager of a unit that is installed.
+    """Return the manager of an installed unit.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The unit is not installed (E-CFG-074).
     """
     manager = Manager.chosen(of_system)
     if not manager.unit_path(unit).exists():

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESTARTS_NOT_AT = (2, 3, 5, 9, 130)
-"""Exit codes after which a person must act: starting again would only repeat them. After 75, 4 and
-6 the run, the network or the device may be there later."""
+"""Exit codes after which a person must act: a restart would only repeat the error. After 75, 4 and
+6 a restart may help, when the run, the network or the device is back."""
 
 _STEPS_SINCE = 254
-"""Release of systemd that can wait longer before each restart."""
+"""First version of systemd that can wait longer before each restart."""
 
 _LEADER_EXTRA_S = 600
 _EXTRA_S = 30
-"""Beyond the drain's own limit: then systemd kills what is left. A leader keeps the model first."""
+"""Time after the drain timeout until systemd kills the node. A leader's longer, to keep the
+model."""
 
 _TEMPLATE = """\
 # Written by `decod service install`, which replaces it when it is run again.
@@ -93,16 +94,16 @@ class Service:
     unit: str
     """Name of the unit, without `.service`."""
     arguments: Sequence[str]
-    """Of `decod`, from `join` or `leader` on."""
+    """The arguments of `decod`, from `join` or `leader` on."""
     python: str
-    """Interpreter of this installation."""
+    """The Python interpreter of this installation."""
     folder: Path
-    """Relative paths in the arguments begin there."""
+    """The folder that relative paths in the arguments refer to."""
     state_dir: Path
     user: str | None
-    """Whom the node runs as, in a unit of the system; None: in a unit of its user."""
+    """The user as whom the node runs, in a unit of the system. None for a unit of a user."""
     writable: Sequence[Path] = ()
-    """Folders that it writes to besides."""
+    """Further folders to which the node writes."""
     drain_timeout_s: float
     uses_cuda: bool = False
 
@@ -112,12 +113,12 @@ class Service:
 
     @property
     def manages_state_dir(self) -> bool:
-        """Whether systemd makes the state folder."""
+        """Whether systemd creates the state folder."""
         return self.user is not None and self.state_dir == system_state_dir(self.unit)
 
 
 def system_state_dir(unit: str) -> Path:
-    """Return where a unit of the system keeps its state if nobody says otherwise."""
+    """Return the default state folder of a unit of the system."""
     return Path("/var/lib") / unit
 
 
@@ -146,18 +147,18 @@ def _pauses(systemd_version: int) -> str:
 
 def _confinement(service: Service) -> str:
     if service.user is None:
-        # Filters of system calls take NoNewPrivileges, with which CUDA can't load its module.
+        # Most confinement requires NoNewPrivileges here, with which CUDA can't load its module.
         return ""
     writable = list(service.writable)
     paths = (service.folder, service.state_dir, Path(service.python))
-    # The default corpus is prepared in the cache.
+    # The default corpus is written to the cache folder.
     folders = [f"CacheDirectory={service.unit}", f"Environment=XDG_CACHE_HOME=%C/{service.unit}"]
     if service.manages_state_dir:
         folders += [f"StateDirectory={service.unit}", "StateDirectoryMode=0700"]
     else:
         writable.append(service.state_dir)
     if any(path.is_relative_to(folder) for path in paths for folder in _TEMPORARY):
-        # Folders of its own would hide these.
+        # PrivateTmp would hide these paths.
         writable += _TEMPORARY
     else:
         folders.append("PrivateTmp=yes")
@@ -168,11 +169,11 @@ def _confinement(service: Service) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text as a value of a unit in which systemd replaces nothing."""
+    """Return text escaped so that systemd expands no specifiers in it."""
     return text.replace("%", "%%")
 
 
 def quote(argument: str) -> str:
-    """Return an argument as systemd reads one word from a command line or a list of paths."""
+    """Return an argument quoted as one word of systemd's command lines and lists of paths."""
     text = escape(argument).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return text if _PLAIN.match(argument) else f'"{text}"'

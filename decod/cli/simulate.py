@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _PAPERS: Final = ("gwtf-table2", "gwtf-table3", "gwtf-table5", "gwtf-figure5", "gwtf-table6")
 _ROUTINGS: Final = ("flow", "greedy", "fixed", "optimal")
 _NUM_SEEDS: Final = {"gwtf-table2": 25, "gwtf-table3": 25}
-"""As many as the paper's authors ran, where they say so."""
+"""The numbers that the paper's authors ran, for the tables where they say so."""
 _NUM_SEEDS_DEFAULT: Final = 10
 _PERCENT: Final = ("improvement",)
-"""Metrics that read better so."""
+"""Metrics that are shown as a percentage."""
 
 
 @click.command()
@@ -89,7 +89,7 @@ def _simulate_paper(paper: str, num_seeds: int, plot_path: Path | None, *, as_js
     if plot_path is not None:
         from decod.cli.simulate_plot import check_plot
 
-        # Before minutes of work are spent.
+        # Fail before minutes of work are spent.
         check_plot(plot_path)
     rows = _experiment(paper)(num_seeds, _show_progress)
     if as_json:
@@ -121,7 +121,7 @@ def _experiment(paper: str) -> Callable[[int, Callable[[str], None]], list["Row"
 
 
 def _show_progress(text: str) -> None:
-    """Say on a terminal what takes so long."""
+    """Show on a terminal which part is being computed."""
     if sys.stderr.isatty():
         click.echo(f"{text} ...", err=True)
 

@@ -1,4 +1,4 @@
-"""Draws the figures of `decod simulate --paper`, with matplotlib if that is installed."""
+"""Figures of `decod simulate --paper`, drawn with matplotlib if that is installed."""
 
 import importlib
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ _HEIGHT_INCHES: Final = 4.0
 
 
 def check_plot(path: Path) -> None:
-    """Look whether a plot can be drawn there.
+    """Check that a plot can be drawn and written to `path`.
 
     Raises:
-        ConfigError: E-CFG-064 matplotlib is not installed; E-CFG-065 the file cannot be that.
+        ConfigError: matplotlib is not installed (E-CFG-064), or the path is unfit (E-CFG-065).
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
@@ -57,7 +57,7 @@ def draw_plot(paper: str, rows: Sequence["Row"], path: Path) -> None:
         ConfigError: The file cannot be written (E-CFG-065).
     """
     metrics = list(dict.fromkeys(row.metric for row in rows))
-    # A figure of its own has no window and no state that others share.
+    # Unlike pyplot's, this figure has no window and no shared state.
     figure = _figure_class()(
         figsize=(_PANEL_WIDTH_INCHES * len(metrics), _HEIGHT_INCHES), layout="constrained"
     )
@@ -65,7 +65,7 @@ def draw_plot(paper: str, rows: Sequence["Row"], path: Path) -> None:
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         _draw_panel(panel, metric, [row for row in rows if row.metric == metric])
-    # Not every panel has all that there is to explain.
+    # Not every panel shows all policies, so take the legend of the fullest.
     fullest = max(panels, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     fullest.legend(fontsize="small")
     try:

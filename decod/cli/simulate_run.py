@@ -17,11 +17,17 @@ _COLUMNS: Final = {
     "communication_s": "COMMUNICATION",
     "wasted_s": "WASTED",
 }
-"""Keys of the answer, and what they are called on a terminal."""
+"""Keys of the answer, and their column titles on a terminal."""
 
 
 def simulate_run(path: Path, *, routing: str | None, seed: int | None, as_json: bool) -> None:
-    """Run a scenario to its end and print what its iterations took.
+    """Run a scenario to its end and print the times of its iterations.
+
+    Args:
+        path: The scenario file.
+        routing: Replaces the file's way of routing, if given.
+        seed: Replaces the file's seed, if given.
+        as_json: Print one JSON object instead of a table.
 
     Raises:
         ConfigError: The file is no scenario, or its run does not come to an end (E-CFG-070).
@@ -34,7 +40,7 @@ def simulate_run(path: Path, *, routing: str | None, seed: int | None, as_json: 
 
 
 def _simulate(path: Path, *, routing: str | None, seed: int | None) -> dict[str, Any]:
-    """Return the answer as it is printed with --json; docs/planning.md explains the keys."""
+    """Return the answer in the form of --json. docs/planning.md explains the keys."""
     from dataclasses import replace
 
     from decod.config.scenario_file import load_scenario

@@ -1,6 +1,6 @@
 """`decod status`: who is there, what flows where, how fast, how good.
 
-Answers at once: nothing heavier than a socket and the table's library is imported.
+It answers at once, since it imports nothing heavier than a socket and a library for tables.
 """
 
 import json
@@ -19,7 +19,7 @@ from decod.cli.options import DurationType
 from decod.errors import NotRunningError
 
 SCHEMA_VERSION: Final = 1
-"""Of the object that a daemon gives; what this release can draw."""
+"""The version of a daemon's status that this release can draw."""
 
 ANSWER_TIMEOUT_S = 5.0
 WATCH_INTERVAL_MIN_S = 0.2
@@ -74,7 +74,7 @@ def status(
 
 
 def is_well(answer: Status) -> bool:
-    """Returns whether the run trains and this node takes part in it."""
+    """Whether the run trains and this node takes part in it."""
     return answer.get("run_state") in {"training", "aggregating"} and answer.get("state") in {
         "training",
         "aggregating",
@@ -85,23 +85,23 @@ def is_well(answer: Status) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """How an answer is shown."""
+    """The form in which an answer is shown."""
 
     as_json: bool = False
     """One JSON object a line instead of tables."""
     flows: bool = False
-    """With each flow, hop by hop. (JSON always holds them.)"""
+    """Show each flow, hop by hop. JSON always holds the flows."""
 
 
 def watch(read: Callable[[], Status], show: Show, *, pause: Callable[[], None]) -> int:
-    """Shows the status again and again: in place on a terminal, one after another elsewhere.
+    """Show the status again and again: in place on a terminal, one after another elsewhere.
 
-    Ends with Ctrl-C, which is how it is meant to end, or when the daemon does.
+    Ends normally on Ctrl-C, and with an error when the daemon ends.
 
     Args:
         read: Asks the daemon.
-        show: How.
-        pause: Waits for the next time.
+        show: The form of the answers.
+        pause: Waits until the next answer is due.
 
     Raises:
         NotRunningError: The daemon has gone.
@@ -138,7 +138,11 @@ def _print_once(answer: Status, show: Show) -> None:
 
 
 def _known(answer: Status) -> Status:
-    """Returns the answer if this release can draw it."""
+    """Return the answer, if this release can draw it.
+
+    Raises:
+        NotRunningError: The daemon is of another release (E-RUN-010).
+    """
     version = answer.get("schema_version")
     if version != SCHEMA_VERSION:
         raise NotRunningError(

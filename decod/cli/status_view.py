@@ -1,6 +1,6 @@
-"""What `decod status` draws on a terminal.
+"""The tables that `decod status` draws on a terminal.
 
-Names, messages and addresses come from peers: they are cleaned, and never read as markup.
+Names, messages and addresses come from peers. They are cleaned, and never interpreted as markup.
 """
 
 import sys
@@ -14,12 +14,12 @@ from rich.text import Text
 from decod.obs.text import clean_text
 
 NUM_NODES_SHOWN_MAX = 64
-"""Beyond this a table of nodes is no overview; the stages remain."""
+"""With more nodes, the table has only one row for each stage."""
 
 NUM_RECENT_SHOWN_MAX = 5
 
 _PLAIN_WIDTH = 120
-"""Columns where the output is no terminal: a log file, a pipe."""
+"""Width of output that is no terminal: a log file, a pipe."""
 
 _STATE_STYLES = {
     "training": "green",
@@ -38,13 +38,13 @@ _STATE_STYLES = {
 
 
 def make_console() -> Console:
-    """Returns a console on stdout. Rich itself obeys NO_COLOR."""
+    """Return a console on stdout. Rich itself obeys NO_COLOR."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def render_status(status: Mapping[str, Any], *, flows: bool = False) -> RenderableType:
-    """Returns run and node in a line each, stages and, if wanted, flows in tables."""
+    """Return a line each for run and node, and tables of stages and, if wanted, flows."""
     parts: list[RenderableType] = [_run_line(status), _node_line(_mapping(status, "node"))]
     if status.get("message"):
         routine = status.get("run_state") in {"training", "aggregating", "finished"}
@@ -72,7 +72,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
 
 
 def _syncing_line(syncing: Mapping[str, Any]) -> Text:
-    """Returns which state is on its way here, and how long that will take."""
+    """Return a line on the state that is being fetched, and the time that is left."""
     rate = syncing.get("bytes_per_s")
     mib = rate / 2**20 if isinstance(rate, (int, float)) else None
     left = f"{_number(syncing.get('left_s'), '.0f')} s until it can take microbatches"
@@ -85,13 +85,13 @@ def _syncing_line(syncing: Mapping[str, Any]) -> Text:
 
 
 def _recent_line(one: Mapping[str, Any]) -> Text:
-    """Returns what was not routine, and how long ago it was."""
+    """Return a line on an event that was not routine, and its age."""
     age = f"{_number(one.get('age_s'), '.0f')} s ago"
     return Text(f"{age:>9}  {clean_text(one.get('text', ''), limit=300)}", style="yellow")
 
 
 def _checkpoint_lines(checkpoint: Mapping[str, Any]) -> list[RenderableType]:
-    """Returns what to go on from after a stop, and in red why there is nothing newer."""
+    """Return lines on the last checkpoint, and in red why there is no newer one."""
     lines: list[RenderableType] = []
     if checkpoint.get("iteration") is not None:
         lines.append(Text(f"last checkpoint: iteration {_text(checkpoint, 'iteration')}"))
@@ -149,13 +149,13 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _names(status: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what to call each member."""
+    """Return the shown name of each member, by its id."""
     nodes = [node for stage in _sequence(status, "stages") for node in _sequence(stage, "nodes")]
     return {str(node.get("id")): _who(node) for node in nodes}
 
 
 def _flow_table(flows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> RenderableType:
-    """Returns the flows, equal ones in one row: each hop with what it costs, in milliseconds."""
+    """Return a table of flows, equal ones in one row, with the cost of each hop in milliseconds."""
     if not flows:
         return Text("no flows yet")
     rows: dict[str, tuple[float, int]] = {}
@@ -219,7 +219,7 @@ def _number(value: object, form: str) -> str:
     try:
         return format(value, form)
     except OverflowError:
-        # An integer that no float can hold: whoever sent it means no good.
+        # An integer too large for a float. No honest peer sends one.
         return "?"
 
 

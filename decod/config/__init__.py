@@ -1,10 +1,10 @@
-"""What is configured: `RunConfig`, shared by all members and hashed, and `NodeConfig`, local.
+"""The configuration: `RunConfig`, shared by all members and hashed, and `NodeConfig`, local.
 
-The sections of a run are defined beside their owners (`decod/model/config.py`, `*/params.py`);
-this package nests them, reads them from TOML and from peers, and checks relations between them.
+The sections of a run are defined beside their owners (`decod/model/config.py`, `*/params.py`). This
+package nests them, reads them from TOML and from peers, and checks relations between them.
 
-What concerns a run is imported when it is first used: `decod status` needs only a node's folder,
-and must not wait for pydantic.
+The names that concern a run are imported when they are first used. `decod status` needs only a
+node's folder, and must not wait for pydantic.
 """
 
 import importlib

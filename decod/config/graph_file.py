@@ -1,8 +1,8 @@
-"""Reads the routing problem from JSON: a flow graph, and candidates that may join it.
+"""Reading of the routing problem from JSON: a flow graph, and candidates that may join it.
 
-docs/planning.md describes both files. What could not be meant is refused with the file and the
-place in it; what merely cannot carry flows (a stage without relays, a node of capacity 0, a link
-that is missing) is a valid graph.
+docs/planning.md describes both files. An error names the file and the place in it. A graph may be
+unable to carry flows, and still be valid: it may have a stage without relays, a node of capacity 0,
+or a missing link.
 """
 
 import difflib
@@ -25,15 +25,15 @@ from decod.strict_json import no_constant, unique
 from decod.texts import why_of
 
 FILE_SIZE_MAX_BYTES = 64 << 20
-"""About a million links."""
+"""Room for about a million links."""
 NUM_STAGES_MAX = 1000
 CAPACITY_MAX = 10_000
-"""Of a node, and of all data nodes together: every flow is listed on its own."""
+"""Largest capacity of a node, and of all data nodes together: each flow is listed singly."""
 NEGOTIATED_FLOWS_MAX = 1000
-"""Of all data nodes together, where nodes negotiate: that takes up to half a minute, and four times
-as long for twice as many."""
+"""Largest capacity of all data nodes together if nodes negotiate. That takes up to half a minute,
+and four times as long for twice as many flows."""
 COST_MAX = 1e15
-"""Sums of costs stay exact to a millionth of the unit well beyond this."""
+"""Largest cost of a link. A float of this size resolves 1/8 of the unit."""
 
 STDIN = Path("-")
 
@@ -46,12 +46,12 @@ class _NodeEntry(StrictModel):
     id: _Id
     role: Literal["data", "relay"]
     stage: Annotated[int, Field(ge=0, le=NUM_STAGES_MAX)] = 0
-    """May be left out for data nodes."""
+    """Optional for data nodes."""
     capacity: _Capacity
 
 
 class _LinkEntry(StrictModel):
-    # The key in the file is a keyword of Python's.
+    # The file's key, `from`, is a keyword of Python.
     begin: _Id = Field(alias="from")
     end: _Id = Field(alias="to")
     cost: _Cost
@@ -91,7 +91,7 @@ _File = TypeVar("_File", bound=StrictModel)
 
 
 def load_graph(path: Path) -> FlowGraph:
-    """Returns the graph that a file describes; `-` reads the standard input.
+    """Return the graph that a file describes. `-` stands for the standard input.
 
     Raises:
         ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
@@ -113,23 +113,23 @@ def load_graph(path: Path) -> FlowGraph:
 
 
 def check_negotiable(path: Path, graph: FlowGraph) -> None:
-    """Looks whether the nodes of a file's graph can negotiate its flows, unit by unit.
+    """Check that a graph has few enough flows for its nodes to negotiate, unit by unit.
 
     Raises:
-        ConfigError: They want too many (E-CFG-053).
+        ConfigError: The data nodes want too many flows (E-CFG-053).
     """
     fix = "lower their capacities, or choose --algorithm optimal, greedy or fixed"
     _check_wanted(path, graph, NEGOTIATED_FLOWS_MAX, fix)
 
 
 def load_candidates(path: Path, graph: FlowGraph) -> list[Newcomer]:
-    """Returns the candidates that a file describes; `-` reads the standard input.
+    """Return the candidates that a file describes. `-` stands for the standard input.
 
     A candidate's links may lead to nodes of the graph and to other candidates. A cost between two
-    candidates holds for both, whichever of them gives it.
+    candidates holds for both, even if only one of them gives it.
 
     Raises:
-        ConfigError: As with `load_graph`.
+        ConfigError: See `load_graph`.
     """
     file = _read(path, _CandidatesFile)
     seen = dict.fromkeys(graph.nodes)
@@ -311,7 +311,7 @@ def _parse(path: Path, content: bytes) -> Any:
     except RecursionError:
         why = "brackets are nested too deeply"
     except ValueError as error:
-        # From one of the two hooks, or an integer of some thousand digits.
+        # Raised by one of the two hooks, or by an integer of thousands of digits.
         why = str(error)[:200]
     raise ConfigError(
         f"{place}: not valid JSON",

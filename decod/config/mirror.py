@@ -1,8 +1,8 @@
 """Strict reading of plain values into the frozen dataclasses of the owners.
 
-Each dataclass is mirrored once as a pydantic model that refuses unknown keys, converts nothing
-(a string is never a number, a bool never an integer; an integer may stand for a float) and takes
-no NaN or infinity. The owners keep plain dataclasses and need not know of pydantic.
+Each dataclass is mirrored once as a pydantic model. The model refuses unknown keys, NaN and
+infinity. It converts nothing, except an integer to a float: a string is never a number, and a bool
+never an integer. The owners keep plain dataclasses and need not know of pydantic.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ WORDS = {
     "model_type": "a table of keys",
     "model_attributes_type": "a table of keys",
 }
-"""Pydantic's kinds of error, in the words of somebody who wrote a file."""
+"""Names for the expected value, by pydantic's kind of error, in the words of a file's author."""
 
 _PHRASES = {
     "Input should be ": "",
@@ -39,22 +39,22 @@ _PHRASES = {
     "less than or equal to": "at most",
     "greater than": "more than",
 }
-"""Parts of pydantic's sentences, and what takes their place behind "must be" and "give"."""
+"""Parts of pydantic's sentences, and their replacements after "must be" and "give"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with the values, at a dotted key such as `model.hidden_size`."""
+    """One error in the values, at a dotted key like `model.hidden_size`."""
 
     key: str
     what: str
-    """Starts with a word that can follow a file's name and line."""
+    """Starts with a word that can follow a file's name and line number."""
     why: str
     fix: str
 
 
 class MirrorError(Exception):
-    """The values do not fit the dataclass. Local to this package: callers translate it."""
+    """The values do not fit the dataclass. Callers in this package translate this error."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__(problems[0].what)
@@ -70,11 +70,11 @@ def _mirror(cls: Any) -> type[BaseModel]:
         if dataclasses.is_dataclass(hint):
             hint = _mirror(hints[field.name])
         elif isinstance(hint, type) and issubclass(hint, Enum):
-            # Strict would want the enum's member itself; its exact value is what a file can hold.
+            # Strict mode would demand the enum's member, but a file can only hold its value.
             hint = Annotated[hint, Field(strict=False)]
         elif hint is int:
             hint = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-        # The default stays in the dataclass: what is left out is left to its constructor.
+        # The dataclass keeps the default: its constructor fills in fields that are left out.
         required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
@@ -83,7 +83,7 @@ def _mirror(cls: Any) -> type[BaseModel]:
 
 
 def list_keys(cls: type, prefix: str = "") -> list[str]:
-    """Returns every dotted key of a dataclass and of those in it, tables before their keys."""
+    """Return every dotted key of a dataclass and of its nested ones, tables before their keys."""
     hints = get_type_hints(cls)
     keys = []
     for field in dataclasses.fields(cls):
@@ -94,7 +94,7 @@ def list_keys(cls: type, prefix: str = "") -> list[str]:
 
 
 def _nearest_key(key: str, keys: list[str]) -> str | None:
-    """Returns the known key that was most likely meant, wherever it stands."""
+    """Return the known key that was most likely meant, in any table."""
     by_path = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
     if by_path:
         return by_path[0]
@@ -105,20 +105,20 @@ def _nearest_key(key: str, keys: list[str]) -> str | None:
 
 
 def show_value(value: object) -> str:
-    """Returns a value as it can stand in an error: short, in ASCII."""
+    """Return a value in a form for an error: short, in ASCII."""
     if isinstance(value, int) and abs(value) >= 1 << 64:
-        # Python refuses to write out integers of some thousand digits.
+        # Python refuses to print integers of thousands of digits.
         return f"an integer of {value.bit_length()} bits"
     text = ascii(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def show_wanted(error: Any, words: Mapping[str, str]) -> str:
-    """Returns what a value should have been, in words that follow "it must be" and "give".
+    """Describe the expected value, in words that can follow "it must be" and "give".
 
     Args:
-        error: One of pydantic's.
-        words: For its kinds of error.
+        error: One error of pydantic.
+        words: The descriptions of some kinds of error.
     """
     known = words.get(error["type"])
     if known is not None:
@@ -162,7 +162,7 @@ def _construct(cls: type[T], values: BaseModel) -> T:
 
 
 def build(cls: type[T], values: Mapping[str, object]) -> T:
-    """Returns an instance of a dataclass from plain values.
+    """Make an instance of a dataclass from plain values.
 
     Raises:
         MirrorError: Unknown or missing keys, or values of a wrong type.

@@ -1,4 +1,4 @@
-"""`NodeConfig`: what each host may choose for itself, and readers of the options it comes from."""
+"""`NodeConfig`: each host's own choices, and readers of the options that they come from."""
 
 import ipaddress
 import os
@@ -14,7 +14,7 @@ CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
 
 DEFAULT_PORT = 7700
-"""TCP for gRPC, and UDP of the same number for the distributed hash table."""
+"""TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
@@ -24,17 +24,17 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 
 
 def default_state_dir() -> Path:
-    """Returns where identity, checkpoints, logs and the control socket live on this system."""
+    """Return the system's default folder for identity, checkpoints, logs and control socket."""
     return platformdirs.user_state_path("decod")
 
 
 def default_cache_dir() -> Path:
-    """Returns where things live that can be made again: the default corpus, for one."""
+    """Return the system's default folder for data that can be made again, like the corpus."""
     return platformdirs.user_cache_path("decod")
 
 
 def invoking_user() -> str | None:
-    """Returns who has used `sudo` to run this command; None if nobody has."""
+    """Return the user who ran this command with `sudo`, or None if nobody did."""
     return os.environ.get("SUDO_USER") or None
 
 
@@ -47,25 +47,25 @@ class NodeConfig:
     listen_port: int = DEFAULT_PORT
     """TCP and UDP port. 0: the system chooses a free one."""
     advertise: str | None = None
-    """HOST:PORT under which others reach this node, if not the address it listens on: behind a
-    router, say. Absent: found out by asking a peer."""
+    """HOST:PORT under which others reach this node, if it is not the address on which it listens:
+    behind a router, say. Absent: the node asks a peer."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     capacity: int | None = None
-    """Microbatches held in memory at a time, 1 to 4096. Absent: measured from free memory."""
+    """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     num_threads: int | None = None
     """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
     drain_timeout_s: float = 60.0
-    """Longest that leaving may take, in seconds: the iteration in hand is finished, and the last
-    node of a stage waits for a successor. Then the node goes at once, which costs the others a
-    repeated iteration. Raise it where iterations take longer. 0 to 86400."""
+    """Longest time that leaving may take, in seconds, 0 to 86400. In it, the node finishes the
+    iteration in hand, and the last node of a stage waits for a successor. After it the node leaves
+    at once, and the others repeat an iteration. Raise it if iterations take longer."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
     rejoins: bool = True
     """Whether the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
     name: str | None = None
-    """Shown to others in `decod status`. Absent: made from the node's id."""
+    """Shown to others in `decod status`. Absent: derived from the node's id."""
 
     def __post_init__(self) -> None:
         if self.listen_port != 0:
@@ -125,12 +125,13 @@ def _check_port(port: str, text: str) -> int:
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Returns host (without brackets) and port of `HOST:PORT`, `HOST` or `[IPv6]:PORT`.
+    """Return host (without brackets) and port of `HOST:PORT`, `HOST` or `[IPv6]:PORT`.
 
-    A missing port is 7700; port 0 lets the system choose.
+    A missing port means 7700. Port 0 lets the system choose.
 
     Raises:
-        ConfigError: Neither an address nor a host name, or no possible port.
+        ConfigError: The host is neither an address nor a host name, or the port is impossible
+            (E-CFG-020).
     """
     if text.startswith("["):
         host, closing, rest = text[1:].partition("]")
@@ -150,7 +151,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def _is_plausible_ipv4(host: str) -> bool:
-    """Returns False for four numbers that are no address, such as 300.0.0.1."""
+    """Return False for numbers and dots that are no IPv4 address, like 300.0.0.1."""
     if not re.fullmatch(r"[0-9.]+", host):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Reads a run file: TOML, checked key by key, with errors that name file, line and key."""
+"""Reading of a run file: TOML, checked key by key, with errors that name file, line and key."""
 
 import re
 import tomllib
@@ -14,12 +14,12 @@ from decod.errors import ConfigError
 from decod.train.checkpoint.params import CheckpointConfig
 
 FILE_SIZE_MAX_BYTES = 1 << 20
-"""A run file has about 4 KiB; more than this is some other file."""
+"""A run file has about 4 KiB. A larger file than this is not a run file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """Where this run's data nodes find their tokens. Not shared: paths differ from host to host."""
+    """The place of the tokens on this host. Not shared, since paths differ from host to host."""
 
     path: str = DEFAULT_PATH
     """Folder that `decod data prepare` wrote, absolute or as seen from this file; `default` is the
@@ -28,27 +28,27 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections(RunConfig):
-    """All that a run file may hold."""
+    """All sections that a run file may hold."""
 
     data: DataSource = field(default_factory=DataSource)
-    """Where the data nodes find their tokens. Not part of what the members compare."""
+    """The place of the tokens on this host. Members do not compare it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When the leader keeps the run's state. Not part of what the members compare."""
+    """When the leader keeps the run's state. Members do not compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run file that has been read and found consistent."""
+    """A run file that was read and is consistent."""
 
     run: RunConfig
     data: DataSource
     path: Path
-    """Where it was read from."""
+    """The file itself."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
-    """Returns the run that a file describes.
+    """Return the run that a file describes.
 
     Raises:
         ConfigError: The file cannot be read, is not TOML, or describes no possible run. Codes:
@@ -78,7 +78,7 @@ def load_run_file(path: Path) -> RunFile:
 
 
 def _located(data: DataSource, path: Path) -> DataSource:
-    """Return the data's path as seen from the run file, wherever decod is started."""
+    """Resolve the data's path relative to the run file, not to the working directory."""
     if data.path == DEFAULT_PATH:
         return data
     return DataSource(path=str(path.absolute().parent / Path(data.path).expanduser()))
@@ -136,10 +136,10 @@ _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_.\-\s]|"[^"]*"|'[^']*')+?)\s*=""")
 
 
 def locate_keys(text: str) -> dict[str, int]:
-    """Returns the line, from 1, on which each dotted key or table header stands first.
+    """Return the first line, counted from 1, of each dotted key or table header.
 
-    The standard library's reader keeps no positions. Keys inside inline tables are not found;
-    whoever looks them up falls back to the table's own line.
+    The standard library's parser keeps no positions. Keys inside inline tables are not found: look
+    up the table's own line instead.
     """
     lines: dict[str, int] = {}
     table = ""
@@ -161,7 +161,7 @@ def _plain_key(text: str) -> str:
 
 
 def _open_after(line: str, open_quotes: str | None) -> str | None:
-    """Returns the triple quotes that a multi-line string has open behind this line, if any."""
+    """Return the triple quotes of a multi-line string that is open after this line, if any."""
     for quotes in re.findall(r'"""|\'\'\'', line):
         if open_quotes is None:
             open_quotes = quotes
@@ -171,7 +171,7 @@ def _open_after(line: str, open_quotes: str | None) -> str | None:
 
 
 def _find_line(key: str, lines: dict[str, int]) -> int | None:
-    """Returns the line of a key, else of the nearest table around it."""
+    """Return the line of a key, or else of the innermost table around it."""
     while key:
         if key in lines:
             return lines[key]
@@ -184,7 +184,7 @@ def _place(path: Path, line: int | None) -> str:
 
 
 def _explain(problems: list[Problem], lines: dict[str, int], path: Path) -> ConfigError:
-    """Turns the problem that stands first in the file into an error."""
+    """Make an error of the problem that comes first in the file."""
     located = [(_find_line(problem.key, lines), problem) for problem in problems]
     line, problem = min(located, key=lambda item: item[0] or 0)
     more = len(problems) - 1

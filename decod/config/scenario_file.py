@@ -1,8 +1,8 @@
-"""Reads a scenario of `decod simulate` from TOML: hosts, links, and what they train.
+"""Reading of a scenario of `decod simulate` from TOML: hosts, links, and the sizes of the model.
 
-docs/planning.md describes the file. Every host is given by name; a link is found by the names of
-both hosts, else by one host's and the other's location, else by both locations, else it is the
-default one.
+docs/planning.md describes the file. Every host has a name. A link between both hosts comes first,
+then a link between a host and the other's location, then a link between both locations, then the
+default link.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scen
 
 FILE_SIZE_MAX_BYTES: Final = 1 << 20
 NUM_HOSTS_MAX: Final = 1000
-"""Links are laid out for every pair of hosts."""
+"""Bounded because there is a link for every pair of hosts."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -41,7 +41,7 @@ class _HostEntry(StrictModel):
     name: str
     role: Literal["data", "relay"]
     stage: Annotated[int, Field(ge=0, le=1000)] = 0
-    """May be left out for data nodes."""
+    """Optional for data nodes."""
     capacity: Annotated[int, Field(ge=1, le=10_000)]
     forward_s: _PositiveSeconds
     backward_s: _PositiveSeconds
@@ -55,7 +55,7 @@ class _LinkValues(StrictModel):
 
 
 class _LinkEntry(_LinkValues):
-    # The key in the file is a keyword of Python's.
+    # The file's key, `from`, is a keyword of Python.
     begin: str = Field(alias="from")
     end: str = Field(alias="to")
     both_ways: bool = True
@@ -94,7 +94,7 @@ _TOML_WORDS = {"list_type": "an array of tables", "dict_type": "a table of keys"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The file, for errors."""
+    """The file that errors name."""
 
     path: Path
 
@@ -103,7 +103,7 @@ class _Place:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Returns the scenario that a file describes.
+    """Return the scenario that a file describes.
 
     Raises:
         ConfigError: E-CFG-066 unreadable, E-CFG-067 not TOML, E-CFG-068 a key is missing, unknown
@@ -154,7 +154,7 @@ def _parse(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         why = f"byte 0x{content[error.start]:02x} is not UTF-8"
     except ValueError as error:
-        # It ends with the line and column.
+        # The message ends with line and column.
         why = str(error)[:200]
     raise ConfigError(
         f"{path}: not valid TOML",
@@ -247,7 +247,10 @@ def _make_profile(file: _ScenarioFile) -> ComputeProfile:
 
 
 def _make_protocol(place: _Place, file: _ScenarioFile, hosts: Sequence[HostSpec]) -> ProtocolConfig:
-    """Return the protocol's numbers; the first iteration waits for all hosts, as far as it can."""
+    """Return the protocol's numbers. Unless given, the first iteration waits for enough hosts.
+
+    It waits for all data nodes, and in each stage for as many relays as the smallest stage has.
+    """
     sizes = Counter(host.stage_index for host in hosts)
     waits = {
         "min_data_nodes": sizes.pop(0),
@@ -266,7 +269,7 @@ def _make_protocol(place: _Place, file: _ScenarioFile, hosts: Sequence[HostSpec]
 
 
 def _make_links(place: _Place, file: _ScenarioFile) -> Links:
-    """Return the link of every ordered pair of hosts that has one of its own."""
+    """Return the links of all ordered pairs of hosts that differ from the default link."""
     locations = {entry.name: entry.location for entry in file.hosts}
     known = {*locations, *filter(None, locations.values())}
     given: dict[tuple[str, str], LinkSpec] = {}

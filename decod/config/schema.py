@@ -1,8 +1,8 @@
-"""`RunConfig`, which all members of a run share, and the `Manifest` by which they know that.
+"""`RunConfig`, which all members of a run share, and the `Manifest`, by which they compare it.
 
-A manifest is what a run *is*: its configuration, the data it reads and the weights it starts from.
-It travels as canonical JSON (sorted keys, no spaces), and its SHA-256 stands for it everywhere.
-Two nodes whose manifests differ do not train together, and are told the first field that differs.
+A manifest defines a run: its configuration, its data and its initial weights. It travels as
+canonical JSON (sorted keys, no spaces), and its SHA-256 stands for it everywhere. Two nodes with
+different manifests do not train together. They are told the first field that differs.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.wire.validate import STAGE_INDEX_MAX
 
 MANIFEST_SIZE_MAX_BYTES = 64 * 1024
-"""Read from a peer at most; a real one has about 2 KiB."""
+"""Largest manifest that is read from a peer. A real one has about 2 KiB."""
 
 ACTIVATION_SIZE_MAX_BYTES = 1 << 30
-"""Of one microbatch between two stages. Also the most that a peer can make a node allocate."""
+"""Largest activations of one microbatch. Also the most that a peer can make a node allocate."""
 
 NUM_PARAMETERS_MAX = 1 << 40
 
-# Upper ends of ranges whose lower ends the owners check. They keep a manifest from a peer from
-# asking for absurd amounts of memory or time before any relation between fields is looked at.
+# Upper ends of ranges. The owners check the lower ends. These limits are checked before any
+# relation between fields, so that a peer's manifest can't demand absurd amounts of memory or time.
 _UPPER_LIMITS = {
     "model.vocab_size": 1 << 24,
     "model.hidden_size": 1 << 18,
@@ -111,7 +111,7 @@ class RunConfig:
 
 
 def count_parameters(model: ModelConfig) -> int:
-    """Returns how many trainable numbers a model has, tied embeddings counted once."""
+    """Return how many parameters a model has. Tied embeddings count once."""
     per_block = _count(block_shapes(model, 0))
     return model.num_hidden_layers * per_block + _count(outer_shapes(model))
 
@@ -121,15 +121,15 @@ def _count(shapes: Shapes) -> int:
 
 
 def activation_size_bytes(run: RunConfig) -> int:
-    """Returns the size of one microbatch's hidden states between two stages."""
+    """Return the bytes of one microbatch's hidden states between two stages."""
     return run.batch.tokens_per_microbatch * run.model.hidden_size * run.model.dtype.num_bytes
 
 
 def validate(run: RunConfig) -> None:
-    """Checks what no owner can check alone.
+    """Check upper limits, and relations between sections that no owner can check alone.
 
     Raises:
-        ConfigError: With the key that should be changed first in its text.
+        ConfigError: A check failed. Its text begins with the key that should be changed first.
     """
     for key, limit in _UPPER_LIMITS.items():
         section, _, name = key.partition(".")
@@ -177,21 +177,21 @@ def _validate_sizes(run: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What every member must agree on before it trains. Valid in itself once it exists."""
+    """The facts on which every member must agree before it trains. Every instance is valid."""
 
     run: RunConfig
     """The configuration."""
     data_index_sha256: str
-    """Hash over the canonical index of the token shards, 64 hexadecimal digits."""
+    """SHA-256 of the canonical index of the token shards, 64 hexadecimal digits."""
     data_vocab_size: int
-    """Tokens that the data's tokenizer can give; at most `run.model.vocab_size`."""
+    """Number of tokens of the data's tokenizer, at most `run.model.vocab_size`."""
     initial_weights: str = "seed"
-    """`seed`, or the SHA-256 of the folder of weights, or of the checkpoint, to start from."""
+    """`seed`, or the SHA-256 of the folder of weights or of the checkpoint to start from."""
     start_iteration: int = 0
-    """The iteration that the checkpoint is of; 0 for a run that begins anew. The first iteration
-    of the run is the next one, so that it reads the tokens that would have come next."""
+    """The iteration of the checkpoint; 0 for a new run. The run continues with the next iteration,
+    so that it reads the tokens that would have come next."""
     protocol_version: int = PROTOCOL_VERSION
-    """Of the release that made it."""
+    """Protocol version of the release that made it."""
 
     def __post_init__(self) -> None:
         validate(self.run)
@@ -230,23 +230,23 @@ class Manifest:
             )
 
     def to_json(self) -> str:
-        """Returns the one canonical text: keys sorted, no spaces, ASCII."""
+        """Return the canonical text: keys sorted, no spaces, ASCII."""
         return json.dumps(
             dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False
         )
 
     @property
     def sha256(self) -> str:
-        """Hash of the canonical text, 64 hexadecimal digits."""
+        """SHA-256 of the canonical text, 64 hexadecimal digits."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Returns the manifest that a peer sent.
+        """Read and check a manifest that a peer sent.
 
         Raises:
-            RejectedError: The peer speaks another version of the protocol.
-            MalformedMessageError: Anything else that is wrong with it.
+            RejectedError: The peer speaks another version of the protocol (E-REJ-002).
+            MalformedMessageError: The manifest is invalid in another way (E-PEER-010).
         """
         values = _parse_json(text)
         version = values.get("protocol_version")
@@ -271,11 +271,11 @@ class Manifest:
         return manifest
 
     def flat(self) -> dict[str, Any]:
-        """Returns every value by its dotted key, such as `run.model.hidden_size`."""
+        """Return every value by its dotted key, like `run.model.hidden_size`."""
         return flatten(dataclasses.asdict(self))
 
     def first_difference(self, other: "Manifest") -> str | None:
-        """Returns where `other` first differs, such as `run.seed is 1 here and 2 there`."""
+        """Return the first difference, like `run.seed is 1 here and 2 there`, or None."""
         mine, theirs = self.flat(), other.flat()
         for key, value in mine.items():
             if value != theirs[key]:
@@ -293,13 +293,13 @@ def _malformed(what: str, why: str) -> MalformedMessageError:
 
 
 def _parse_json(text: str | bytes) -> dict[str, Any]:
-    # Characters are at least one byte each, so this bounds the work of encoding as well.
+    # A character has at least one byte, so this bounds the work of encoding too.
     if len(text) > MANIFEST_SIZE_MAX_BYTES:
         raise _malformed(
             f"it has {len(text)} bytes", f"the limit is {MANIFEST_SIZE_MAX_BYTES} bytes"
         )
     try:
-        # Bounded depth, no NaN: the standard library's reader would recurse as deep as it is told.
+        # Pydantic's parser bounds the depth. The standard library's would recurse without limit.
         values = pydantic_core.from_json(
             text.encode() if isinstance(text, str) else text, allow_inf_nan=False
         )
@@ -311,7 +311,7 @@ def _parse_json(text: str | bytes) -> dict[str, Any]:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted keys."""
+    """Return nested values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The join string in a file that only its owner may read: whoever has it can join the run."""
+"""The join string in a file that only its owner may read: it lets its holder join the run."""
 
 import os
 from contextlib import suppress
@@ -7,17 +7,17 @@ from pathlib import Path
 from decod.errors import ConfigError
 
 JOIN_STRING_MAX_CHARACTERS = 10_000
-"""A join string with all its addresses fits."""
+"""Room for a join string with all its addresses."""
 
 
 def read_join_string(path: Path) -> str:
-    """Return what stands in a file.
+    """Return the text of a file, without spaces around it.
 
     Raises:
-        ConfigError: It can't be read.
+        ConfigError: The file can't be read (E-CFG-046).
     """
     try:
-        # A pipe or a device might never end.
+        # Reading a pipe or a device might never end.
         if not path.is_file():
             raise _unreadable(path, "it is no file")
         with path.open(encoding="utf-8") as stream:
@@ -29,15 +29,15 @@ def read_join_string(path: Path) -> str:
 
 
 def write_join_string(path: Path, text: str, *, owner: tuple[int, int] | None = None) -> None:
-    """Write a file that nobody but its owner can read, whole or not at all.
+    """Write a file that only its owner can read. It is written whole or not at all.
 
     Args:
-        path: In a folder that exists.
+        path: The file. Its folder must exist.
         text: A join string.
-        owner: User and group id, if not this process's.
+        owner: User and group id of the file; None for this process's.
 
     Raises:
-        ConfigError: It can't be written.
+        ConfigError: The file can't be written (E-CFG-047).
     """
     new = path.with_name(f".{path.name}.new")
     try:

@@ -1,4 +1,4 @@
-"""What files that are read strictly have in common: their models, and the words of their errors."""
+"""Common parts of the readers of strict files: a base model, and the texts of errors."""
 
 import difflib
 from collections.abc import Collection, Iterator, Sequence
@@ -14,17 +14,17 @@ from decod.texts import why_of
 
 
 def read_file(path: Path, size_max_bytes: int, *, why_large: str, fix: str, code: str) -> bytes:
-    """Returns a file's content.
+    """Return a file's content.
 
     Args:
-        path: Of the file.
-        size_max_bytes: Larger ones are not what is meant.
-        why_large: Says so.
-        fix: What to do where it can't be read.
-        code: Of the error.
+        path: The file.
+        size_max_bytes: A larger file is refused as another kind of file.
+        why_large: The error's `why` for a file that is too large.
+        fix: The error's `fix` for a file that can't be read.
+        code: The code of both errors.
 
     Raises:
-        ConfigError: It can't be read, or is too large.
+        ConfigError: The file can't be read, or is too large.
     """
     try:
         content = read_beginning(path, size_max_bytes + 1)
@@ -37,13 +37,13 @@ def read_file(path: Path, size_max_bytes: int, *, why_large: str, fix: str, code
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys, converts nothing, takes no NaN or infinity."""
+    """Base of models that refuse unknown keys, NaN and infinity, and convert nothing."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def list_model_keys(models: Collection[type[BaseModel]]) -> list[str]:
-    """Returns all keys of some models as they stand in a file, sorted."""
+    """Return all keys of some models as a file spells them, sorted."""
     return sorted(
         {field.alias or name for model in models for name, field in model.model_fields.items()}
     )
@@ -57,14 +57,14 @@ def explain(
     words: dict[str, str],
     code: str,
 ) -> ConfigError:
-    """Turns the first problem that was found into an error.
+    """Make an error of the first problem that pydantic found.
 
     Args:
-        name: The file's.
-        error: What pydantic found.
-        keys: All that the file may hold, to guess what an unknown one was meant to be.
-        words: What the file's format calls kinds of values, where that is not TOML's.
-        code: Of the error.
+        name: The name of the file.
+        error: The errors that pydantic found.
+        keys: All keys that the file may hold, to guess the meaning of an unknown key.
+        words: The names of kinds of values in the file's format, where they differ from TOML's.
+        code: The code of the error.
     """
     problems = error.errors(include_url=False)
     problem: Any = problems[0]

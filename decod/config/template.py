@@ -1,6 +1,6 @@
-"""Writes a run file with every key, its default, and the comment that stands beside the field.
+"""Writing of a run file with every key, its default, and a comment.
 
-The comments are the field docstrings in the owners' source, so there is one text and one place.
+The comments are the field docstrings in the owners' source, so each text exists only once.
 """
 
 import ast
@@ -27,7 +27,7 @@ _HEAD = """\
 
 @cache
 def field_comments(cls: type) -> dict[str, str]:
-    """Returns the string that stands under each field of a dataclass, on one line."""
+    """Return the docstring of each field of a dataclass, on one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     body = tree.body[0].body  # type: ignore[attr-defined]  # A class definition, by construction.
     comments = {}
@@ -45,7 +45,7 @@ def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's strings are TOML's basic strings as long as they are ASCII.
+        # An ASCII string in JSON is also a basic string in TOML.
         return json.dumps(str(value))
     return repr(value)
 
@@ -75,11 +75,11 @@ def render_run_file(
     data: DataSource | None = None,
     checkpoint: CheckpointConfig | None = None,
 ) -> str:
-    """Returns the text of a run file; reading it back gives the same values.
+    """Return the text of a run file. Reading it back gives the same values.
 
     Args:
         run: Values to write; the defaults if absent.
-        data: Where the data is; the default corpus if absent.
+        data: The place of the data; the default corpus if absent.
         checkpoint: When the run's state is kept; the defaults if absent.
     """
     run = run or RunConfig()

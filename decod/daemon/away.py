@@ -1,4 +1,4 @@
-"""A node that is out of its run for a while: it looks for the run again, or waits to be resumed.
+"""A node that is out of its run for a while: it looks for the run, or waits to be resumed.
 
     RECONNECTING --the run is found--> the node joins it again as a newcomer
                  --pause--> PAUSED
@@ -6,10 +6,10 @@
     PAUSED       --resume, and the run is found--> the node joins it again as a newcomer
     either       --drain, or a signal--> the daemon ends
 
-PAUSED is for a device that its operator wants free. Without its compute process a node can't keep
-its stage's weights in step, reduce or vote, so it is no member meanwhile. In both states nothing
-listens for peers, and no memory of the device or for tensors is held. What is left is the state
-folder with identity and kept states, and the operator's socket.
+PAUSED frees the device for its operator. Without its compute process a node can't keep its stage's
+weights up to date, reduce or vote, so it is no member meanwhile. In both states the daemon does not
+listen for peers, and holds no memory of the device or for tensors. It keeps only the state folder,
+with identity and kept states, and the operator's socket.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ T = TypeVar("T")
 _log = logging.getLogger("decod")
 
 REFUSED_S = 30.0
-"""How long a run may refuse a node that was in it before that counts. Its nodes may have lost their
-leader, or a stranger may answer at the address of one that is restarting."""
+"""How long a run must refuse a former member until the daemon gives up. Until then, its nodes may
+have lost their leader, or a stranger may answer at the address of a node that is restarting."""
 
 _STATUS_TIMEOUT_S = 0.3
 _FROM_LEADER = (
@@ -55,13 +55,13 @@ _PAUSED_TEXT = "paused, and the device is free: `decod resume` joins the run aga
 
 
 class Away(Generic[T]):
-    """What a node leaves behind when it leaves its run. Make it before the node is closed.
+    """The stand-in for a node that is out of its run. Make it before the node is closed.
 
     Args:
-        node: That was in the run.
-        seek: Finds the run; returns what it takes to join it.
-        why: The node is out of the run; for people.
-        paused: Its operator has freed its device, and will say when it is to come back.
+        node: The node that was in the run.
+        seek: Finds the run; returns the facts that are needed to join it.
+        why: Why the node is out of the run, for people.
+        paused: The operator has freed the device, and will resume the node.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Away(Generic[T]):
         }
 
     async def until_found(self, backoff: Backoff) -> T:
-        """Return what it takes to join the run, when that has been found and is wanted.
+        """Wait until the run is found and the node may join it; return the result of `seek`.
 
         Args:
-            backoff: How long to wait before each look.
+            backoff: Gives the wait before each look.
 
         Raises:
             DecodError: The run does not take this node, or this host can't join it.
@@ -113,11 +113,11 @@ class Away(Generic[T]):
                 await asyncio.gather(self._looking, return_exceptions=True)
 
     def failed(self, why: str) -> None:
-        """The run was found, and could not be joined."""
+        """Note why the run could not be joined although it was found."""
         self._why = why
 
     async def _look(self, backoff: Backoff) -> T:
-        """Look for the run again and again."""
+        """Look for the run until it is found."""
         refused_s: float | None = None
         now_s = asyncio.get_running_loop().time
         while True:
@@ -140,7 +140,7 @@ class Away(Generic[T]):
     # --- commands -----------------------------------------------------------------------------
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer the operator."""
+        """Answer a request of the operator."""
         command = str(request.get("command"))
         if command not in self._commands:
             state = "paused with its device free" if self._paused else RECONNECTING
@@ -153,12 +153,12 @@ class Away(Generic[T]):
         return await self._commands[command]()
 
     def describe(self) -> str:
-        """Return one line on how the node is."""
+        """Return one line on the node's state."""
         return NodeState.PAUSED.value if self._paused else f"{RECONNECTING}: {self._why}"
 
     @property
     def healthy(self) -> bool:
-        """It has no core that could be late."""
+        """Always True: there is no core that could be late."""
         return True
 
     async def _pause(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Away(Generic[T]):
         return {"draining": True, "reason": "drained", "detail": f"it was {how}"}
 
     async def _status(self) -> dict[str, Any]:
-        """Return what was known when the node left, and of the run what its leader tells now."""
+        """Return the node's last status, with the leader's view of the run if it answers."""
         status = copy.deepcopy(self._known)
         with suppress(DecodError, ValueError, RecursionError):
             text = await ask_status(

@@ -1,4 +1,4 @@
-"""How long to wait before something is tried again: twice as long each time, up to a limit."""
+"""Pauses between attempts: twice as long each time, up to a limit."""
 
 import random
 import secrets
@@ -8,11 +8,13 @@ LONGEST_S = 60.0
 
 
 class Backoff:
-    """The pauses before tries. Each is drawn between a half and the whole of its length: those who
-    were cut off together must not come back together.
+    """The pauses before attempts.
+
+    Each pause is drawn between half its length and its full length, so that nodes that were cut off
+    together do not come back together.
 
     Args:
-        rng: Draws them.
+        rng: Draws the pauses. If absent, one with a random seed.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -20,10 +22,10 @@ class Backoff:
         self._length_s = FIRST_S
 
     def next_s(self) -> float:
-        """Return the next pause."""
+        """Return the next pause, in seconds."""
         length_s, self._length_s = self._length_s, min(2 * self._length_s, LONGEST_S)
         return self._rng.uniform(length_s / 2, length_s)
 
     def reset(self) -> None:
-        """Begin with short pauses again: it went well for a while."""
+        """Begin with short pauses again, after a time without failures."""
         self._length_s = FIRST_S

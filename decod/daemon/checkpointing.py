@@ -1,9 +1,9 @@
-"""Keeps the run's state on the leader's disk while training goes on.
+"""Checkpoints of the run's state on the leader's disk, written while training goes on.
 
-After every so many commits all stages' states are gathered with their optimizers', as for an
-export, and a thread of the node process writes them from shared memory: the device goes on
-computing meanwhile, and nothing has to be copied or understood by torch. Whatever goes wrong is
-told, in the log and in `decod status`, and tried again the next time; training never hears of it.
+Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
+states, as for an export. A thread of the node process writes them from shared memory. The device
+computes meanwhile, and torch is not involved. Failures are shown in the log and in `decod status`,
+and do not affect training. The next checkpoint tries again.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 _MEMORY_SHARE = 0.8
-"""Part of the free memory that a checkpoint may take for a while."""
+"""Largest part of the free memory that a checkpoint may take while it is written."""
 
 
 def settings_of(manifest: Manifest) -> Settings:
-    """Return a run's configuration as a checkpoint keeps it: `model.hidden_size` to its value."""
+    """Return a run's configuration as a checkpoint keeps it: values by their dotted keys."""
     flat = {key.removeprefix("run."): value for key, value in manifest.flat().items()}
     for own in ("initial_weights", "start_iteration", "protocol_version"):
         del flat[own]
@@ -53,27 +53,27 @@ def settings_of(manifest: Manifest) -> Settings:
 
 
 def settings_in(checkpoint: CheckpointManifest) -> Settings:
-    """Return the configuration that a checkpoint was written with, as `settings_of` does.
+    """Return the configuration with which a checkpoint was written, in the form of `settings_of`.
 
-    Settings that its release did not have are at today's defaults, which do what was done then.
+    Settings that its release lacked get today's defaults, which keep the behaviour of that time.
     """
     return _plain(flatten(asdict(RunConfig()))) | checkpoint.settings
 
 
 def _plain(flat: dict[str, Any]) -> Settings:
-    # Enumerations are texts; their own type would not survive the file.
+    # Enumerations become plain texts: a file could not keep their type.
     return {key: str(v) if isinstance(v, str) else v for key, v in flat.items()}
 
 
 class Checkpoints:
-    """When the leader writes a checkpoint, and how the last one went.
+    """The leader's checkpoints: decides when one is due, writes it, and shows how it went.
 
     Args:
-        node: The leader's.
-        config: How often, and how many stay.
-        gathering: Held while states are gathered: exports do that too.
-        store: Where they go.
-        free_memory_bytes: Tells how much there is on this host.
+        node: The leader.
+        config: How often checkpoints are written, and how many are kept.
+        gathering: A lock that is held while states are gathered. Exports take it too.
+        store: Writes the checkpoints; if absent, into the run's folder.
+        free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class Checkpoints:
         self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
         self._finishing = asyncio.Lock()
-        """Held while the last iteration is written: a stage that leaves and the end of the run may
-        both ask for it, and only who comes first finds the members."""
+        """Held while the last iteration is written. Both a leaving stage and the end of the run may
+        ask for that, and only the first still finds the members."""
         self._writing = False
-        """All states are here: what is left to do concerns this host only."""
+        """All states are gathered, and this host is writing or pruning."""
         self.last: int | None = self._newest()
-        """Iteration of the newest checkpoint on this host to go on from; at first the one that was
-        resumed here, or the last that this node wrote when it led before."""
+        """Iteration of the newest checkpoint on this host from which the run can go on. At first
+        the resumed checkpoint, or the last that this node wrote when it led before."""
         self.on_written: Callable[[int], None] = lambda _: None
-        """Called with the iteration of each new one."""
+        """Called with the iteration of each new checkpoint."""
         self._last_s: int | None = None
-        """When this node wrote it, leading; None if it did not."""
+        """When this node wrote `last` as the leader, in Unix seconds; None if it did not."""
         self._num_returns = 0
-        """How often the run has gone back."""
+        """How often the run has rolled back."""
         self.problem: str | None = None
-        """Why the newest try failed, None if it did not."""
+        """Why the latest attempt failed; None if it succeeded."""
         self._due = self._next_due(node.progress.iteration)
         node.describe_checkpoint = self.describe
         node.progress.on_commit.append(self._committed)
@@ -121,7 +121,7 @@ class Checkpoints:
         return max(own, default=None)
 
     def describe(self) -> dict[str, Any]:
-        """Return what `decod status` shows."""
+        """Return the checkpoint part of `decod status`."""
         return {
             "every_iterations": self._config.every_iterations,
             "iteration": self.last,
@@ -140,8 +140,8 @@ class Checkpoints:
         every, progress = self._config.every_iterations, self._node.progress
         if not every or progress.iteration < self._due:
             return
-        # What is put off has no place in a checkpoint: an iteration that leaves nothing behind is
-        # waited for, though not for ever.
+        # A checkpoint can't hold deferred microbatches. So wait for an iteration that defers none,
+        # but for one interval at most.
         if progress.num_deferred and progress.iteration < self._due + every:
             return
         if self._task is None or self._task.done():
@@ -149,7 +149,7 @@ class Checkpoints:
             self._task = asyncio.create_task(self._try())
 
     def _returned(self) -> None:
-        """The run has gone back: what was written of the future that was given up is no more."""
+        """Forget checkpoints of iterations that the run has given up by rolling back."""
         iteration = self._node.progress.iteration
         self._num_returns += 1
         self._due = self._next_due(iteration)
@@ -157,10 +157,10 @@ class Checkpoints:
             self.last, self._last_s = self._newest(), None
 
     async def finish(self, *, writes: bool = True) -> None:
-        """End what is being written, and write the last iteration if it is not: the run ends.
+        """At the end of the run, complete the checkpoint in hand and write the last iteration.
 
         Args:
-            writes: False where nobody has the last iteration any more.
+            writes: False if the state of the last iteration is lost.
         """
         marks = kept_iterations(self._node)
         iteration = self._node.progress.iteration if marks is None else max(marks, default=0)
@@ -168,7 +168,8 @@ class Checkpoints:
             if self._task is not None:
                 await asyncio.gather(self._task, return_exceptions=True)
             begun = iteration > self._node.part.manifest.start_iteration
-            # One of this iteration that was there before may be of a future that was given up.
+            # A checkpoint of this iteration that this node did not write as leader may be of a
+            # future that the run gave up.
             written = self.last == iteration and self._last_s is not None
             written |= self.last is not None and self.last > iteration
             wanted = writes and self._config.every_iterations > 0
@@ -176,9 +177,9 @@ class Checkpoints:
                 await self._try()
 
     async def close(self) -> None:
-        """End what is being written, and give up what is still being gathered.
+        """Complete a checkpoint that is being written; give up one that is still being gathered.
 
-        A run that loses a stage ends here: the checkpoint in hand may be all that is left of it.
+        After the loss of a stage, the checkpoint in hand may be the only state that is left.
         """
         if self._task is not None:
             if not self._writing:
@@ -187,7 +188,7 @@ class Checkpoints:
 
     async def _try(self) -> None:
         node, start_s, num_returns = self._node, time.monotonic(), self._num_returns
-        # The run's state is that of this iteration or, if another export came between, a later one.
+        # The gathered state is of this iteration, or of a later one if an export came first.
         iteration = node.progress.iteration
         try:
             self._require_memory()
@@ -206,7 +207,7 @@ class Checkpoints:
             node.note("checkpoint.failed", iteration=iteration, reason=self.problem)
             return
         self.problem = None
-        # If the run has gone back meanwhile, it is of the future that was given up.
+        # If the run has rolled back meanwhile, the checkpoint is of a future that was given up.
         valid = num_returns == self._num_returns
         if valid:
             self.last, self._last_s = iteration, manifest.created_s
@@ -219,22 +220,22 @@ class Checkpoints:
             duration_s=round(time.monotonic() - start_s, 3),
         )
         if valid:
-            # Not before: until the core knows of it, a lost stage is rebuilt from the last one.
+            # Not earlier: until the core knows the new one, it rebuilds a lost stage from the old.
             await self._prune(iteration)
 
     async def _prune(self, newest: int) -> None:
         self._writing = True
         try:
-            with suppress(OSError):  # There is just one too many.
+            with suppress(OSError):  # One checkpoint too many does no harm.
                 await in_thread(lambda: self._store.prune(self._config.keep, newest))
         finally:
             self._writing = False
 
     def _require_memory(self) -> None:
-        """Refuse what this host can't hold: without memory not a file but the leader is lost.
+        """Refuse a checkpoint that needs too much memory: running out would kill the leader.
 
         Raises:
-            CheckpointError: There is too little.
+            CheckpointError: There is too little free memory (E-CKP-014).
         """
         run = self._node.part.manifest.run
         needed_bytes = state_size_bytes(run.model, run.stages)
@@ -249,10 +250,12 @@ class Checkpoints:
             )
 
     def _require_newer(self, iteration: int) -> None:
-        """Refuse what is older than the last one: disks may keep no more than that.
+        """Refuse a gathered state that is older than the last checkpoint.
+
+        That happens when only an old iteration is left on the hosts' disks.
 
         Raises:
-            CheckpointError: It is.
+            CheckpointError: The state is older (E-CKP-019).
         """
         if self.last is not None and iteration < self.last:
             raise CheckpointError(
@@ -281,13 +284,13 @@ class Checkpoints:
         )
 
     async def _write(self, manifest: CheckpointManifest, blobs: list[StageBlob]) -> None:
-        """Write in a thread. Even if this is cancelled, it ends when the thread has."""
+        """Write in a thread. If cancelled, tell the thread to stop, and wait until it has ended."""
         abandoned = threading.Event()
 
         def work() -> None:
-            # `--resume latest` must find what was written last, though the clock went back.
+            # `--resume latest` must find the one written last, even if the clock has gone back.
             others = find_checkpoints(self._node.config.state_dir)
-            # A leader that was killed while it wrote: its run's folder is never written to again.
+            # Left by leaders that were killed while they wrote. Nobody else would remove them.
             remove_unfinished(self._node.config.state_dir)
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
@@ -306,10 +309,10 @@ class Checkpoints:
 
 
 def _blobs(states: GatheredStates, manifest: Manifest) -> list[StageBlob]:
-    """Return the states as the store takes them, after comparing them with the run's model.
+    """Check the states against the run's model; return them in the form that the store takes.
 
     Raises:
-        CheckpointError: A member described something else than its stage.
+        CheckpointError: A member described other tensors than those of its stage.
     """
     blobs = []
     for index, stage in enumerate(states.stages):
@@ -320,7 +323,7 @@ def _blobs(states: GatheredStates, manifest: Manifest) -> list[StageBlob]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the settings in which two runs differ, such as `seed is 1 here and was 2 there`."""
+    """Return texts on the settings in which a run file and a checkpoint differ, sorted by key."""
     return [
         f"{key} is {now.get(key)} in the run file and was {then.get(key)} in the checkpoint"
         for key in sorted(then.keys() | now.keys())

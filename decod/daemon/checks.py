@@ -1,11 +1,11 @@
-"""Checks before anybody is asked to join a run, in `decod leader` and in `decod run check`.
+"""Checks before volunteers are asked to join a run, in `decod leader` and in `decod run check`.
 
     run file -> index, sizes of the shards -> batch against the amount of data -> weights of --init
     -> vocabulary -> blocks of the shards
 
-The weights are read once, which their hash needs anyway. Small shards are read as a whole. Of large
-ones blocks here and there are read, so that the start stays quick. The other blocks are compared
-with their hashes when they are needed.
+The weights are read once, as their hash requires anyway. Small shards are read as a whole. Of large
+shards, only some blocks are read, so that the start stays quick. The other blocks are compared with
+their hashes when they are needed.
 """
 
 from pathlib import Path
@@ -17,20 +17,20 @@ from decod.model.header import read_config
 from decod.model.weights import check_weights
 
 READ_AT_START_MAX_BYTES = 128 * 2**20
-"""A tenth of a second from a fast disk, and a few seconds from a slow one."""
+"""Reading this takes a tenth of a second from a fast disk, and a few seconds from a slow one."""
 
 
 def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Manifest:
-    """Return the manifest of a run that begins, after checking what it is made of.
+    """Check the parts of a new run, and return its manifest.
 
     Args:
-        run: As the run file says.
+        run: The configuration in the run file.
         dataset: The data to train on.
         init_dir: Folder of the model to start from, if any.
 
     Raises:
-        ConfigError: The model has too small a vocabulary for the data.
-        DataError: The data are too few for a batch, or the weights are unfit.
+        ConfigError: The model's vocabulary is too small for the data.
+        DataError: The data are too few for a batch, or the weights do not fit the model.
     """
     dataset.require_batch(run.batch)
     return Manifest(
@@ -42,7 +42,7 @@ def manifest_of(run: RunConfig, dataset: Dataset, init_dir: Path | None) -> Mani
 
 
 def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
-    """Return what stands in the manifest for the weights that a run starts from."""
+    """Return the manifest's `initial_weights`: `seed`, or the hash of the weights in a folder."""
     if init_dir is None:
         return "seed"
     require_same(model, read_config(init_dir, dtype=model.dtype), init_dir / "config.json")
@@ -50,14 +50,14 @@ def _weights_hash(init_dir: Path | None, model: ModelConfig) -> str:
 
 
 def check_shards(dataset: Dataset, size_max_bytes: int | None = READ_AT_START_MAX_BYTES) -> str:
-    """Compare shards with their hashes; return a text that says how much of them.
+    """Compare shards with their hashes; return a text that says how much was compared.
 
     Args:
-        dataset: Open, so the sizes of its files are right.
-        size_max_bytes: How much is read at most; None reads everything.
+        dataset: An open data set. Opening it has checked the sizes of its files.
+        size_max_bytes: Most bytes to read; None reads everything.
 
     Raises:
-        DataError: A block is bad; it is named.
+        DataError: A block is bad. The text names it.
     """
     num_bytes = dataset.verify(size_max_bytes=size_max_bytes)
     if num_bytes == dataset.num_bytes:

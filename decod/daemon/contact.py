@@ -48,14 +48,14 @@ class Contact:
 
 
 _NOT_YET = ("E-NET-004", "E-NET-023")
-"""Codes of what a node says that is starting, or has lost its leader."""
+"""Codes of errors that mean that a node is starting or has lost its leader."""
 
 PATIENCE_S = 60.0
-"""How long a run is looked for whose nodes are there, but don't answer in time or can't say yet who
-leads."""
+"""How long to keep looking for a run whose nodes exist, but are slow or don't know the leader
+yet."""
 
 _PAUSE_S = 1.0
-"""Before it is asked again; doubles each time."""
+"""First wait before asking again. It doubles each time."""
 
 
 async def patiently(
@@ -65,12 +65,13 @@ async def patiently(
     patience_s: float = PATIENCE_S,
     pause_s: float = _PAUSE_S,
 ) -> T:
-    """Return what `find` finds, which is called again while that may help.
+    """Return the result of `find`, which is called again while that may help.
 
-    A host that is under load, or stalls, looks like one that is not there for a while.
+    A host that is under load, or stalls, may look absent for a while.
 
     Raises:
-        DecodError: As `find`, in the end; at once if nobody listens there, or another run does.
+        DecodError: The last error of `find`. Errors that waiting can't mend are raised at once:
+            that nobody listens there, or that another run does.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + patience_s
@@ -97,21 +98,20 @@ async def find_run(
 ) -> Contact:
     """Ask the nodes that a join string names, one after another, about their run.
 
-    A node that knows the run but not its leader's address still leads there, through the DHT.
+    If a node knows the run but not its leader's address, the DHT is asked for that.
 
     Args:
         text: A join string.
-        known: Tells what has changed, if another run is found and the expected one was seen before.
-        peers: Knows other nodes to ask, if this host was in the run before.
+        known: Manifests of earlier runs, to say what has changed if the run is another one.
+        peers: Further nodes to ask, if this host was in the run before.
         own: This node, which may have led the run until a moment ago.
 
     Raises:
         ConfigError: Another process leads the run with this node's identity (E-CFG-045).
         TemporaryError: Its nodes still name this node as their leader (E-RUN-011).
         NetworkError: The string is damaged, or nobody answers.
-        RejectedError: Who answers belongs to another run than the string says, or speaks another
-            version.
-        PeerError: What answers makes no sense.
+        RejectedError: The node that answers belongs to another run, or speaks another version.
+        PeerError: An answer breaks the protocol.
     """
     join = JoinString.parse(text)
     error: DecodError | None = None
@@ -120,15 +120,15 @@ async def find_run(
     addresses = tuple(dict.fromkeys((*join.addresses, *seen)))
     for address in addresses:
         try:
-            # Of any run: what another one is like is part of the message.
+            # Names no run: an error is to describe the node's run, even if it is another one.
             info = await hello(address, HelloRequest())
             manifest = _checked_manifest(address, info, join, known)
         except NetworkError as caught:
-            # That of a node which the string names says most.
+            # Keep the first error: addresses of the string come first, and say most.
             error = error or caught
             continue
         except (RejectedError, PeerError) as caught:
-            # Somebody else may have got that address since.
+            # A remembered address may belong to another run by now.
             if address in join.addresses:
                 refusal = refusal or caught
             continue
@@ -159,15 +159,15 @@ async def find_run(
 
 
 async def _succeeding(own: NodeId, address: str, run_id: RunId) -> TemporaryError:
-    """Return the error for a run whose nodes have not elected another leader than this node yet.
+    """Return the error for a run whose nodes still name this node as their leader.
 
     Args:
         own: This node.
-        address: Where it led, as they say.
+        address: The address at which it led, as they say.
         run_id: The run.
 
     Raises:
-        ConfigError: That leader lives.
+        ConfigError: A process with this node's identity answers there (E-CFG-045).
     """
     with suppress(NetworkError, RejectedError, MalformedMessageError):
         info = await hello(address, HelloRequest(run_id=run_id))
@@ -215,7 +215,7 @@ def _checked_manifest(
 
 
 def _is_resumed(before: Manifest, manifest: Manifest) -> bool:
-    """Whether a run goes on from a checkpoint of one like the one before."""
+    """Whether a run was resumed from a checkpoint of an equal run."""
     began = replace(
         manifest, initial_weights=before.initial_weights, start_iteration=before.start_iteration
     )
@@ -223,27 +223,27 @@ def _is_resumed(before: Manifest, manifest: Manifest) -> bool:
 
 
 async def _leader_of(address: str, info: HelloInfo, join: JoinString) -> tuple[NodeId, str] | None:
-    """Return the leader's id and address as a node told them, or as the DHT does."""
+    """Return the leader's id and address from a node's answer, else from the DHT."""
     if info.leader is not None and info.leader_address:
         return info.leader, info.leader_address
     if info.leader == info.node_id:
         return info.node_id, address
     found = await find_leader(join.run_id, join.addresses)
-    # The DHT proves nothing: what the node said goes first.
+    # The DHT proves nothing, so the node's own answer comes first.
     return found if found is not None and info.leader in (None, found[0]) else None
 
 
 async def find_leader(
     run_id: RunId, addresses: tuple[str, ...], *, listen_host: str = _ANY_HOST
 ) -> tuple[NodeId, str] | None:
-    """Return id and address of a run's leader as its DHT tells them, or None.
+    """Look up id and address of a run's leader in its DHT; return None if they are not found.
 
     Args:
         run_id: The run.
-        addresses: Nodes of it.
-        listen_host: Where their answers can arrive.
+        addresses: Some nodes of the run.
+        listen_host: The local address at which answers can arrive.
     """
-    # A visitor's id: nothing is published under it, and nobody keeps it for long.
+    # A random id: nothing is published under it, and other nodes soon forget it.
     visitor = NodeId(base64.b32encode(secrets.token_bytes(32)).decode().lower()[:52])
     dht = Dht(visitor, run_id, wall_clock=time.time)  # noqa: TID251 - hosts share these instants.
     try:

@@ -1,7 +1,7 @@
-"""The local socket: how `decod status`, `pause` and others talk to the daemon of a state folder.
+"""The local socket, over which `decod status`, `pause` and others talk to a folder's daemon.
 
-One JSON object a line in, one out. The socket belongs to the user that runs the daemon. This module
-imports nothing heavy: `decod status` must answer at once.
+A request is one line with a JSON object, and so is the answer. The socket belongs to the user that
+runs the daemon. This module imports nothing heavy: `decod status` must answer at once.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ _log = logging.getLogger(__name__)
 
 SOCKET_NAME = "decod.sock"
 _LINE_SIZE_MAX_BYTES = 16 << 20
-"""Longest answer: the status of a run with many thousand members."""
+"""Longest answer: the status of a run with many thousands of members."""
 _REQUEST_SIZE_MAX_BYTES = 1 << 16
 _REQUEST_TIMEOUT_S = 10.0
 _BACKLOG = 16
-"""Clients that wait. asyncio tries so often in a row to accept one, even if that can't succeed."""
+"""Clients that may wait. Small, since asyncio tries to accept as many in a row, even in vain."""
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Return the answer of the daemon that uses `state_dir`.
+    """Send a request to the daemon that uses `state_dir`, and return its answer.
 
     Raises:
         NotRunningError: No daemon answers there within `timeout_s`.
-        DecodError: The daemon's own error, with its class's exit code.
+        DecodError: The daemon's own error, with the exit code of its class.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -81,7 +81,7 @@ def _all_kinds(kind: type[DecodError]) -> list[type[DecodError]]:
 
 
 def _at_socket(state_dir: Path, use: Callable[[str], Any]) -> None:
-    """Call `use` with a path of the socket that is short enough for the system (108 bytes)."""
+    """Call `use` with a path to the socket that fits the system's limit of 108 bytes."""
     path = state_dir / SOCKET_NAME
     if len(os.fsencode(path)) < 100:
         use(str(path))
@@ -94,7 +94,7 @@ def _at_socket(state_dir: Path, use: Callable[[str], Any]) -> None:
 
 
 class ControlServer:
-    """Answers on the socket of one state folder."""
+    """The daemon's side of the socket in a state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -103,9 +103,9 @@ class ControlServer:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def answer_with(self, answer: Answer) -> None:
-        """Listen if that has not begun, and have requests answered by somebody else from now on.
+        """Answer requests with `answer` from now on. The first call begins to listen.
 
-        Whoever still waits for an answer hears that this is the end.
+        Clients that still wait for an answer get the error that the node has stopped.
         """
         await self._end_serving()
         self._answer = answer
@@ -113,7 +113,7 @@ class ControlServer:
             await self._listen()
 
     async def _listen(self) -> None:
-        # The caller holds the folder's lock, so an old socket is a dead one.
+        # The caller holds the folder's lock, so a socket that exists is dead.
         path = self._state_dir / SOCKET_NAME
         listener = socket.socket(socket.AF_UNIX)
         try:
@@ -135,11 +135,11 @@ class ControlServer:
         )
 
     async def close(self) -> None:
-        """Take no more requests; whoever still waits for an answer hears that this is the end."""
+        """Take no more requests. Waiting clients get the error that the node has stopped."""
         if self._server is not None:
             self._server.close()
             self._server = None
-            # A disk that fails now is no reason for a good run to end badly.
+            # A disk that fails now must not turn a good end into an error.
             with suppress(OSError):
                 (self._state_dir / SOCKET_NAME).unlink()
         await self._end_serving()
@@ -182,7 +182,7 @@ class ControlServer:
         except DecodError as error:
             return _error_answer(error)
         except Exception as error:  # noqa: BLE001 - answered, and logged with its traceback.
-            # The run goes on without this answer.
+            # Not raised: a bug in an answer must not end the run.
             _log.exception("control.failed")
             return _error_answer(_unexpected(error))
 
@@ -222,7 +222,7 @@ def _error_answer(error: DecodError) -> dict[str, Any]:
 
 
 def describe_error(error: DecodError) -> dict[str, Any]:
-    """Return an error as it travels over the socket."""
+    """Return an error in the form that the socket carries."""
     return {
         "code": error.code,
         "what": error.what,

@@ -1,13 +1,13 @@
-"""The data of a data node while it trains: a bad block is got from elsewhere, or the node leaves.
+"""The data of a data node while it trains. A bad block is replaced, or the node leaves.
 
 The compute process reads the data, and compares every block with the index. A job that meets a bad
-block waits. The node names the block in the log and in `decod status`. It reads the block from the
-disk again, and asks the run's other data nodes for it. With the block the job runs again. So no
-microbatch is trained on bad data or put off, and the core never hears of it.
+block waits. The node names the block in the log and in `decod status`, reads it from the disk
+again, and asks the run's other data nodes for it. Once it has the block, it runs the job again. So
+no microbatch is trained on bad data or deferred, and the core is not involved.
 
-If nobody has the block, the node leaves at once, as if its operator had asked for it: another data
-node takes over, the lead too. A run without another data node ends, with a checkpoint of the last
-committed iteration. Either way the command ends with the error that names the file.
+If no data node has the block, the node leaves at once, as if its operator had asked it to: another
+data node takes over, also as leader. A run without another data node ends, with a checkpoint of the
+last committed iteration. In both cases the command ends with the error that names the file.
 """
 
 import asyncio
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 _PATIENCE_S = 10.0
-"""How long a block is looked for. A network file system that hiccups is back by then."""
+"""How long to look for a block. A network file system is usually back after that time."""
 
 _PAUSE_S = 1.0
 _READ_S = 5.0
-"""How long this host's disk may take for a block."""
+"""Timeout of reading a block from this host's disk."""
 
 _TELL_AGAIN_S = 60.0
-"""A file that stays bad is told again after so long: status and log must not be flooded."""
+"""How often a file that stays bad is reported, so that status and log are not flooded."""
 
 _OWN = "this host's disk"
 
 _READING = ("embed",)
-"""Jobs that read data. The tokens of a microbatch are kept until it is done."""
+"""Jobs that read data. Later jobs of the microbatch use the tokens that were read then."""
 
 
 class _UnavailableError(Exception):
-    """A block can't be had; the text says why."""
+    """A block is not available. The text says why."""
 
 
 class DataSupply:
-    """Stands between the core's driver and the compute process of a data node. Use in `async with`.
+    """A layer between the driver and the compute process of a data node. Use it in `async with`.
 
     Args:
         node: The data node.
         dataset: Its data.
-        patience_s: How long a bad block is looked for.
+        patience_s: How long to look for a bad block.
 
     Raises:
-        DataError: At the end of the block: the node left because its data are bad.
+        DataError: On leaving `async with`: the node left the run because its data are bad.
     """
 
     def __init__(self, node: "Node", dataset: Dataset, *, patience_s: float = _PATIENCE_S) -> None:
@@ -92,13 +92,13 @@ class DataSupply:
             raise self._fault from error
 
     def give_up(self) -> None:
-        """Fail the jobs that wait for data, once nothing is committed any more: others must run."""
+        """Fail the jobs that wait for data, so that other jobs can run. For the end of the run."""
         self._given_up.set()
 
     # --- as the driver sees it ----------------------------------------------------------------
 
     def before(self, compute: Compute) -> Compute:
-        """Return what the driver gives its jobs to."""
+        """Return this object as a `Compute` that passes jobs on to `compute`."""
         self._compute = compute
         return self
 
@@ -115,14 +115,14 @@ class DataSupply:
         inputs: tuple[ArenaRegion, ...] = (),
         outputs: tuple[ArenaRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
-        """Queue a job. A job that reads data ends when the data are there."""
+        """Queue a job. A job that reads data is repeated until it has good data."""
         compute = self._compute
         assert compute is not None
 
         def submit() -> asyncio.Future[Reply]:
             return compute.submit(kind, fields, inputs=inputs, outputs=outputs)
 
-        # At once, also where it may have to be repeated: jobs run in the order of this method.
+        # Submit at once, even a job that may have to be repeated: jobs must keep their order.
         first = submit()
         if kind not in _READING:
             return first
@@ -150,7 +150,7 @@ class DataSupply:
     # --- bad blocks ---------------------------------------------------------------------------
 
     async def _restored(self, error: JobError) -> bool:
-        """Give the compute process what it could not read; if that can't be had, leave the run."""
+        """Give the compute process the blocks that it could not read, or else leave the run."""
         if self._fault is not None:
             return False
         if not error.blocks:
@@ -169,7 +169,7 @@ class DataSupply:
         return True
 
     def _tell(self, block: Block, error: JobError) -> bool:
-        """Name a bad block; return False if its file has been named just before."""
+        """Report a bad block; return False if its file has been reported a short time ago."""
         self._num_bad += 1
         path, now_s = self._dataset.blocks.path(block), asyncio.get_running_loop().time()
         if now_s - self._told_s.get(path, -math.inf) < _TELL_AGAIN_S:
@@ -184,10 +184,10 @@ class DataSupply:
         self._node.note("data.restored", path=path, first=block.offset, last=last, source=source)
 
     async def _find(self, block: Block) -> tuple[str, bytes]:
-        """Return who has a block, and its bytes.
+        """Return the name of a source that has a block, and the block's bytes.
 
         Raises:
-            _UnavailableError: Nobody has it.
+            _UnavailableError: No source has it.
         """
         clock = asyncio.get_running_loop().time
         until_s = clock() + self._patience_s
@@ -208,7 +208,7 @@ class DataSupply:
             await asyncio.sleep(_PAUSE_S)
 
     def _sources(self, block: Block) -> Iterator[tuple[str, Callable[[], Awaitable[bytes]]]]:
-        """Yield who may have a block, and how to get it from there."""
+        """Yield the possible sources of a block: their names, and functions that fetch it."""
         yield _OWN, partial(self._read, block)
         driver = self._node.driver
         assert driver is not None
@@ -230,7 +230,7 @@ class DataSupply:
         """Hand a block to the compute process.
 
         Raises:
-            _UnavailableError: It can't take it.
+            _UnavailableError: There is no memory for it, or the compute process refuses it.
         """
         arena, compute = self._node.arena, self._compute
         assert arena is not None
@@ -261,7 +261,7 @@ class DataSupply:
     # --- for others ---------------------------------------------------------------------------
 
     async def _read_for_peer(self, request: BlockRequest) -> bytes | str:
-        """Return a block to another data node, or why not."""
+        """Return a block for another data node, or the reason why it is refused."""
         driver, index, wanted = self._node.driver, self._dataset.index, request.block
         if driver is None or request.sender not in {
             member.node_id for member in driver.machine.context.view.data_nodes

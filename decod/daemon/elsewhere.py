@@ -1,7 +1,7 @@
-"""Whether a run goes on at other hosts while a host that was in it is about to begin another.
+"""A check that a run does not go on elsewhere, before a former member begins another run.
 
-Another data node may lead it by now. Who does not know that would train on in a second run, and
-hand out its join string.
+Another data node may lead the run by now. Without this check, the operator would start a second
+run, and hand out its join string.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
 
 TIMEOUT_S = 2.0
-"""How long a start may be held up. Hosts that are gone without a word take all of it."""
+"""How long the check may delay a start. Hosts that do not answer use up all of it."""
 
 PATIENCE_S = 30.0
-"""How long members are given to elect another leader: an election takes a few seconds."""
+"""How long to wait for members to elect another leader. An election takes a few seconds."""
 
 PAUSE_S = 1.0
 
@@ -36,10 +36,10 @@ async def tell_elsewhere(
 
     Args:
         run_id: The run that wrote the checkpoint.
-        addresses: Where its members were.
+        addresses: The last known addresses of its members.
         own: This node, which may have led it.
         say: Takes the warning, with the join string.
-        timeout_s: For all answers together.
+        timeout_s: Timeout for all answers together.
     """
     found, _ = await _ask_all(run_id, addresses, own, timeout_s)
     if found is not None:
@@ -58,14 +58,14 @@ async def await_leader(
     patience_s: float = PATIENCE_S,
     pause_s: float = PAUSE_S,
 ) -> JoinString | None:
-    """Return the join string of a run that goes on, None if it does not.
+    """Return the join string of a run that goes on elsewhere, or None if it does not.
 
     Args:
         run_id: The run.
-        addresses: Where its members were.
+        addresses: The last known addresses of its members.
         own: This node, which may have led it until a moment ago.
-        patience_s: How long members are given that have no other leader yet.
-        pause_s: Before they are asked again.
+        patience_s: How long to wait for members that have no other leader yet.
+        pause_s: The wait before they are asked again.
     """
     until_s = asyncio.get_running_loop().time() + patience_s
     while True:
@@ -78,7 +78,7 @@ async def await_leader(
 async def _ask_all(
     run_id: RunId, addresses: tuple[str, ...], own: NodeId, timeout_s: float
 ) -> tuple[JoinString | None, bool]:
-    """Return the leader's join string if a member knows it, and whether any member is there."""
+    """Return a join string that names the leader, if found, and whether any member answered."""
     asked = [asyncio.create_task(_leader_by(address, run_id, own)) for address in addresses]
     any_there = False
     with suppress(TimeoutError):
@@ -97,10 +97,13 @@ async def _ask_all(
 
 
 async def _leader_by(address: str, run_id: RunId, own: NodeId) -> tuple[JoinString | None, bool]:
-    """Return the leader's join string, if a member knows another than this node and that answers;
-    and whether there is a member of the run.
+    """Ask one member for the leader.
 
-    Members that have lost theirs name it for a while.
+    Members go on naming a lost leader for a while, so the leader itself must answer too.
+
+    Returns:
+        A join string that names the leader, or None if the leader is this node, is unknown or does
+        not answer. And whether a member of the run answered.
     """
     is_there = False
     with suppress(DecodError, MalformedMessageError):

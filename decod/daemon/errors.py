@@ -1,4 +1,4 @@
-"""How a node's end, and its compute process's errors, become errors of the command."""
+"""Translation of a node's end, and of its compute process's errors, into the command's errors."""
 
 from decod.driver.compute import JobError
 from decod.errors import (
@@ -22,14 +22,14 @@ _KINDS: dict[str, type[DecodError]] = {
 
 
 class TemporaryError(DecodError):
-    """This node is out of the run, or the run has no leader now; trying again may work."""
+    """This node is out of the run, or the run has no leader now. Trying again may work."""
 
     exit_code = 75
     code = "E-RUN-005"
 
 
 def exit_code_of(stop: Stop) -> int:
-    """Return the exit code for how a node ended; raise where there is an error to explain."""
+    """Return exit code 0 if a node ended well; else raise the error that explains its end."""
     match stop.reason:
         case StopReason.FINISHED | StopReason.DRAINED | StopReason.PAUSED:
             return 0
@@ -59,7 +59,7 @@ def exit_code_of(stop: Stop) -> int:
 
 
 def error_of(error: JobError) -> DecodError:
-    """Return the compute process's error as one of the class that its code names."""
+    """Return a compute process's error as an instance of the class that its code names."""
     text = error.error
     parts = text["code"].split("-")
     kind = _KINDS.get(parts[1], DecodError) if len(parts) == 3 else DecodError
@@ -77,11 +77,11 @@ def no_member(stage: int) -> NetworkError:
 
 
 def not_kept(told: str, why: NetworkError, last: int | None) -> DecodError:
-    """Return the error for a run that has ended, and whose last iteration nobody has any more.
+    """Return the error for a run that has ended, and whose last iteration is lost.
 
     Args:
-        told: What is not kept.
-        why: A stage is missing.
+        told: Says what is not kept.
+        why: The error of the stage that is missing.
         last: Iteration of the checkpoint to go on from, if there is one.
     """
     anew = "begin anew, with a checkpoint.every_iterations that leaves something to go on from"

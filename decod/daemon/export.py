@@ -1,6 +1,6 @@
-"""Writes the model of one commit while training goes on: every stage's weights, put together.
+"""Export of the model of one commit, from every stage's weights, while training goes on.
 
-The compute process writes the folder, since it is the one that knows tensors.
+The compute process writes the folder, since the node process does not handle tensors.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ async def export_model(node: "Node", folder: Path) -> int:
     """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
 
     Args:
-        node: The leader's.
-        folder: Created if missing.
+        node: The leader.
+        folder: The folder to write to. It is created if missing.
 
     Raises:
-        NetworkError: A stage has no member, or none that answers.
+        NetworkError: A stage has no member, or no member of it answers.
         DecodError: The folder can't be written.
     """
     async with gathered_states(node, with_optimizer=False) as states:

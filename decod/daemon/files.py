@@ -1,8 +1,8 @@
-"""How many files this process may have open, and how many other nodes that is enough for.
+"""The limit on this process's open files, and the number of other nodes for which it suffices.
 
-Each connection is an open file. A node dials a peer twice, for control and for tensors, and is
-dialled twice. Some files are set aside for the node itself: logs, checkpoints, the compute process,
-the local socket. Peers never get those, so the node can say what is wrong when the rest is used.
+Each connection is an open file. A node dials each peer twice, for control and for tensors, and is
+dialled twice. Some files are reserved for the node itself: logs, checkpoints, the compute process,
+the local socket. Peers can't use these up, so the node can still report that the rest is used.
 """
 
 import errno
@@ -17,7 +17,7 @@ _PER_PEER = 4
 _OWN = 96
 _PEERS_LEAST = 4
 _CONNECTIONS_MAX = 8192
-"""Of all peers together, whatever the limit: each takes some 80 KB of memory."""
+"""Most connections of all peers together, even under a high limit: each takes some 80 KB."""
 
 _UNLIMITED = 1 << 20
 
@@ -33,19 +33,19 @@ class FileLimit:
 
     @property
     def peers_max(self) -> int:
-        """Nodes that this one can be connected with."""
+        """Number of other nodes to which this node can be connected."""
         return max(0, self.limit - _OWN) // _PER_PEER
 
     @property
     def connections_max(self) -> int:
-        """Connections that others may open to this node at a time."""
+        """Number of connections that others may have open to this node."""
         return min(_CONNECTIONS_MAX, self.peers_max * _PER_PEER // 2)
 
     def tell_if_few(self, num_peers: int, note: Callable[..., None]) -> None:
-        """Tell the operator if the limit is too low for so many other nodes.
+        """Tell the operator if the limit is too low for a number of other nodes.
 
         Args:
-            num_peers: Other nodes.
+            num_peers: The number of other nodes.
             note: Takes the name of an event, and its fields as keywords.
         """
         if num_peers > self.peers_max:
@@ -54,14 +54,14 @@ class FileLimit:
 
 
 PLENTY = FileLimit(_UNLIMITED)
-"""For a process whose limit nobody has looked at."""
+"""Stands for a limit that was not read."""
 
 
 def raise_limit() -> FileLimit:
-    """Ask the system for as many open files as it gives, and return what it grants.
+    """Raise this process's limit as far as the system allows, and return it.
 
     Raises:
-        HardwareError: That is too little for a node (E-HW-011).
+        HardwareError: The limit is too low for a node (E-HW-011).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -81,5 +81,5 @@ def raise_limit() -> FileLimit:
 
 
 def is_exhausted(error: object) -> bool:
-    """Return whether an error says that no more files can be opened."""
+    """Whether an error means that no more files can be opened."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

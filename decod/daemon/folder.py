@@ -1,4 +1,4 @@
-"""The folder in which a node keeps its identity and its logs: one daemon uses it at a time."""
+"""The folder in which a node keeps its identity and its logs. One daemon uses it at a time."""
 
 import fcntl
 import os
@@ -24,7 +24,8 @@ class StateFolder:
         """Lock the folder.
 
         Raises:
-            ConfigError: The folder can't be used, or another daemon uses it.
+            ConfigError: Another daemon uses the folder (E-CFG-041), or it can't be used
+                (E-CFG-042).
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,14 +49,14 @@ class StateFolder:
 
     def unlock(self) -> None:
         if self._lock is not None:
-            # Closing may report an error of the disk. The lock is gone all the same.
+            # Closing may report an error of the disk, but releases the lock in any case.
             with suppress(OSError):
                 self._lock.close()
             self._lock = None
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a daemon uses a state folder."""
+    """Whether a daemon uses a state folder."""
     try:
         descriptor = os.open(path / _LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

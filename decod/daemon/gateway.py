@@ -1,7 +1,7 @@
-"""Between the peers and the driver: what arrives goes to the driver, what it sends goes out.
+"""The adapter between `net` and `driver`, which do not know each other.
 
-`net` and `driver` do not know each other. This adapter speaks both languages, keeps the address
-book, and checks a tensor's size against what the run expects before it takes memory for it.
+It passes messages and tensors in both directions and keeps the address book. It checks a tensor's
+size against the sizes that the run expects before it takes memory for it.
 """
 
 import asyncio
@@ -42,29 +42,29 @@ from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
 
 FORGET_AFTER_S = 30.0
-"""How long a node that left can still be reached, for what there is left to tell it."""
+"""How long a node that left can still be reached, so that last messages arrive."""
 
 FORGET_CANDIDATE_AFTER_S = 900.0
-"""How long a candidate that is silent can still be reached: it may be building a large stage."""
+"""How long a silent candidate can still be reached: it may be building a large stage."""
 
 CANDIDATES_MAX = 1024
-"""Candidates that are known at a time; offers of others are dropped, and repeated by them."""
+"""Candidates that are known at a time. Offers of others are dropped. They repeat them."""
 
 NEWCOMERS_MAX = 256
-"""Nodes that have introduced themselves and are still getting ready."""
+"""Most nodes that have introduced themselves and are still getting ready."""
 
 _NAMES_MAX = 20_000
 
 _PROBES_MAX = 16
-"""Probes of peers that are taken in at a time: at most so many MiB. Others are refused."""
+"""Probes of peers that are received at a time, of 1 MiB each at most. Others are refused."""
 
 
 _FROM_STRANGERS_MAX = 4
-"""Tensors that nodes may push at a time of which this member has not heard yet: they may have
-entered a moment ago, or be strangers, who must not use up the memory of the others."""
+"""Tensors that nodes unknown to this member may push at a time. Such nodes may have entered a
+moment ago, or be strangers, which must not use up the memory of the members."""
 
 _TELL_AGAIN_S = 60.0
-"""After so long it is told again that the state which the run starts from can't be given."""
+"""How often to report that the initial state of the run can't be given."""
 
 
 def _clock() -> float:
@@ -73,26 +73,26 @@ def _clock() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSizes:
-    """What the tensors of a run may measure."""
+    """The sizes of tensors that a run allows."""
 
     activation_bytes: int
-    """Exactly, of an activation or its gradient."""
+    """Exact size of an activation or its gradient."""
     model_bytes: int
-    """Of the gradients of all stages: no part of any stage's has more."""
+    """Size of the gradients of all stages together, and so an upper bound for any part of them."""
 
 
 class Gateway:
     """The driver's `Transport`, and the handler of the server's and the client's events.
 
-    Until `attach` is called, messages are dropped: their senders repeat them.
+    Until `attach` is called, messages are dropped. Their senders repeat them.
 
     Args:
-        run_id: Goes with every message.
+        run_id: The run, named in every message.
         node_id: This node.
-        name: This node's, for its own log.
-        sizes: Of the run's tensors.
-        hello: What strangers may know.
-        status: What members may know, as JSON.
+        name: This node's name, for its own log.
+        sizes: Sizes of the run's tensors.
+        hello: Returns the answer to strangers.
+        status: Returns the status for members, as JSON.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class Gateway:
         status: Callable[[], str],
     ) -> None:
         self.watch = Stopwatch()
-        """What this node spends on messages and tensors, in and out."""
+        """Measures the time that this node spends on messages and tensors, in and out."""
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)
         self.initial_state: Callable[[int], Awaitable[ServedState | str]] | None = None
-        """At the leader of a run with a given state: that state, of any stage."""
+        """Gives any stage's initial state. Set at the leader of a run that starts from weights."""
         self._told_s = -math.inf
-        """When it was last told that it can't be given."""
+        """When it was last reported that the initial state can't be given."""
         self.kept: Callable[[StateRequest], Awaitable[StateBlob | None]] | None = None
         """Finds a state on this host's disk."""
         self.start_iteration = 0
-        """The iteration of that state."""
+        """The iteration of the initial state."""
         self.files = PLENTY
-        """Candidates take those that members leave."""
+        """The limit on open files. Candidates get the files that members leave free."""
         self._run_id = run_id
         self._node_id = node_id
         self._sizes = sizes
@@ -128,30 +128,30 @@ class Gateway:
         self._data_nodes: frozenset[NodeId] = frozenset()
         self._dial_back = DialBack(run_id, node_id)
         self._reached: dict[NodeId, tuple[str, int]] = {}
-        """Address of each candidate that a dial has found there, and its life."""
+        """Address and incarnation of each candidate that was reached by a dial."""
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
         self._told_of = RateLimiter(_clock, rate_per_s=0.1, burst=5.0)
-        """Strangers can make up any number of candidates."""
+        """Bounds reports on candidates, since strangers can invent any number of them."""
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
-        """Candidates that are no members, and when each is forgotten."""
+        """Candidates that are not members, with the timers that forget them."""
         self._names: dict[NodeId, str] = {node_id: name}
         self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
-        """Addresses of those who will offer themselves soon; the newest last."""
+        """Addresses of nodes that will offer themselves soon, the newest at the end."""
         self._farewell: Received | None = None
-        """The run has ended while this node was getting ready for it."""
+        """The message that the run has ended, if it came while this node was getting ready."""
         self._probes: dict[int, memoryview] = {}
-        """Buffers that probes of peers are being read into."""
+        """Buffers into which probes of peers are being read."""
         self._from_strangers = set[int]()
-        """Buffers that tensors of nodes are being read into which this member does not know yet."""
+        """Buffers into which tensors of unknown nodes are being read."""
 
     def attach(self, driver: NodeDriver) -> None:
-        """Begin to hand messages on. The driver is started before anything else happens."""
+        """Begin to hand messages on. The caller must start the driver before it awaits anything."""
         self._driver = driver
         if self._farewell is not None:
             asyncio.get_running_loop().call_soon(driver.post, self._farewell)
 
     def detach(self) -> None:
-        """Hand nothing on any more. Timers may keep this object; they must not keep the driver."""
+        """Stop handing messages on. Timers may keep this object alive, but not the driver."""
         self._driver = None
         for timer in self._candidates.values():
             timer.cancel()
@@ -178,12 +178,12 @@ class Gateway:
         self._driver.post(_received(received))
 
     def _meet(self, received: Decoded, offer: Join) -> bool:
-        """Take in a candidate's address; returns whether its offer can be looked at."""
+        """Take in a candidate's address; return whether its offer can go to the core."""
         assert self._driver is not None
         sender = received.sender
         leader = self._driver.machine.leader
         if leader is None:
-            # Only the leader answers offers; nobody else needs to know where the stranger is.
+            # Only the leader answers offers. No other node needs the stranger's address.
             return False
         if self._reached.get(sender) != (offer.address, offer.incarnation):
             if sender not in self._dialling:
@@ -196,7 +196,7 @@ class Gateway:
         return True
 
     async def _reach(self, received: Decoded, offer: Join) -> None:
-        """Dial a candidate where it says it is; if it is there, look at its offer."""
+        """Dial a candidate at its address. If it is there, deliver its offer again."""
         sender = received.sender
         unreached = await self.dial_back(sender, offer.address)
         if self._driver is None or self._driver.stopped.done():
@@ -212,17 +212,17 @@ class Gateway:
             self._note("candidate.unreachable", peer=sender, address=address, reason=unreached)
 
     async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Return why a node can't be reached at an address; empty if it can."""
+        """Return why a node can't be reached at an address; empty if it can. See `DialBack`."""
         return await self._dial_back.dial(node, address)
 
     async def close(self) -> None:
-        """End what it has begun, and all connections that it has opened."""
+        """End all dials, and close all connections that this node has opened."""
         await self._dial_back.close()
         await asyncio.gather(*self._dialling.values(), return_exceptions=True)
         await self.client.close()
 
     def expect(self, node: NodeId, address: str) -> None:
-        """Remember a node that is getting ready to join: it must hear of it if the run ends."""
+        """Remember a node that is getting ready to join, to tell it if the run ends meanwhile."""
         if node != self._node_id:
             self._newcomers.pop(node, None)
             self._newcomers[node] = address
@@ -230,14 +230,14 @@ class Gateway:
                 self._newcomers.popitem(last=False)
 
     def say_farewell(self, term: int, reason: str) -> None:
-        """Tell those who are still getting ready that the run has ended."""
+        """Tell the nodes that are still getting ready that the run has ended."""
         word = Refuse(reason, over=True)
         for node in self._newcomers.keys() - self._members - self._candidates.keys():
             self.client.set_address(node, self._newcomers[node])
             self.client.send(node, term, word)
 
     def _known(self, sender: NodeId, address: str) -> bool:
-        """Take in where a candidate is; returns whether there is room for it."""
+        """Take in a candidate's address; return whether there is room for the candidate."""
         assert self._driver is not None
         if sender not in self._candidates and sender not in self._members:
             if not self._has_room():
@@ -254,7 +254,7 @@ class Gateway:
         return True
 
     def _has_room(self) -> bool:
-        """Return whether another candidate can be dialled, and dial in."""
+        """Whether there is room for another candidate and its connections."""
         num = len(self._candidates)
         return num < CANDIDATES_MAX and num + len(self._members) < self.files.peers_max
 
@@ -263,7 +263,7 @@ class Gateway:
         self._driver.note(Note(event, tuple(fields.items())))
 
     def _remember_leader(self, node: NodeId, address: str) -> None:
-        """Take in where another leader is, unless the members' own addresses say it."""
+        """Take in the address of another leader, unless it is a member, whose address is known."""
         if node not in self._members and node != self._node_id:
             self.client.set_address(node, address)
 
@@ -316,7 +316,7 @@ class Gateway:
         return buffer
 
     def _allocate_probe(self, size_bytes: int) -> memoryview | None:
-        """Return ordinary memory: the tensors' is for tensors."""
+        """Return ordinary memory, since the arena is for tensors."""
         if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
             return None
         buffer = memoryview(bytearray(size_bytes))
@@ -327,7 +327,7 @@ class Gateway:
         self,
         received: Decoded,
         buffer: memoryview,
-        seconds: float,  # noqa: ARG002 - the sender's measurement is the one that counts.
+        seconds: float,  # noqa: ARG002 - only the sender's measurement is used.
     ) -> None:
         assert self._driver is not None
         self._from_strangers.discard(id(buffer))
@@ -355,7 +355,7 @@ class Gateway:
         return self._status()
 
     async def state(self, request: StateRequest) -> StateBlob | str:
-        """Give a copy of a state: from this host's disk, of its own stage, or the first of any."""
+        """Give a copy of a state: from disk, any stage's initial one, or this stage's own."""
         if self._driver is None:
             return "this node is starting"
         kept = await self.kept(request) if self.kept is not None else None
@@ -374,7 +374,7 @@ class Gateway:
         return _blob_of(served)
 
     def _tell_failed(self, stage_index: int, reason: str) -> None:
-        """Tell why nobody can begin, now and then: those who want to ask every other second."""
+        """Report now and then why no node can begin. Nodes that want to begin ask all the time."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._told_s >= _TELL_AGAIN_S:
             self._told_s = now_s
@@ -425,7 +425,7 @@ class Gateway:
         return await self.client.probe(to, term, size_bytes)
 
     def use_members(self, members: tuple[Member, ...]) -> None:
-        """Dial the members of a new view; who left can be reached a little longer."""
+        """Dial the members of a new view. Nodes that left can be reached a little longer."""
         now = frozenset(member.node_id for member in members)
         for member in members:
             self._remember_name(member.node_id, member.name)
@@ -433,7 +433,7 @@ class Gateway:
                 self.client.set_address(member.node_id, member.address)
         loop = asyncio.get_running_loop()
         for gone in self._members - now:
-            # A data node may have led, and must be told who does now, whenever it comes back.
+            # A data node may have led. When it comes back, it must be told who leads now.
             data = gone in self._data_nodes
             after_s = FORGET_CANDIDATE_AFTER_S if data else FORGET_AFTER_S
             loop.call_later(after_s, self._forget, gone)
@@ -454,10 +454,10 @@ class Gateway:
         with_optimizer: bool = True,
         limits: Limits = LIMITS,
     ) -> str:
-        """Return the description of a state; its blob is in the sink's last buffer.
+        """Fetch a state into the sink's last buffer; return its description.
 
         Raises:
-            DecodError: No donor can be reached, or has it.
+            DecodError: No donor can be reached, or none gave the whole state.
         """
         addresses = {donor: self.client.address_of(donor) for donor in wanted.donors}
         donors = [Donor(node, address) for node, address in addresses.items() if address]
@@ -482,7 +482,7 @@ class Gateway:
 
 
 def _received(decoded: Decoded) -> Received:
-    """Return the event of a message: its sender is who says it."""
+    """Return the event of a message. Its sender is the origin, not a node that passed it on."""
     way = decoded.way
     sender = decoded.sender if way is None else way.origin
     return Received(sender, decoded.message, term=decoded.term, way=way)

@@ -1,12 +1,12 @@
 """Every stage's state at one commit, gathered at the leader while training goes on.
 
 Commits are held until each stage has taken a copy of its state in its own memory, so that all
-copies are of one iteration; microbatches go on meanwhile. How long the copies then travel holds up
-nobody.
+copies are of one iteration. Microbatches go on meanwhile. After that, commits go on too while the
+copies travel.
 
-A leader that fails gathers what it still can. If its core has failed, its device is asked directly.
-If its compute process has ended, stage 0 of the last iteration is lost; then the newest marked
-iteration is gathered, which all stages keep on disks.
+A leader that fails gathers the states that are left. If its core has failed, it asks its device
+directly. If its compute process has ended, stage 0 of the last iteration is lost. Then it gathers
+the newest marked iteration, which all stages keep on disks.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 HOLD_MAX_S = 60.0
-"""How long commits may be held. Copies take two jobs of a device; a member that takes longer than
-this must not hold up the others for ever."""
+"""How long commits may be held. A copy takes two jobs of a device. A member that takes longer than
+this must not hold up the others forever."""
 
 _NUM_ATTEMPTS = 3
-"""A member may be lost while its copy travels; by then commits go on, and its stage's other members
-have left the iteration behind, so another iteration is gathered."""
+"""A member may be lost while its copy travels. By then commits go on, and the other members of its
+stage are past the iteration, so another iteration is gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class GatheredStage:
     """One stage's state."""
 
     tensors: list[Any]
-    """What its member says of it. A list; nothing else has been checked."""
+    """Its member's description of the tensors. Checked to be a list, and no further."""
     data: memoryview
-    """Shared memory; valid until the context ends."""
+    """The blob, in shared memory. Valid until the context ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class GatheredStates:
 
     iteration: int
     loss: float | None
-    """Of that iteration; None if this node was not there when it was committed."""
+    """Loss of that iteration; None if this node was not in the run when it was committed."""
     num_deferred: int
-    """Microbatches that it put off to the next."""
+    """Microbatches that it deferred to the next iteration."""
     stages: tuple[GatheredStage, ...]
-    """Index 0 first."""
+    """The stages, by index from 0."""
 
 
 @asynccontextmanager
@@ -69,11 +69,11 @@ async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterato
     """Gather the states of the last commit for as long as the context lasts.
 
     Args:
-        node: The leader's.
-        with_optimizer: Whether moments, and master weights if any, belong to them.
+        node: The leader.
+        with_optimizer: Whether the states include moments, and master weights if there are any.
 
     Raises:
-        NetworkError: The run has not begun, or a stage has no member, or none that answers.
+        NetworkError: The run has not begun, a stage has no member, or no member of it answers.
     """
     marks = kept_iterations(node)
     attempts: list[int | None] = [None] * _NUM_ATTEMPTS if marks is None else [*marks]
@@ -96,8 +96,10 @@ async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterato
 
 
 def kept_iterations(node: "Node") -> list[int] | None:
-    """Return the iterations of which disks keep all states, newest first, if those are all that
-    is left: this node's compute process has ended. None: it has not."""
+    """Return the iterations of which disks keep all states, newest first.
+
+    None if this node's compute process is alive: then the last commit can be gathered.
+    """
     leader = node.driver.machine.leader if node.driver is not None else None
     if leader is None or not node.device_gone:
         return None
@@ -106,12 +108,12 @@ def kept_iterations(node: "Node") -> list[int] | None:
 
 
 class _Gathering:
-    """One attempt.
+    """One attempt to gather the states.
 
     Args:
-        node: The leader's.
-        mark: Iteration whose states are on disks; None: the last commit.
-        with_optimizer: As for `gathered_states`.
+        node: The leader.
+        mark: Iteration whose states are on disks; None for the last commit.
+        with_optimizer: See `gathered_states`.
     """
 
     def __init__(self, node: "Node", mark: int | None, *, with_optimizer: bool) -> None:
@@ -120,13 +122,14 @@ class _Gathering:
         if driver is None or leader is None or not leader.view.members:
             raise not_begun()
         self.let_go = False
-        """Every stage had taken its copy, and commits went on."""
+        """Every stage has taken its copy, so commits go on."""
         self._node = node
         self._driver: NodeDriver = driver
         self._view: View = leader.view
         self._mark = mark
         self._iteration = leader.committed.iteration if mark is None else mark
-        # What others committed, or came before what the run gave up, it knows as a member.
+        # The core knows the loss only of its own last commit. The node's notes know those of
+        # iterations that others committed, or that preceded a rollback.
         newest = mark is None and leader.loss is not None
         self._loss = leader.loss if newest else node.progress.loss_of(self._iteration)
         self._num_deferred = node.progress.num_deferred
@@ -143,7 +146,7 @@ class _Gathering:
         patience = asyncio.get_running_loop().call_later(HOLD_MAX_S, self._release)
         tasks = [asyncio.create_task(self._own_stage())]
         if self._driver.broken:
-            # The core may have decided a commit that nobody has heard of: the device tells.
+            # The core may have decided a commit that no member knows: ask the device first.
             await asyncio.wait(tasks)
         tasks += [
             asyncio.create_task(self._fetch_stage(stage))
@@ -156,12 +159,12 @@ class _Gathering:
             self._release()
             for task in tasks:
                 task.cancel()
-            # Buffers are given back only when nobody writes into them any more.
+            # Buffers must not be given back while tasks still write into them.
             await asyncio.gather(*tasks, return_exceptions=True)
         return GatheredStates(self._iteration, self._loss, self._num_deferred, tuple(stages))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give all buffers back."""
         for buffer in self._buffers:
             self._driver.tensor_failed(buffer)
         self._buffers.clear()
@@ -176,7 +179,7 @@ class _Gathering:
             self._release()
 
     def _release(self) -> None:
-        """Let commits go on, if they do not yet, unless none is wanted any more."""
+        """Let commits go on, unless the run is ending."""
         self._driver.post(CommitsHeld(held=self._node.ending))
 
     async def _own_stage(self) -> GatheredStage:
@@ -208,10 +211,10 @@ class _Gathering:
         return GatheredStage(_tensors(text), sink.buffers[-1])
 
     async def _fetch_stage(self, stage: int) -> GatheredStage:
-        """Return a stage's state from the first member that gives it."""
+        """Fetch a stage's state from the first member that gives it."""
         reason = "no member"
         for member in self._view.roster(stage):
-            # One only: each that is asked copies its state, which takes time and memory.
+            # Ask one member at a time: each one copies its state, which takes time and memory.
             hash_ = self._hashes.get(stage, "")
             wanted = FetchState((member.node_id,), stage, self._iteration, hash_)
             sink = _Sink(self._driver, lambda: self._copied(stage))
@@ -233,16 +236,18 @@ class _Gathering:
 
 
 def _hashes(rebuild: StageRecovery, iteration: int) -> dict[int, str]:
-    """Return the hashes of stages' parameters, if it is an iteration of which members may have
-    another state on their disks too, from before the run went back."""
+    """Return the hashes of the stages' parameters if the iteration is marked.
+
+    Without them, a member could give another state of that iteration, from before a rollback.
+    """
     if rebuild.origin is not None:
-        return {}  # Nothing was committed since: a stage may have been made from its neighbours.
+        return {}  # No commit since the rollback: a stage may have been mixed from its neighbours.
     found = (dict(mark.hashes) for mark in rebuild.marks if mark.iteration == iteration)
     return next(found, {})
 
 
 class _Sink:
-    """Takes one member's state."""
+    """The memory for one member's state."""
 
     def __init__(self, driver: NodeDriver, copied: Callable[[], None]) -> None:
         self.buffers: list[memoryview] = []
@@ -250,7 +255,7 @@ class _Sink:
         self._copied = copied
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        # The member tells the size when it has made its copy.
+        # The member has made its copy by the time it tells the size.
         self._copied()
         buffer = self._driver.allocate(size_bytes)
         if buffer is not None:
@@ -262,13 +267,13 @@ class _Sink:
             self._driver.tensor_failed(buffer)
 
     def began(self, transfer: Transfer) -> None:
-        """Nobody waits for it."""
+        """Ignore the progress: it is not shown."""
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """The error says so too."""
+        """Ignore the failure: the fetch's error names it too."""
 
     def local(self, chunk: Chunk) -> None:
-        """Members hold what this host has not."""
+        """Return None: this host has no chunks of other stages' states."""
 
 
 def _tensors(text: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What has gone wrong lately at a node, and what was done about it, for `decod status`."""
+"""Recent faults at a node, and its reactions to them, for `decod status`."""
 
 import logging
 from collections import deque
@@ -10,16 +10,17 @@ from decod.obs.events import event_level, render_note
 
 _KEPT_MAX = 8
 _KEPT_S = 600.0
-"""Older ones are in the log."""
+"""Older events are only in the log."""
 
 _TOLD_TOO = ("member.leaving", "node.paused", "node.resumed")
 """Orderly events that people wonder about."""
 
 THIS_NODE = "this node"
-"""What texts call the node that they come from. Others are shown them, too."""
+"""The name that texts use for their own node. Other nodes' status shows its real name instead."""
 
 _NEWEST_ONLY = ("state.unkept", "checkpoint.failed", "data.damaged")
-"""Events that come again and again until somebody acts: they must not hide the others."""
+"""Events that repeat until the operator acts. Only the newest is kept, so that others stay
+visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,12 @@ class _Happening:
 
 @dataclass(slots=True)
 class Happenings:
-    """The last events that were not routine, oldest first."""
+    """The last events that were not routine, the oldest first."""
 
     _kept: deque[_Happening] = field(default_factory=lambda: deque(maxlen=_KEPT_MAX))
 
     def take(self, event: str, fields: Mapping[str, object], *, now_s: float) -> None:
-        """Take in one note; `fields` with names of nodes where they are known."""
+        """Take in one note. `fields` holds names of nodes in place of ids where they are known."""
         if event_level(event) < logging.WARNING and event not in _TOLD_TOO:
             return
         text = render_note(event, fields)
@@ -48,11 +49,11 @@ class Happenings:
         self._kept.append(_Happening(now_s, event, text))
 
     def describe(self, now_s: float, *, name: str) -> list[dict[str, Any]]:
-        """Return them as `decod status --json` shows them, at whatever node.
+        """Return the events of the last 10 minutes as `decod status --json` shows them at any node.
 
         Args:
-            now_s: On the clock of `take`.
-            name: Of this node.
+            now_s: The time on the clock of `take`.
+            name: The name of this node.
         """
         return [
             {
@@ -66,11 +67,13 @@ class Happenings:
 
 
 def merged(told: Sequence[Any], own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return what two nodes say of themselves, oldest first: each may know what the other can't.
+    """Merge the events of another node and this one, the oldest first.
+
+    Each node may know of events that the other can't know.
 
     Args:
-        told: As `Happenings.describe` returns it, by another node: it may hold anything.
-        own: By this one. What both tell in the same words is told once.
+        told: The other node's result of `Happenings.describe`. It is unchecked.
+        own: This node's result. An event with the same text in both is listed once.
     """
     texts = {one["text"] for one in own}
     others = [one for one in told if _is_happening(one) and one["text"] not in texts]

@@ -1,6 +1,6 @@
-"""One node's life on its host: everything is built here, started in order, and ended in order.
+"""One node's life on its host: its parts are built here, and started and ended in order.
 
-    lock the state folder -> listen (gRPC, DHT, local socket) -> compute process -> join the run
+    lock the state folder -> compute process -> listen (gRPC, DHT, local socket) -> join the run
     ... until the core stops, or a signal asks for it ...
     say goodbye -> stop listening -> end the compute process -> unlock
 
@@ -70,24 +70,25 @@ Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _CAPACITY_AUTO_MAX = 64
 _MEMORY_SHARE = 0.5
-"""Part of the free memory that microbatches may take when the capacity is chosen by itself."""
+"""Part of the free memory for microbatches if the operator has not set the capacity."""
 
 _AVERAGES_MAX = 64
-"""Averages for which a candidate has room until its stage's state has come, at least."""
+"""Averages that a candidate has room for until its stage's state arrives, unless `keep_max_bytes`
+is less."""
 
 _NUM_PORTS_TRIED = 16
-"""When the system chooses the port: each has to be free for TCP and for UDP."""
+"""Attempts if the system chooses the port, since it must be free for both TCP and UDP."""
 
 _LAST_LINES_S = 1.0
-"""How long the terminal may take for the last lines of the log."""
+"""Timeout of writing the last lines of the log to the terminal."""
 
 _FLUSH_S = 3.0
-"""How long last words may take to reach the peers."""
+"""Timeout of sending the last messages to the peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """What this node is in the run, as its command decided."""
+    """This node's part in the run, as its command decided."""
 
     role: Role
     run_id: RunId
@@ -99,19 +100,19 @@ class RunPart:
     data_dir: Path | None = None
     init_dir: Path | None = None
     checkpoint_dir: Path | None = None
-    """What the run goes on from; its hash is the manifest's `initial_weights`."""
+    """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
 
 
 class Host:
-    """What a node needs of its host before anything runs: folder, identity, log. Use in `with`.
+    """The parts of a daemon that outlive its nodes: folder, identity, log. Use it in `with`.
 
     Args:
         config: This host's choices.
-        leaving: Whether this daemon is to leave.
+        leaving: Says whether this daemon is to leave.
 
     Raises:
         ConfigError: The state folder is in use or can't be used.
-        HardwareError: The log can't be written, or too few files may be open.
+        HardwareError: The log can't be written, or the limit on open files is too low.
     """
 
     def __init__(self, config: NodeConfig, leaving: Leaving) -> None:
@@ -135,7 +136,7 @@ class Host:
 
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:
-        """Have operator and service manager answered and told for as long as the context lasts."""
+        """Answer the operator and inform the service manager while the context lasts."""
         telling = asyncio.create_task(self._notifier.keep_telling(self))
         try:
             yield
@@ -145,18 +146,18 @@ class Host:
             await self._control.close()
 
     async def present(self, presence: Presence) -> None:
-        """From now on this is what the daemon is."""
+        """Present the daemon as `presence` from now on, to operator and service manager."""
         self._presence = presence
         await self._control.answer_with(presence.answer)
         self._notifier.ready()
 
     def describe(self) -> str:
-        """Return one line on how the daemon is."""
+        """Return one line on the daemon's state."""
         return "starting" if self._presence is None else self._presence.describe()
 
     @property
     def healthy(self) -> bool:
-        """Whether the daemon does what is due."""
+        """Whether the daemon does its due work in time."""
         return self._presence is None or self._presence.healthy
 
     def __enter__(self) -> "Host":
@@ -171,12 +172,12 @@ class Host:
 
 
 class Node:
-    """One node, from its first listening socket to its last goodbye. Use as a context manager.
+    """One node, from its first listening socket to its last goodbye. Use it in `async with`.
 
     Args:
         config: This host's choices.
-        part: What the node is in the run.
-        host: Locked for it.
+        part: The node's part in the run.
+        host: The host, which holds the folder's lock.
         say: Takes lines for the operator's terminal.
     """
 
@@ -193,22 +194,22 @@ class Node:
         self.arena: ArenaAllocator | None = None
         self.dht: Dht | None = None
         self.supply: DataSupply | None = None
-        """At a data node: what gives the compute process its data."""
+        """At a data node: the layer that gives the compute process its data."""
         self.join_string: str | None = None
         self.ending = False
-        """At the leader: nothing is committed any more, so what is kept is the last there is."""
+        """At the leader: no more commits follow, so the state that is kept is final."""
         self.elected = asyncio.Event()
-        """This node has been elected leader, once or more often."""
+        """This node has been elected leader."""
         self.reconnecting = False
-        """It was in the run before, and is on its way back."""
+        """This node was in the run before, and is on its way back."""
         self._entered_s: float | None = None
         self.completed = asyncio.Event()
         """At the leader: the last iteration is committed."""
         self.on_run_complete: Callable[[int], None] = lambda _: None
         self.describe_checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
-        """At the leader: what `decod status` shows of the checkpoints."""
+        """At the leader: returns the checkpoint part of `decod status`."""
         self.commands: dict[str, Command] = {"status": self._status, "export": self._export}
-        """What the local socket answers to."""
+        """The commands that the local socket answers."""
         self.wishes = Wishes(self)
         self.kept = KeptStates(self)
         run = part.manifest.run
@@ -260,7 +261,8 @@ class Node:
         self.files.tell_if_few(num_nodes_least(self.part.manifest.run) - 1, self.note)
 
     async def _start_compute(self) -> None:
-        """Start the compute process first: it loads torch while the rest is built."""
+        """Start the compute process. This comes first, since it loads torch while the rest
+        starts."""
         try:
             self.arena = self._make_arena()
             self._stack.callback(self.arena.close)
@@ -318,7 +320,7 @@ class Node:
             self.note("worker.died", reason=ended.result())
 
     def _task_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Write to the log what no task or callback caught: asyncio would print it."""
+        """Log an error that no task or callback has caught. asyncio would print it."""
         error = context.get("exception")
         if is_exhausted(error):
             reason = str(context.get("message"))[:200]
@@ -329,13 +331,13 @@ class Node:
         _log.error("task.failed", exc_info=error, extra=extra)
 
     def _make_arena(self) -> ArenaAllocator:
-        """Return an arena that is large enough for whatever this node may have to hold."""
+        """Return an arena with room for all tensors that this node may have to hold."""
         run = self.part.manifest.run
         sizes = sizes_of(run)
         model_bytes = tensor_sizes(run).model_bytes
         capacity = self.config.capacity or _CAPACITY_AUTO_MAX
         batch = run.batch.num_microbatches * run.batch.num_data_nodes
-        # What is kept for others is kept by members, averages that wait by candidates.
+        # Members keep tensors for others, and candidates keep averages. No node needs both.
         kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
         kept = min(run.protocol.keep_max_bytes, kept)
         return ArenaAllocator(
@@ -364,7 +366,7 @@ class Node:
             },
         )
         self.note("worker.started", device=facts["device"])
-        # Any relay stage will do: they differ by one block at most.
+        # Any relay stage will do: the stages differ by one block at most.
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
         await self.ask("build", {"stage_index": stage})
         measured = await self.ask("measure", {"num_repeats": 1})
@@ -427,7 +429,7 @@ class Node:
     async def ask(
         self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()
     ) -> dict[str, Any]:
-        """Return the result of a job outside the core, with errors an operator can act on."""
+        """Run a job outside the core. Its errors are such that the operator can act on them."""
         assert self.compute is not None
         try:
             reply: Reply = await self.compute.submit(kind, fields, inputs=inputs)
@@ -445,11 +447,11 @@ class Node:
     # --- end ----------------------------------------------------------------------------------
 
     async def wait_stopped(self) -> Stop:
-        """Return how the core ended, after what it said last has left."""
+        """Wait until the core has stopped and its last messages are sent; return how it ended."""
         assert self.driver is not None
         stop = await self.driver.stopped
         leader = self.driver.machine.leader
-        # Without a quorum the others may go on, led by somebody else.
+        # Without a quorum, the others may go on under another leader.
         decides = leader is not None and not leader.quorum.lacking
         if leader is not None and decides and leader.state is LeaderState.FINISHED:
             self.gateway.say_farewell(leader.view.term, stop.detail)
@@ -460,12 +462,12 @@ class Node:
         return stop
 
     async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do some work; return False, with the work cancelled, if this node is to leave first."""
+        """Do some work. If this node is asked to leave first, cancel the work and return False."""
         try:
             await self.leaving.unless_asked(work)
         except LeftEarlyError:
             if self.compute is not None:
-                # It may still load torch, for nothing.
+                # It may still be loading torch, in vain.
                 self.compute.ended.remove_done_callback(self._compute_ended)
                 self.compute.kill()
             return False
@@ -473,12 +475,12 @@ class Node:
 
     @property
     def in_run_s(self) -> float:
-        """For how long this node has been a member, or was."""
+        """Seconds since this node entered the run; 0 if it has not."""
         return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
 
     @property
     def device_gone(self) -> bool:
-        """Whether the compute process has ended, and with it what only it held."""
+        """Whether the compute process has ended, and the state on the device is lost."""
         return self.compute is not None and self.compute.ended.done()
 
     # --- what others see ----------------------------------------------------------------------
@@ -498,11 +500,11 @@ class Node:
         )
 
     def local_status(self) -> dict[str, Any]:
-        """Return the status as this node knows it."""
+        """Return the status of the run as this node knows it."""
         return status_of(self)
 
     async def _export(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Say who can; a node that leads takes another method once it does."""
+        """Refuse, and say who can export. Once a node leads, it registers another method."""
         if self.part.leader == self.identity.node_id:
             raise not_begun()
         raise ConfigError(
@@ -517,7 +519,7 @@ class Node:
         return self.local_status()
 
     def timing(self) -> dict[str, float]:
-        """Return where this node's time went since its core started, in seconds."""
+        """Return how this node has spent its time since its core started, in seconds."""
         if self.driver is None:
             return {}
         spent = self.gateway.watch.seconds

@@ -1,10 +1,11 @@
-"""States on this host's disk: its own stage's and mirrors of others', for the day they are needed.
+"""States on this host's disk: its own stage's, and mirrors of other stages', for recovery.
 
-Written in a thread, one after another, whatever the machine asks for; what goes wrong is told, in
-the log and in `decod status`, and never stops training. What is there is given to peers, to this
-node itself when it goes back or has been restarted, and to downloads as a source of single chunks.
-What was altered on the disk is told, and never used: before a host says that it has what a lost
-stage needs, it reads that to the last byte.
+The machine decides which states are written. A thread writes them one after another. Failures are
+shown in the log and in `decod status`, and never stop training. The states serve peers, this node
+itself after a rollback or a restart, and downloads, which take equal chunks from them.
+
+Data that were altered on the disk are reported and never used. Before a host says that it has the
+state of a lost stage, it reads that state to the last byte.
 """
 
 import asyncio
@@ -42,32 +43,32 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
-"""A mirror is in no hurry: it leaves half of the time to tensors."""
+"""Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
 
 _MIRROR_ATTEMPTS = 4
 _MIRROR_PAUSE_S = 5.0
-"""Members may still be writing what is to be mirrored."""
+"""Pause between attempts: members may still be writing the state."""
 
 _MIRRORS_WAITING_MAX = 64
 
 _MEMORY_SHARE = 0.5
-"""Part of the free memory that a mirror may take until it is written."""
+"""Largest part of the free memory that a mirror may take until it is written."""
 
 _SEARCH_MAX_S = 60.0
-"""How long a fetch waits until this host's disk has been looked through: reading is faster than any
+"""How long a fetch waits for the search of this host's disk. Reading a disk is faster than any
 link, but a disk may hang."""
 
 _CHUNK_MAX_S = 30.0
-"""A disk that takes longer for a chunk has no state that anybody should wait for."""
+"""A state on a disk that takes longer for one chunk counts as damaged."""
 
 
 class KeptStates:
-    """The states on this host's disk. What the driver calls its disk.
+    """The states on this host's disk. The driver's `StateDisk`.
 
     Args:
-        node: Whose host it is.
-        store: Where they lie.
-        free_memory_bytes: Tells how much there is on this host.
+        node: This host's node.
+        store: Reads and writes the states; if absent, in the run's folder.
+        free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class KeptStates:
         self._problem: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what `decod status` shows."""
+        """Return the part of `decod status` on kept states."""
         states = [
             {"stage_index": stage, "iteration": iteration}
             for stage, iteration in sorted(self._kept)
@@ -100,17 +101,17 @@ class KeptStates:
         return {"kept": states, "problem": self._problem}
 
     def start(self) -> None:
-        """Look for what an earlier process has kept, in a thread."""
+        """Begin to search the disk for states of earlier processes, in a thread."""
         self._loop = asyncio.get_running_loop()
         self._searching = self._own(self._search())
 
     async def searched(self) -> None:
-        """Return when that has been done, or takes too long."""
+        """Wait until the disk has been searched, or until that takes too long."""
         if self._searching is not None:
             await asyncio.wait({self._searching}, timeout=_SEARCH_MAX_S)
 
     async def close(self) -> None:
-        """Give up what is being written or fetched."""
+        """Give up all states that are being written or fetched."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -132,7 +133,7 @@ class KeptStates:
                     continue
                 self._damaged(stage, iteration, state.defect if state else "its manifest is bad")
                 if state is not None:
-                    # Nobody is told of it; what is right of it need not be fetched all the same.
+                    # The machine is not told of it, but its intact chunks save fetching them.
                     self._chunks |= _chunks_of(state)
 
     # --- written ------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class KeptStates:
                 try:
                     state = await asyncio.shield(written)
                 finally:
-                    # The thread reads the memory: it must have ended before that is given back.
+                    # The thread reads the memory, so it must have ended before the release.
                     await asyncio.gather(written, return_exceptions=True)
                 self._problem = None
                 await self._added(state)
@@ -170,7 +171,7 @@ class KeptStates:
             served.release()
 
     async def _added(self, state: KeptState) -> None:
-        """A state is there: list it, tell the machine, and remove what is older than needed."""
+        """List a new state, tell the machine of it, and remove older states than are needed."""
         stage, iteration = state.stage_index, state.iteration
         replaced = self._kept.get((stage, iteration))
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not replaced}
@@ -179,13 +180,13 @@ class KeptStates:
         self._node.note("state.kept", stage=stage, iteration=iteration)
         self._post(StateKept(stage, iteration, state.parameter_hash))
         gone: list[int] = []
-        with suppress(OSError):  # There is one too many, which does no harm.
+        with suppress(OSError):  # One state too many does no harm.
             gone = await in_thread(lambda: self._store.prune(stage))
         for old in gone:
             self._forget(stage, old)
 
     def _has(self, stage: int, iteration: int, hash_: str) -> bool:
-        """Whether a state is there; one of a future that was given up has another hash."""
+        """Whether a state is kept. One from before a rollback has another hash."""
         kept = self._kept.get((stage, iteration))
         return kept is not None and kept.parameter_hash == hash_
 
@@ -211,11 +212,11 @@ class KeptStates:
         self._node.note("state.damaged", stage=stage, iteration=iteration, reason=reason)
 
     def _spoiled(self, state: KeptState, reason: str) -> None:
-        """A state can't be read any more: tell it once, and give it to nobody."""
+        """Report a state that can no longer be read, once, and stop using it."""
         stage, iteration = state.stage_index, state.iteration
         if self._kept.get((stage, iteration)) is not state:
             return
-        # One that is too many may just be on its way out.
+        # A state beyond the number that is kept may just have been removed.
         if iteration in sorted(i for s, i in self._kept if s == stage)[-KEPT_PER_STAGE:]:
             self._damaged(stage, iteration, reason)
         self._forget(stage, iteration)
@@ -223,10 +224,10 @@ class KeptStates:
     # --- mirrored -----------------------------------------------------------------------------
 
     def mirror(self, effect: MirrorState) -> None:
-        """Fetch another stage's state and write it, after those that wait; see `StateDisk`."""
+        """Queue another stage's state to be fetched and written; see `StateDisk`."""
         if self._has(effect.stage_index, effect.iteration, effect.parameter_hash):
             return
-        # An older state of the stage that still waits is of no use any more.
+        # An older state of the stage that still waits is of no use now.
         newer = [each for each in self._mirrors if each.stage_index != effect.stage_index]
         self._mirrors = deque([*newer, effect], maxlen=_MIRRORS_WAITING_MAX)
         if self._mirroring is None or self._mirroring.done():
@@ -243,7 +244,7 @@ class KeptStates:
                 try:
                     await self._mirror(effect)
                 except CheckpointError as error:
-                    # This host lacks the room: it will in a few seconds too.
+                    # This host lacks disk space. Trying again in a few seconds would not help.
                     self._failed(effect.stage_index, effect.iteration, str(error))
                     break
                 except DecodError as error:
@@ -269,7 +270,7 @@ class KeptStates:
     # --- read ---------------------------------------------------------------------------------
 
     async def find(self, request: StateRequest) -> StateBlob | None:
-        """Return a state that a peer asks for, if it is on this host's disk."""
+        """Return the state that a peer asks for, or None if it is not on this host's disk."""
         state = await self._state(request.stage_index, request.iteration)
         if state is None or not request.with_optimizer:
             return None
@@ -292,19 +293,19 @@ class KeptStates:
         return await in_thread(lambda: state_of_checkpoint(read_checkpoint(folder), stage_index))
 
     def read_kept(self, wanted: tuple[Kept, ...]) -> None:
-        """Read states to their last byte, before anybody rests on them; see `StateDisk`."""
+        """Read states to their last byte, before the run relies on them; see `StateDisk`."""
         self._own(self._read_kept(wanted))
 
     async def _read_kept(self, wanted: tuple[Kept, ...]) -> None:
         for kept in wanted:
             state = self._kept.get((kept.stage_index, kept.iteration))
-            # If there is another by now, the machine has been told of that.
+            # If another state has replaced it, the machine has been told of that one.
             if state is not None and (defect := await _defect(state)):
                 self._spoiled(state, defect)
         self._post(KeptRead(wanted))
 
     def read_checkpoint(self, iteration: int) -> None:
-        """Look for the newest checkpoint up to an iteration that is whole; see `StateDisk`."""
+        """Find the newest whole checkpoint up to an iteration; see `StateDisk`."""
         self._own(self._read_checkpoint(iteration))
 
     async def _read_checkpoint(self, wanted: int) -> None:
@@ -332,7 +333,7 @@ class KeptStates:
             raise
 
     def local(self, chunk: Chunk) -> bytes | None:
-        """Return a chunk's bytes if they are here; see `StateDisk`."""
+        """Return a chunk's bytes if they are on this disk; see `StateDisk`."""
         found = self._chunks.get(chunk.sha256)
         if found is None:
             return None
@@ -341,7 +342,7 @@ class KeptStates:
             return state.read(offset)
         except CheckpointError as error:
             if self._loop is not None:
-                with suppress(RuntimeError):  # It has ended meanwhile.
+                with suppress(RuntimeError):  # The loop has ended meanwhile.
                     self._loop.call_soon_threadsafe(self._spoiled, state, error.why)
             return None
 
@@ -364,7 +365,7 @@ class KeptStates:
                 return None
             buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
         entries = state.description.entries
-        # Of a checkpoint the hash is not known before.
+        # The parameter hash of a checkpoint's state is not known in advance.
         found = state.parameter_hash or await in_thread(lambda: parameter_hash(entries, buffer))
         if wanted.parameter_hash not in ("", found):
             return None
@@ -372,7 +373,7 @@ class KeptStates:
 
 
 class _Memory:
-    """Takes a state into memory of its own: that of tensors is for tensors."""
+    """Memory of its own for one mirror, since the arena is for tensors."""
 
     def __init__(
         self,
@@ -388,18 +389,18 @@ class _Memory:
     def allocate(self, size_bytes: int) -> memoryview | None:
         if size_bytes > _MEMORY_SHARE * self._free_bytes():
             return None
-        # What the disk would not take need not travel.
-        with suppress(OSError):  # Writing says so.
+        # Do not fetch a state for which the disk has no room.
+        with suppress(OSError):  # Writing reports this error.
             self._require_room(size_bytes)
-        # Not a bytearray: what was freed goes back to the system.
+        # Not a bytearray: an mmap's memory goes back to the system when it is freed.
         self.buffers.append(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes])
         return self.buffers[-1]
 
     def began(self, transfer: Transfer) -> None:
-        """Nobody waits for it."""
+        """Ignore the progress: it is not shown."""
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """The error says so too."""
+        """Ignore the failure: the fetch's error names it too."""
 
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:
@@ -407,7 +408,7 @@ def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:
 
 
 async def _defect(state: KeptState) -> str:
-    """Return what is wrong with a state, all of which is read; empty if it is whole."""
+    """Read a whole state; return its defect, or an empty text if it is whole."""
     for offset in state.places:
         try:
             await asyncio.wait_for(in_thread(partial(state.read, offset)), _CHUNK_MAX_S)
@@ -423,4 +424,4 @@ def _problems(checkpoint: Path) -> list[str]:
 
 
 def _nothing() -> None:
-    """A file needs no release: whoever reads it opens it."""
+    """Do nothing: a state on disk is opened anew by each reader, and needs no release."""

@@ -1,4 +1,4 @@
-"""`decod leader`: makes a run, or joins one as a further data node, and keeps its result."""
+"""`decod leader`: starts a run, or joins one as a further data node, and keeps its result."""
 
 import asyncio
 import dataclasses
@@ -55,7 +55,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
 
 
 async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
-    """Prepare what this host gives to the run, and take part in it, maybe more than once."""
+    """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
     if options.resume == AUTO:
         options = await unless_asked(continued(options, own, say))
@@ -82,7 +82,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
             nonlocal checked
             async with Node(options.node, place.part, host, say) as node, DataSupply(node, dataset):
                 lives.begins(node)
-                # While torch loads.
+                # Check the shards while torch loads.
                 checked = checked or in_thread(lambda: check_shards(dataset))
                 if place.part.leader == own:
                     stop = await _lead(node, options, checked)
@@ -106,7 +106,7 @@ async def _follow(
         try:
             _hand_out(node, options)
         except ConfigError as error:
-            # A leader in office does not end for that.
+            # A leader that is needed does not end because of an unwritten file.
             node.say(str(error))
         return await leading.run()
 
@@ -117,7 +117,7 @@ async def _follow(
 
 
 def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manifest, Path | None]:
-    """Return the run's manifest, and the checkpoint to go on from if there is to be one."""
+    """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     manifest = manifest_of(options.run_file.run, dataset, options.init_dir)
     if options.resume is None:
         return manifest, None
@@ -160,7 +160,7 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
 
     if not await node.unless_drained(begin()):
         return Stop(StopReason.DRAINED, "it had not begun to train")
-    # Nobody is asked to join before this node could train itself.
+    # Volunteers get the join string only once this node itself is able to train.
     _hand_out(node, options)
     last = node.part.manifest.run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
@@ -177,7 +177,7 @@ def _no_device() -> HardwareError:
 
 
 class _Leading:
-    """What the leader's daemon does beside its core: shows progress, keeps and exports states."""
+    """The leader's work beside its core: shows progress, keeps the result, exports models."""
 
     def __init__(self, node: Node, options: LeaderOptions) -> None:
         self._node = node
@@ -191,11 +191,11 @@ class _Leading:
         self._checkpoints.on_written = self._checkpoint_written
         self._keeping: asyncio.Task[None] | None = None
         self._kept: int | None = None
-        """Iteration of the model that is kept."""
+        """Iteration of the kept model."""
         self._unkept: DecodError | None = None
-        """Why the last iteration's is not."""
+        """Why the model of the last iteration is not kept."""
         self._cut_off = False
-        """It ends without a quorum: the others may have one."""
+        """This node ends without a quorum. The others may have one."""
         manifest = node.part.manifest
         if node.part.init_dir is not None or node.part.checkpoint_dir is not None:
             node.gateway.initial_state = self._initial_state
@@ -206,7 +206,7 @@ class _Leading:
         node.progress.on_return.append(self._forget_kept)
 
     async def run(self) -> Stop:
-        """Wait for the end of the run, whatever it is, and keep what there is to keep."""
+        """Lead until the run ends or this node leaves, and keep the result; return the end."""
         tasks = [
             asyncio.create_task(work)
             for work in (publish_terms(self._node), seek_successor(self._node))
@@ -221,15 +221,16 @@ class _Leading:
         if stop.reason is StopReason.DRAINED:
             self._node.say(f"left the run: {stop.detail}")
         elif stop.reason is not StopReason.SUPERSEDED:
-            # The run of a leader that was replaced goes on: nothing is to be resumed.
+            # A leader that was replaced has nothing to resume: the run goes on.
             self._tell_end(stop)
         return stop
 
     def _tell_end(self, stop: Stop) -> None:
-        """Say what is not kept, and how to go on.
+        """Tell the operator which result is not kept, and how to go on.
 
         Raises:
-            DecodError: What could be kept is not, or nothing is, or nobody asked for the end.
+            DecodError: The run has ended, and its model could not be kept. No error is raised if
+                the operator ended a run that had lost a stage and has a checkpoint.
         """
         last, error, told = self._checkpoints.last, self._unkept, self._node.wishes.unkept
         asked = not self._complete.is_set()
@@ -241,7 +242,7 @@ class _Leading:
             )
         lost = error if isinstance(error, NetworkError) else None
         if lost is not None and asked and last is not None:
-            # Whoever ends a run that waits for a stage knows that it is missing.
+            # An operator who ends a run that waits for a stage knows that it is missing.
             self._node.say(told)
             error = None
         elif error is None and told:
@@ -253,14 +254,14 @@ class _Leading:
 
     @property
     def _where(self) -> str:
-        """What follows `decod leader` to lead such a run again."""
+        """The arguments of `decod leader` that lead this run again."""
         return f"{self._run_file} --state-dir {self._node.config.state_dir}"
 
     def _tell_resume(self) -> None:
-        """Say how to go on from the last checkpoint, if there is one."""
+        """Tell the operator how to go on from the last checkpoint, if there is one."""
         last = self._checkpoints.last
         if last is not None:
-            # Not "latest": that may be of another attempt, which this one was not resumed from.
+            # Not "latest", which may be of another run that this one was not resumed from.
             self._node.say(
                 f"go on from iteration {last} with: decod leader {self._where} --resume {last}"
             )
@@ -281,7 +282,7 @@ class _Leading:
             return await node.wait_stopped()
         leader = node.driver.machine.leader
         self._cut_off = leader is not None and bool(leader.quorum.lacking)
-        # What is learnt while the result is being kept would be lost.
+        # Hold commits: iterations after the kept one would be lost.
         node.ending = True
         node.driver.post(CommitsHeld(held=True))
         if node.supply is not None:
@@ -297,13 +298,16 @@ class _Leading:
                 text = f"the checkpoint of iteration {node.progress.iteration} is not kept"
                 node.wishes.unkept = f"{text}: {problem}"
         finally:
-            # Members are let go even if the model could not be kept: they can't help with that.
+            # Release the members even if the model could not be kept: they can't help with that.
             node.driver.post(DrainRequested(ends_run=True))
             stop = await node.wait_stopped()
         return stop
 
     async def _keep_after_failure(self) -> None:
-        """The core has failed. The members still hold what was learnt, if nobody leads them on."""
+        """After a failure of the core, write a checkpoint from the members' states.
+
+        Only if there is no other data node: else the run goes on under another leader.
+        """
         leader = self._node.driver.machine.leader if self._node.driver is not None else None
         if leader is None or len(leader.view.data_nodes) > 1:
             return
@@ -312,7 +316,7 @@ class _Leading:
         self._tell_resume()
 
     async def _hand_over(self) -> bool:
-        """Let another data node lead, if there is one; return whether this node has left."""
+        """Hand over to another data node, if there is one; return whether this node has left."""
         node, wishes = self._node, self._node.wishes
         assert node.driver is not None
         machine = node.driver.machine
@@ -333,7 +337,7 @@ class _Leading:
         return self._node.progress.iteration > self._node.part.manifest.start_iteration
 
     async def _keep_result(self) -> None:
-        """Write model and state before the members go: nobody else keeps them."""
+        """Write model and checkpoint before the members go, since their states go with them."""
         if not self._has_committed:
             return
         whole = True
@@ -341,7 +345,7 @@ class _Leading:
             if self._node.device_gone:
                 raise _no_device()
             async with self._exporting:
-                # It may have been kept before its stage left.
+                # It may have been kept already, before a stage left.
                 if self._kept != self._node.progress.iteration:
                     self._kept = await export_model(self._node, self._keep_dir)
                     self._node.say(f"model of iteration {self._kept}: {self._keep_dir}")
@@ -352,11 +356,11 @@ class _Leading:
             await self._checkpoints.finish(writes=whole)
 
     def _forget_kept(self) -> None:
-        """The run has gone back: the model of an iteration may become another one."""
+        """Forget the kept model after a rollback: its iteration will be trained anew."""
         self._kept = None
 
     def _keep_early(self) -> None:
-        """A stage is about to leave with its last member: keep the model while it can be had."""
+        """Keep the model now, because a stage is about to leave with its last member."""
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._try_to_keep())
 
@@ -367,7 +371,7 @@ class _Leading:
             self._node.say(f"the model could not be kept: {error}")
 
     def _checkpoint_written(self, iteration: int) -> None:
-        """Let the core know: a stage that is lost can be rebuilt from it."""
+        """Tell the core of a checkpoint, from which it can rebuild a lost stage."""
         driver = self._node.driver
         if driver is not None and not driver.stopped.done():
             driver.post(CheckpointWritten(iteration))
@@ -390,7 +394,7 @@ class _Leading:
         return {"iteration": await self._write(folder), "path": str(folder)}
 
     async def _initial_state(self, stage_index: int) -> ServedState | str:
-        """Return the state of a stage from which the run started."""
+        """Return the initial state of a stage, or why there is none."""
         driver = self._node.driver
         assert driver is not None
         if stage_index >= driver.machine.context.view.num_stages:

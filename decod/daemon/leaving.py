@@ -1,11 +1,12 @@
-"""The wish that this daemon leaves: it may come at any moment, and holds for all lives of its node.
+"""The request that this daemon leaves. It may come at any moment, and holds for all later lives.
 
     (the process has begun)  --a signal--> it ends, since it has nothing to leave: `decod.signals`
     (the event loop runs)    --a signal, or `decod drain`--> the node finishes its work and leaves
                              --SIGINT or SIGTERM, once more--> the process ends on the spot
     (the node has left)      --a signal--> nothing
 
-The last is for the exit code: a signal that comes late must not turn it into a crash's.
+Signals after the node has left are ignored, so that they can't change the exit code into that of a
+crash.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ T = TypeVar("T")
 
 
 class LeftEarlyError(Exception):
-    """This daemon is to leave, and has nothing to leave yet."""
+    """This daemon was asked to leave before it had a run to leave."""
 
 
 class Leaving:
-    """Whether this daemon is to leave. While the `with` block lasts, signals ask for it.
+    """The request to leave. While the `with` block lasts, signals make it.
 
     Args:
         say: Takes lines for the operator's terminal.
@@ -35,7 +36,7 @@ class Leaving:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.asked = asyncio.Event()
         self.at_once: Callable[[], None] = _nothing
-        """Ends what would outlive this process."""
+        """Kills the processes that would outlive this one."""
         self._say = say
         self._num_signals = self._num_urgent = 0
 
@@ -63,10 +64,10 @@ class Leaving:
         self.asked.set()
 
     async def unless_asked(self, work: Awaitable[T]) -> T:
-        """Return what some work comes to.
+        """Do some work and return its result.
 
         Raises:
-            LeftEarlyError: This daemon is to leave first; the work is cancelled.
+            LeftEarlyError: This daemon is asked to leave first. The work is cancelled.
         """
         task = asyncio.ensure_future(work)
         asked = asyncio.create_task(self.asked.wait())
@@ -82,7 +83,7 @@ class Leaving:
 
 
 def run_until_left(command: Coroutine[Any, Any, int], say: Callable[[str], None]) -> int:
-    """Return the exit code of a command that runs nodes; 0 if it is to leave before the first."""
+    """Run a command that runs nodes; return its exit code, or 0 if it left before it began."""
     try:
         return run_loop(command)
     except LeftEarlyError:
@@ -91,4 +92,4 @@ def run_until_left(command: Coroutine[Any, Any, int], say: Callable[[str], None]
 
 
 def _nothing() -> None:
-    """Stand in for what there is to end."""
+    """Do nothing: there is no process to kill yet."""

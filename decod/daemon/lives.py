@@ -1,8 +1,8 @@
-"""A node's lives in its run, one after another: it comes back until the run is over, or it leaves.
+"""A node's lives in its run: it comes back again and again, until the run is over or it leaves.
 
 A life ends when a laptop sleeps, a link breaks, an address changes, a leader is replaced, or a
-compute process dies. The next one has the same identity and state folder. It begins when the run is
-found again, with a new compute process, on the address that this host has by then.
+compute process dies. The next life has the same identity and state folder. It begins when the run
+is found again, with a new compute process, at the address that this host has by then.
 """
 
 import gc
@@ -28,21 +28,21 @@ _COMES_BACK = (
     StopReason.SUPERSEDED,
     StopReason.CRIPPLED,
 )
-"""Ends after which the run may still be joined."""
+"""Reasons of an end after which the run can be joined again."""
 
 SETTLED_S = 60.0
-"""Who has been in the run for so long comes back soon; others wait longer each time."""
+"""A node that has been in the run for this long comes back soon. Others wait longer each time."""
 
 FAILURES_MAX = 5
 FAILURES_WINDOW_S = 3600.0
-"""So many compute processes may fail within this; one more ends the daemon."""
+"""`FAILURES_MAX` compute processes may fail within this time. One more ends the daemon."""
 
 
 class Lives(Generic[T]):
     """The lives of one daemon's node.
 
     Args:
-        host: Outlives them.
+        host: The host, which outlives them.
         say: Takes lines for the operator's terminal.
         rejoins: Whether the node comes back by itself.
     """
@@ -52,22 +52,23 @@ class Lives(Generic[T]):
         self.say = say
         self._rejoins = rejoins
         self._node: Node | None = None
-        """Of the life that has begun last."""
+        """The node of the latest life; None before it has begun and after its end."""
         self._away: Away[T] | None = None
         self._backoff = Backoff()
         self._failures_s: list[float] = []
-        """When compute processes failed."""
+        """When compute processes failed, within the last window."""
 
     async def run(self, first: T, live: Callable[[T], Awaitable[Stop]]) -> int:
-        """Have the node live until it does not come back; return the exit code.
+        """Run one life after another until the node does not come back; return the exit code.
 
         Args:
-            first: What it takes to join the run.
-            live: Joins it; returns how that ended. It calls `begins` when it has a node, and
-                `ended` before that is closed.
+            first: The facts that are needed to join the run.
+            live: Joins the run, and returns how that life ended. It must call `begins` when it has
+                a node, and `ended` before it closes the node.
 
         Raises:
-            DecodError: The first life could not begin, or one ended in a way that needs a person.
+            DecodError: The first life could not begin, or a life ended in a way that needs a
+                person.
         """
         found = first
         while True:
@@ -86,7 +87,7 @@ class Lives(Generic[T]):
                 if stop.reason is StopReason.CRIPPLED:
                     self._failed(_broken(stop))
             assert self._away is not None
-            # The last life's objects refer to each other, and hold files.
+            # The objects of the last life refer to each other, and hold files open.
             self._node = None
             gc.collect()
             try:
@@ -97,15 +98,15 @@ class Lives(Generic[T]):
                 return 0
 
     def begins(self, node: "Node") -> None:
-        """A life has begun: its node has started."""
+        """Note that a life has begun: its node has started."""
         self._node, node.reconnecting = node, self._away is not None
 
     async def ended(self, node: "Node", stop: Stop, seek: Callable[[], Awaitable[T]]) -> None:
-        """A life has ended, and its node is about to be closed.
+        """Note that a life has ended. Call it before the node is closed.
 
         Args:
-            node: That has stopped.
-            stop: How.
+            node: The node, which has stopped.
+            stop: How it stopped.
             seek: Finds the run again.
         """
         if node.in_run_s >= SETTLED_S:
@@ -119,7 +120,7 @@ class Lives(Generic[T]):
 
     @property
     def _took_part(self) -> bool:
-        """Whether the core of the life that has begun last was started."""
+        """Whether the latest life has started its core."""
         return self._node is not None and self._node.driver is not None
 
     def _comes_back(self, stop: Stop) -> bool:
@@ -130,13 +131,13 @@ class Lives(Generic[T]):
 
     def _exit_code(self, stop: Stop) -> int:
         if self._host.leaving.asked.is_set() and stop.reason in _COMES_BACK:
-            # It was asked to leave when it had stopped.
+            # It was asked to leave after it had stopped.
             self.say(f"left the run: {stop.detail}")
             return 0
         return exit_code_of(stop)
 
     def _failed(self, error: HardwareError | NetworkError) -> None:
-        """Count a life that ended by a fault of this host.
+        """Count a life that ended by a fault of this host. Network errors do not count.
 
         Raises:
             HardwareError: There were too many.

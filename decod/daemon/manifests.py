@@ -1,7 +1,7 @@
-"""Manifests of the runs that this host has joined, so that a changed run can be told from another.
+"""Manifests of the runs that this host has joined, to explain why a run no longer fits.
 
-A join string names its run's manifest by the beginning of a hash only. A host that has seen that
-manifest can say what is different now; one that has not can only say that something is.
+A join string names its run's manifest only by the beginning of a hash. A host that has kept the
+manifest can say what has changed. Another host can only say that the manifest differs.
 """
 
 import os
@@ -13,15 +13,15 @@ from decod.errors import DecodError
 from decod.files import read_beginning
 
 KEPT_MAX = 16
-"""Files; the oldest goes first."""
+"""Most files. The oldest is removed first."""
 
 _PREFIX_LENGTH = 16
 
 
 class KnownManifests:
-    """Files in the folder `manifests` of a state folder, which need not exist.
+    """The files in the folder `manifests` of a state folder, which need not exist.
 
-    They only serve messages: what can't be read is as if it were not there.
+    They only improve error messages, so a file that can't be read is treated as missing.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -40,7 +40,7 @@ class KnownManifests:
                 old.unlink()
 
     def find(self, prefix: str) -> Manifest | None:
-        """Return the manifest whose hash begins like this, if it has been kept."""
+        """Return the manifest whose hash begins with `prefix`, if it has been kept."""
         try:
             text = read_beginning(self._path(prefix), MANIFEST_SIZE_MAX_BYTES + 1)
             manifest = Manifest.from_json(text)

@@ -1,9 +1,9 @@
-"""What a service manager hears of this daemon, by systemd's notify protocol.
+"""Messages of this daemon to a service manager, in systemd's notify protocol.
 
-The protocol is a datagram of lines such as `READY=1`, to a socket that the manager names in the
-environment (sd_notify(3)). Without a manager nothing is said. A manager that wants to be told again
-and again that the daemon is well ends it when it hears nothing: it is told only while the event
-loop turns and the core is stepped when that is due.
+A message is a datagram of lines like `READY=1`, to a socket that the manager names in the
+environment (sd_notify(3)). Without a manager nothing is sent. A manager with a watchdog kills a
+daemon from which it hears nothing. So `WATCHDOG=1` is sent only while the event loop turns and the
+core is stepped in time.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from decod.daemon.host import Host
 
 _INTERVAL_S = 10.0
-"""Longest pause between two messages."""
+"""Longest time between two messages."""
 
 _TOLD_PER_TIMEOUT = 3
-"""Messages may come late on a busy host."""
+"""Messages within one watchdog timeout, since they may come late on a busy host."""
 
 _STATUS_MAX_CHARACTERS = 200
 
 
 class Notifier:
-    """Tells the service manager of one process.
+    """The sender of messages to the service manager.
 
     Args:
-        environment: Names the socket; those names are taken out of it, for they are not meant for
-            other processes.
+        environment: Names the socket; by default the process's. Its entries for the manager are
+            removed, since they are not meant for child processes.
     """
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
@@ -43,13 +43,13 @@ class Notifier:
         self._is_ready = False
 
     def ready(self) -> None:
-        """Say, once, that the daemon has started: it answers its operator."""
+        """Say, only once, that the daemon has started, so that it answers its operator."""
         if not self._is_ready:
             self._is_ready = True
             self._tell("READY=1")
 
     async def keep_telling(self, host: "Host") -> None:
-        """Say again and again how the daemon is, and that it is well if it is."""
+        """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy."""
         if not self._address:
             return
         leaving = host.leaving.asked
@@ -67,9 +67,9 @@ class Notifier:
     def _tell(self, *lines: str) -> None:
         if not self._address:
             return
-        # An abstract socket's name begins with a zero byte, which no environment holds.
+        # The name of an abstract socket begins with a zero byte. The environment has @ instead.
         address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
-        # A manager that does not listen is no reason to end.
+        # A manager that does not listen is no reason to fail.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)  # noqa: FBT003 - the standard library's signature.
             sender.sendto("\n".join(lines).encode(), address)

@@ -1,7 +1,7 @@
-"""Addresses of a run's members, kept on disk: an old join string still leads to the run by them.
+"""Addresses of a run's members, kept on disk, so that an old join string still finds the run.
 
-A join string names nodes that may all be gone when it is used again, such as a leader that has
-been replaced. A host that was in the run before has seen others.
+The nodes in a join string may all be gone when it is used again: the leader may have been replaced.
+A host that was in the run before knows other members.
 """
 
 import json
@@ -15,25 +15,25 @@ from decod.protocol.core.view import View
 from decod.wire import validate
 
 KEPT_MAX = 16
-"""Addresses; data nodes go first, for one of them leads as long as the run lives."""
+"""Most addresses that are kept. Data nodes come first, since one of them leads the run."""
 
 _FILE = "peers.json"
 _SIZE_MAX_BYTES = 64 * 1024
 
 
 class KnownPeers:
-    """A file in the folder of each run. What can't be read is as if it were not there."""
+    """A file in the folder of each run. A file that can't be read is treated as missing."""
 
     def __init__(self, state_dir: Path) -> None:
         self._runs = state_dir / "runs"
 
     def keep(self, run_id: RunId, name: str, view: View, *, own: str) -> None:
-        """Remember a view's members, this node's own address left out.
+        """Remember the addresses of a view's members, except this node's own.
 
         Args:
             run_id: The run.
-            name: Of the run, by its file.
-            view: Its members.
+            name: The name of the run in its file.
+            view: The view with the members.
             own: This node's address.
         """
         addresses = [m.address for m in view.members if m.address != own][:KEPT_MAX]
@@ -45,12 +45,12 @@ class KnownPeers:
             new.replace(path)
 
     def find(self, run_id: RunId) -> tuple[str, ...]:
-        """Return the addresses that were kept last."""
+        """Return the addresses that were last kept of a run."""
         _, addresses = _read(self._path(run_id))
         return addresses
 
     def newest(self, name: str) -> tuple[RunId, tuple[str, ...]] | None:
-        """Return the run of this name that this host was in last, and who was there."""
+        """Return the latest run of this name on this host, with the addresses of its members."""
         with suppress(OSError):
             for path in sorted(self._runs.glob(f"*/{_FILE}"), key=_written_s, reverse=True):
                 of, addresses = _read(path)
@@ -59,7 +59,7 @@ class KnownPeers:
         return None
 
     def forget(self, run_id: RunId) -> None:
-        """The run is over: nobody is there any more."""
+        """Forget a run that is over."""
         with suppress(OSError):
             self._path(run_id).unlink()
 
@@ -68,7 +68,7 @@ class KnownPeers:
 
 
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return a run's name and the addresses of its members; nothing if they can't be read."""
+    """Return a run's name and its members' addresses; both empty if they can't be read."""
     try:
         kept = json.loads(read_beginning(path, _SIZE_MAX_BYTES))
         found = [validate.address("address", each) for each in kept["addresses"][:KEPT_MAX]]

@@ -1,7 +1,7 @@
-"""What `decod leader` was asked to do, and which place in which run follows from that.
+"""The options of `decod leader`, and the place in a run that follows from them.
 
-This host founds a run, goes on with one from a checkpoint, or is a further data node of a run that
-another host leads.
+This host starts a new run, resumes one from a checkpoint, or becomes a further data node of a run
+that another host leads.
 """
 
 import base64
@@ -28,41 +28,42 @@ from decod.protocol.core.view import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderOptions:
-    """What `decod leader` was asked to do."""
+    """The options of `decod leader`."""
 
     run_file: RunFile
     node: NodeConfig
     init_dir: Path | None = None
     """Folder of a model to start from."""
     resume: int | None = None
-    """Iteration of the checkpoint to go on from, `resume.LATEST`, or `resume.AUTO` for whatever
-    this host can go on with; None begins anew."""
+    """Iteration of the checkpoint to go on from, `resume.LATEST`, or `resume.AUTO`; None begins
+    anew."""
     join: str | None = None
-    """Join string of a run that this host becomes a further data node of."""
+    """Join string of a run to join as a further data node."""
     export_dir: Path | None = None
-    """Where the final model goes; None: under the state folder."""
+    """Folder for the final model; None for one under the state folder."""
     data_dir: Path | None = None
     """Overrides the run file's data."""
     join_path: Path | None = None
-    """File that the join string is written to when this node leads."""
+    """File to which the join string is written when this node leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A place in a run: what this node is there, and whom it asks about it."""
+    """A place in a run: this node's part in it, and the addresses of nodes to ask."""
 
     part: RunPart
     contacts: tuple[str, ...] = ()
 
 
 async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOptions:
-    """Return what goes on with the last run of this name that this host was in, if there was one.
+    """Resolve `resume.AUTO`: return options that continue the last run of this name, if any.
 
-    Where another data node could lead, that run itself is joined again, and never a second one
-    begun: this host may only be cut off from it.
+    If the run has further data nodes, another of them may lead it, and this host may only be cut
+    off. Then the options join that run again, and never begin a second one. Else they resume from
+    the latest checkpoint, or begin anew if there is none.
 
     Raises:
-        TemporaryError: Nobody of that run can be found.
+        TemporaryError: No leader of that run can be found (E-RUN-012).
     """
     state_dir, run = options.node.state_dir, options.run_file.run
     known = KnownPeers(state_dir).newest(run.name) if run.batch.num_data_nodes > 1 else None
@@ -90,7 +91,7 @@ def founded(
     data_dir: Path,
     checkpoint_dir: Path | None,
 ) -> RunPart:
-    """Return what this node is in a new run: the leader."""
+    """Return this node's part in a new run: the leader's."""
     return RunPart(
         role=Role.DATA,
         run_id=_new_run_id(manifest),
@@ -104,27 +105,31 @@ def founded(
 
 @dataclass(frozen=True, slots=True)
 class PlaceFinder:
-    """How this host finds its place in a run that another host leads."""
+    """The search for this host's place in a run that another host leads."""
 
     options: LeaderOptions
     own: NodeId
     manifest: Manifest
-    """By this host's run file and data."""
+    """The manifest that follows from this host's run file and data."""
     data_dir: Path
 
     async def seek(self, join: str, *, again: bool = False) -> RunPlace:
-        """Return the place of a further data node, if the run is as this host knows it.
+        """Find the run, compare its manifest with this host's, and return a data node's place.
 
         Args:
-            join: Names nodes of the run.
-            again: This node was in it before, and may have founded it.
+            join: The join string, which names nodes of the run.
+            again: This node was in the run before, and may have started it.
+
+        Raises:
+            RejectedError: The run's manifest differs from this host's (E-REJ-004).
+            DecodError: The run can't be found; see `find_run`.
         """
         state_dir = self.options.node.state_dir
         known, peers = KnownManifests(state_dir), KnownPeers(state_dir)
         contact = await find_run(join, known, peers, self.own)
         manifest, given = self.manifest, contact.manifest
         if again or self.options.init_dir is None:
-            # Its part of the state comes from the leader.
+            # This node's state comes from the leader, so its own initial weights don't matter.
             manifest = dataclasses.replace(
                 manifest,
                 initial_weights=given.initial_weights,

@@ -1,4 +1,4 @@
-"""What this daemon is at present, for those on its host: the operator and the service manager."""
+"""The daemon's present state, as its host's operator and service manager see it."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,28 +9,28 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 _OVERDUE_MAX_S = 30.0
-"""How late the core may be stepped: its timers are due within a second, as a rule."""
+"""How late a healthy core may be stepped. Its timers are usually due within a second."""
 
 
 class Presence(Protocol):
-    """A node, or what it has left behind between two lives."""
+    """A node, or its stand-in between two lives."""
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer the operator's request."""
 
     def describe(self) -> str:
-        """Return one line on how it is."""
+        """Return one line on its state."""
 
     @property
     def healthy(self) -> bool:
-        """Whether it does what is due."""
+        """Whether it does its due work in time."""
 
 
 class NodePresence:
     """A node in its run, or on its way there.
 
     Args:
-        node: That has started.
+        node: The node, which has started.
     """
 
     def __init__(self, node: "Node") -> None:
@@ -40,7 +40,8 @@ class NodePresence:
         """Answer the operator's request.
 
         Raises:
-            ConfigError: It is of another release, or this node can't answer it.
+            ConfigError: The request is of another release, or this node can't answer it
+                (E-RUN-003).
         """
         command = request.get("command")
         handler = self._node.commands.get(str(command))
@@ -54,7 +55,7 @@ class NodePresence:
         return await handler(request)
 
     def describe(self) -> str:
-        """Return how the node takes part."""
+        """Return one line on the node's state, stage, iteration and loss."""
         node, status = self._node, self._node.local_status()
         stage = status["node"]["stage_index"]
         where = "" if stage is None else f", stage {stage}"
@@ -63,7 +64,7 @@ class NodePresence:
 
     @property
     def healthy(self) -> bool:
-        """Whether the core is stepped when it is due."""
+        """Whether the core is stepped in time."""
         driver = self._node.driver
         if driver is None or driver.stopped.done():
             return True

@@ -1,4 +1,4 @@
-"""Under which address others can reach this node, and whether they do."""
+"""The address at which others can reach this node, and a check that they do."""
 
 import asyncio
 import ipaddress
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 _PAUSES_S = (1.0, 3.0)
-"""Before the leader is asked again to dial: one attempt may fail on a busy host."""
+"""Waits before the leader is asked to dial again: one attempt may fail on a busy host."""
 
 
 async def require_reachable(node: "Node") -> None:
-    """Have the run's leader dial this node at the address that it gives for itself.
+    """Ask the run's leader to dial this node at the address that this node gives for itself.
 
-    Nothing is said if the leader can't be asked: it dials anyhow before it lets a node in.
+    If the leader can't be asked, that is no error here: it dials in any case before it lets the
+    node in.
 
     Raises:
-        NetworkError: The leader can't reach it (E-NET-013).
+        NetworkError: The leader can't reach this node (E-NET-013).
     """
     part = node.part
     request = HelloRequest(
@@ -68,7 +69,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def advertised(config: NodeConfig, port: int) -> str:
-    """Return the address that others are told: the operator's, or what can be found out here."""
+    """Return the address to tell others: the operator's choice, or one found on this host."""
     if config.advertise is None:
         return f"{_reachable(config.listen_host)}:{port}"
     host, port = parse_listen(config.advertise)
@@ -83,7 +84,7 @@ def _reachable(host: str) -> str:
     target = "2001:db8::1" if host == "::" else "192.0.2.1"
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            # Chooses the outgoing interface; nothing is sent.
+            # This only chooses the outgoing interface. Nothing is sent.
             probe.connect((target, 9))
             found: str = probe.getsockname()[0]
         except OSError:

@@ -1,8 +1,8 @@
-"""`decod leader --resume`: finds the checkpoint that a run goes on from.
+"""`decod leader --resume`: finds the checkpoint from which a run goes on.
 
-A checkpoint fits a run file if model, data, batch and seed are the same: then the tokens of the
-next iteration are those that would have come next, and the tensors are this model's. How the model
-is cut, the optimizer and the timeouts may change; what did is said.
+A checkpoint fits a run file if model, data, batch and seed are the same. Then its tensors are this
+model's, and the next iteration reads the tokens that would have come next. The stages, the
+optimizer and the timeouts may change. Changes of stages and optimizer are shown.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from decod.train.checkpoint.store import (
 )
 
 LATEST = 0
-"""In place of an iteration: the newest checkpoint that is whole."""
+"""Stands for an iteration: that of the newest whole checkpoint."""
 
 AUTO = -1
-"""In place of an iteration: whatever this host can go on with; see `decod.daemon.leader`."""
+"""Stands for an iteration: continue the run as far as possible. See `place.continued`."""
 
 _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
 
@@ -33,19 +33,19 @@ _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size
 def find_resumed(
     state_dir: Path, manifest: Manifest, wanted: int, say: Say
 ) -> tuple[Path, CheckpointManifest]:
-    """Return the checkpoint to go on from, all of whose hashes hold, and its manifest.
+    """Return the folder of the checkpoint to go on from, and its manifest. All hashes are checked.
 
     Args:
-        state_dir: The leader's.
-        manifest: Of the run as its file describes it, without a start.
+        state_dir: The leader's state folder.
+        manifest: The manifest of the run file, for a new run.
         wanted: An iteration, or `LATEST`.
-        say: Is told of what is bad, and of what has changed.
+        say: Takes lines about bad checkpoints and changed settings.
 
     Raises:
-        CheckpointError: There is none (E-CKP-011), the wanted one is bad (E-CKP-010), or the
-            newest is of another training job (E-CKP-013), or a folder in which it may be can't be
-            looked into (E-CKP-017).
-        ConfigError: The run has no iterations left.
+        CheckpointError: There is no checkpoint (E-CKP-011), the wanted one is bad (E-CKP-010), the
+            newest is of another training job (E-CKP-013), or a folder that may hold it can't be
+            read (E-CKP-017).
+        ConfigError: The run has no iterations left (E-CFG-054).
     """
     settings, bad = settings_of(manifest), list[str]()
     everything = find_checkpoints(state_dir)
@@ -76,12 +76,12 @@ def find_resumed(
 
 
 def has_checkpoint(state_dir: Path, name: str) -> bool:
-    """Return whether there is a checkpoint, whole or not, that may be of the runs of a name."""
+    """Whether there is a checkpoint, whole or not, that may be of a run of this name."""
     return any(_is_of(each, name) for each in find_checkpoints(state_dir))
 
 
 def _is_of(checkpoint: Checkpoint, name: object) -> bool:
-    """Whether a checkpoint is of a run of this name. Nobody knows of one without a manifest."""
+    """Whether a checkpoint may be of a run of this name. Without a manifest it may."""
     manifest = checkpoint.manifest
     return manifest is None or manifest.settings.get("name") == name
 
@@ -104,8 +104,10 @@ def _require_same_job(
 
 
 def _foreign_tensors(checkpoint: Checkpoint, manifest: Manifest) -> list[str]:
-    """Return what a whole checkpoint lacks of the run's model, or has too much. However that was
-    cut, all stages together hold the same."""
+    """Return how the tensors of a whole checkpoint differ from the run's model.
+
+    All stages together hold the same tensors, however the model was cut.
+    """
     run, expected = manifest.run, dict[str, tuple[str, tuple[int, ...]]]()
     for stage in range(run.stages.num_relay_stages + 1):
         expected |= state_tensors(run.model, run.stages, stage)
@@ -141,8 +143,10 @@ def _say_changes(checkpoint: CheckpointManifest, settings: Settings, say: Say) -
 
 
 def _others(checkpoints: Sequence[Checkpoint], settings: Settings) -> list[str]:
-    """Return the names of the runs whose checkpoints are here, the newest first, if none is of
-    this name."""
+    """Return the names of the runs with checkpoints here, the newest first.
+
+    Empty if one of them has the name of this run.
+    """
     manifests = [each.manifest for each in checkpoints if each.manifest is not None]
     names = [str(manifest.settings.get("name")) for manifest in manifests]
     return [] if settings["name"] in names else list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""What a run's manifest comes to for its nodes: facts for the core, sizes of tensors."""
+"""Values derived from a run's manifest: facts for the core, and sizes of tensors."""
 
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.gateway import TensorSizes
@@ -7,7 +7,7 @@ from decod.protocol.core.identity import RunFacts, RunShape
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
-    """Return what the core must know of a manifest."""
+    """Return the facts of a manifest that the core needs."""
     run = manifest.run
     return RunFacts(
         shape=RunShape(
@@ -25,13 +25,13 @@ def facts_of(manifest: Manifest) -> RunFacts:
 
 
 def num_nodes_least(run: RunConfig) -> int:
-    """Return how many nodes a run begins with, data nodes and relays."""
+    """Return the smallest number of nodes, data nodes and relays, with which a run begins."""
     num_relays = run.stages.num_relay_stages * run.protocol.min_nodes_per_stage
     return run.batch.num_data_nodes + num_relays
 
 
 def sizes_of(run: RunConfig) -> Sizes:
-    """Return how many bytes tensors and their elements take."""
+    """Return the sizes of this run's tensors and of their elements, in bytes."""
     wide = run.model.dtype.num_bytes == 8
     narrow = run.reduction.wire_dtype.value == "bfloat16"
     return Sizes(
@@ -42,7 +42,7 @@ def sizes_of(run: RunConfig) -> Sizes:
 
 
 def tensor_sizes(run: RunConfig) -> TensorSizes:
-    """Return what the tensors that come from others may measure."""
+    """Return the sizes that tensors from other nodes may have."""
     sizes = sizes_of(run)
     model_bytes = count_parameters(run.model) * sizes.sum_element_bytes
     return TensorSizes(activation_bytes=sizes.activation_bytes, model_bytes=model_bytes)

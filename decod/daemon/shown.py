@@ -1,4 +1,4 @@
-"""Training on the terminal: a line for the last commit, at most one a second."""
+"""Progress of training on the terminal: a line for the last commit, at most one a second."""
 
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ _INTERVAL_S = 1.0
 
 
 class ShownProgress:
-    """Says how a node's run goes. What comes too soon after a line is left out."""
+    """The lines on a node's commits. A commit within a second after a line gets none."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
@@ -25,19 +25,19 @@ class ShownProgress:
             self._say()
 
     def stop(self) -> None:
-        """Leave it to somebody else to show what comes."""
+        """Stop showing progress. Another object shows it from now on."""
         self._node.progress.on_commit.remove(self._show)
         self._iteration = self._node.progress.iteration
 
     def show_last(self) -> None:
-        """Say how it ended, if that has not been shown."""
+        """Show the last commit, if it has not been shown."""
         if self._node.progress.iteration != self._iteration:
             self._say()
 
     def _say(self) -> None:
         progress = self._node.progress
         self._iteration = progress.iteration
-        # Who enters a run that has gone back knows the iteration, and has seen none committed.
+        # A node that enters a run after a rollback knows the iteration, but not its loss.
         loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
         rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
         self._node.say(f"iteration {progress.iteration}  loss {loss}  {rate}")

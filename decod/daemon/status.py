@@ -1,4 +1,5 @@
-"""What `decod status` tells, as one JSON object. Fields are only ever added; see docs/status.md."""
+"""The status for `decod status`, one JSON object. Fields are only ever added. See
+docs/status.md."""
 
 import asyncio
 import dataclasses
@@ -37,42 +38,42 @@ _REASONED = frozenset(
 """Events whose reason is shown until the next commit."""
 
 WAITING = "waiting"
-"""State of a run that has no leader whom enough members follow, as far as this node can tell."""
+"""State of a run without a leader that has a quorum, as far as this node knows."""
 
 RECONNECTING = "reconnecting"
-"""State of a node that was in the run, and is not, or can't tell."""
+"""State of a node that was in the run, and is out of it or may be."""
 
 _LOSSES_MAX = 1000
-"""Iterations whose loss is remembered: the run may go back to one of them."""
+"""Iterations whose loss is remembered, since the run may roll back to one of them."""
 
 
 @dataclasses.dataclass(slots=True)
 class RunProgress:
-    """What the node's notes say of the run's progress."""
+    """The run's progress, according to the node's notes."""
 
     iteration: int = 0
-    """Last committed."""
+    """The last committed iteration."""
     loss: float | None = None
-    """Of that iteration; None also where others committed it before this node came."""
+    """Loss of that iteration. None before the first, and if this node was not there."""
     gradient_norm: float | None = None
-    """Of that iteration's gradient over all stages, where it is clipped and this node knows it."""
+    """Norm of that iteration's gradient over all stages, if it is clipped and known here."""
     tokens_per_s: float | None = None
     message: str = ""
-    """The last thing since then that was not routine."""
+    """The last event since then that was not routine."""
     num_deferred: int = 0
-    """At the leader: microbatches that were put off to the next iteration."""
+    """At the leader: microbatches that were deferred to the next iteration."""
     on_commit: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     """Called after each commit."""
     on_return: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called when the run has gone back to `iteration`."""
+    """Called when the run has rolled back to `iteration`."""
     on_stage_ending: Callable[[], None] = lambda: None
     """Called at the leader when the last member of a stage wants to leave."""
     _committed_s: float | None = None
     _losses: dict[int, float] = dataclasses.field(default_factory=dict)
-    """Of the newest iterations that this node saw committed, oldest first."""
+    """Losses of the newest iterations that this node saw committed, the oldest first."""
 
     def loss_of(self, iteration: int) -> float | None:
-        """Return an iteration's loss, None if this node does not know it (any more)."""
+        """Return an iteration's loss, or None if this node does not know it."""
         return self._losses.get(iteration)
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
@@ -115,7 +116,7 @@ def _call_all(functions: list[Callable[[], None]]) -> None:
 
 
 def status_of(node: "Node") -> dict[str, Any]:
-    """Return the status as this node knows it; at the leader, of the whole run."""
+    """Return the status as this node knows it. The leader's covers the whole run."""
     driver, part, progress = node.driver, node.part, node.progress
     machine = driver.machine if driver is not None else None
     view = machine.context.view if machine is not None else None
@@ -210,7 +211,7 @@ def _message(machine: NodeMachine | None, progress: RunProgress) -> str:
 
 
 def _election(machine: NodeMachine) -> str:
-    """Return how far this node's search for another leader is."""
+    """Return a text on the progress of this node's search for another leader."""
     text = "the leader is silent: another is being elected"
     view, unanswered = machine.context.view, machine.leadership.election.unanswered
     if not unanswered:
@@ -224,7 +225,10 @@ def _names_of(nodes: Sequence[NodeId], view: View) -> str:
 
 
 def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
-    """Return a node's own status, when the leader has just been asked for its own in vain."""
+    """Return a node's own status for the case that the leader has not answered.
+
+    If nothing has come from the leader for `heartbeat_timeout_s`, the status says so.
+    """
     machine = node.driver.machine if node.driver is not None else None
     if machine is None or not machine.in_view or machine.leadership.election.electing:
         return own
@@ -257,7 +261,7 @@ def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]
             load = loads.get(member.node_id)
             state = load.state if load is not None else None
             if not member.capacity and state != NodeState.DRAINING:
-                # What it said itself may be older than the view.
+                # The member's own report may be older than the view.
                 state = NodeState.PAUSED.value
             nodes.append(
                 {
@@ -275,7 +279,7 @@ def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]
 
 
 def _syncing(machine: NodeMachine | None, transfer: Transfer | None) -> dict[str, Any] | None:
-    """Return which state is on its way here, why, and how far it is; None if none is."""
+    """Return which state is being fetched, why, and its progress; None if none is."""
     if machine is None or transfer is None:
         return None
     found = outlook(transfer, asyncio.get_running_loop().time())
@@ -307,7 +311,7 @@ def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
 
 
 def _rebuilt(leader: Leader | None) -> dict[str, Any] | None:
-    """Return how the last lost stage was rebuilt, and what it cost; None if none was."""
+    """Return how the last lost stage was rebuilt, and at what cost; None if none was lost."""
     last = leader.recovery.last if leader is not None else None
     if last is None:
         return None

@@ -1,4 +1,4 @@
-"""Who leads, as a daemon tells it to others and finds it out: it may be another node every term."""
+"""The leader, as a daemon finds it and tells it to others. Each term may have another leader."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RECORD_TTL_S = 300.0
 
 _SEEK_INTERVAL_S = 5.0
-"""Pause between two looks of a candidate for the leader."""
+"""Pause between two searches for the leader."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class KnownLeader:
     """Empty if unknown."""
     term: int
     electing: bool
-    """It is gone, or was voted out, and no other has been elected yet."""
+    """The leader is gone or was voted out, and no other has been elected yet."""
 
 
 def leader_of(node: "Node") -> KnownLeader:
-    """Return who leads: by the view if this node is in it, else as it was told."""
+    """Return the leader: from the view if this node is in it, else as it was told."""
     part = node.part
     machine = node.driver.machine if node.driver is not None else None
     view = machine.context.view if machine is not None else None
@@ -57,7 +57,7 @@ def leader_of(node: "Node") -> KnownLeader:
 
 
 async def publish_leader(node: "Node") -> None:
-    """Tell the DHT that this node leads; of two such records the one of the higher term counts."""
+    """Publish in the DHT that this node leads. Of two records, the higher term counts."""
     assert node.dht is not None
     term = max(1, leader_of(node).term)
     record = {"node_id": node.identity.node_id, "address": node.address, "term": term}
@@ -65,7 +65,7 @@ async def publish_leader(node: "Node") -> None:
 
 
 async def publish_terms(node: "Node") -> None:
-    """Tell the DHT whenever this node has been elected."""
+    """Publish in the DHT whenever this node has been elected. Never returns."""
     while True:
         await node.elected.wait()
         node.elected.clear()
@@ -73,11 +73,11 @@ async def publish_terms(node: "Node") -> None:
 
 
 def join_string_of(node: "Node", *, others: bool = False) -> str:
-    """Return what to hand out: it names this node and the other data nodes, of which one leads.
+    """Return the join string, which names this node and the other data nodes.
 
     Args:
         node: This node.
-        others: Leave this node itself out, if there is anybody else.
+        others: Leave out this node itself, if there are other data nodes.
     """
     addresses = [node.address]
     if node.driver is not None:
@@ -95,9 +95,9 @@ def join_string_of(node: "Node", *, others: bool = False) -> str:
 
 
 async def seek_successor(node: "Node") -> None:
-    """While this node leads without a quorum: look in the DHT whether others have elected another.
+    """While this node leads without a quorum, look in the DHT for another leader. Never returns.
 
-    They may not know any more where this node is, and so can't tell it.
+    The others may have elected one, and may no longer know this node's address to tell it.
     """
     assert node.driver is not None
     while True:
@@ -112,7 +112,7 @@ async def seek_successor(node: "Node") -> None:
 
 
 async def seek_leader(node: "Node") -> None:
-    """Until this node is in the run: look in the DHT whether another leads than it was told."""
+    """Until this node is in the run, look in the DHT for another leader than it was told."""
     assert node.driver is not None
     while not node.driver.machine.in_view:
         await asyncio.sleep(_SEEK_INTERVAL_S)

@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a thread of its own; whoever cancels the future no longer hears of it."""
+    """Run `work` in a thread of its own; return a future of its result or exception.
+
+    Cancelling the future does not stop the thread.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -27,7 +30,7 @@ def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
         error: Exception | None = None
         try:
             result = work()
-        except Exception as caught:  # noqa: BLE001 - raised again where the result is awaited.
+        except Exception as caught:  # noqa: BLE001 - raised again when the result is awaited.
             error = caught
         with suppress(RuntimeError):  # The loop has ended meanwhile.
             loop.call_soon_threadsafe(finish, result, error)

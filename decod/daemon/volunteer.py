@@ -29,17 +29,17 @@ from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Role
 
 _STATUS_TIMEOUT_S = 0.3
-"""How long the leader may take; after that the node tells what it knows itself."""
+"""Timeout of asking the leader. After it, the node shows its own status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """What `decod join` was asked to do."""
+    """The options of `decod join`."""
 
     join_string: str
     node: NodeConfig
     stage_index: int | None = None
-    """The relay stage that the operator insists on."""
+    """The relay stage that the operator demands; None for any."""
 
 
 def run_join(options: JoinOptions, say: Say) -> int:
@@ -64,8 +64,9 @@ async def _run(options: JoinOptions, say: Say) -> int:
 
 
 async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
-    """Find the run, led by another node than this one, `own`; see that it has the stage that the
-    operator insists on.
+    """Find the run, and check that it has the stage that the operator demands.
+
+    With `own`, this node's id, its leader must be another node.
     """
     known = KnownManifests(options.node.state_dir)
     peers = KnownPeers(options.node.state_dir)
@@ -82,7 +83,7 @@ async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
 
 
 async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives[Contact]) -> Stop:
-    """Take part until the node stops; return how."""
+    """Live one life in the run; return how it ended."""
     part = RunPart(
         role=Role.RELAY,
         run_id=contact.run_id,
@@ -104,23 +105,23 @@ async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives
 
 
 Lead = Callable[[], Awaitable[Stop]]
-"""What a node does once it has been elected, until it stops."""
+"""The work of a node that has been elected, until it stops."""
 
 
 async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = None) -> Stop:
-    """Train with a run that another node leads, until it ends or this node is to leave.
+    """Train in a run that another node leads, until the run ends or this node leaves.
 
     Args:
         node: This node.
-        contacts: Nodes of the run.
-        lead: Taken up if this node is elected; None: it can't be.
+        contacts: Addresses of nodes of the run.
+        lead: Called if this node is elected; None if it can't be elected.
     """
 
     async def begin() -> None:
         await require_reachable(node)
         await node.prepare()
 
-    # Nothing waits for it: after much churn the DHT names many nodes that don't answer any more.
+    # Not awaited: after much churn, the DHT names many nodes that no longer answer.
     announcing = asyncio.create_task(announce(node, contacts, leads=False))
     try:
         if not await node.unless_drained(begin()):
@@ -132,10 +133,10 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
 
 
 def _advertise_observed(node: Node, contact: Contact) -> None:
-    """Use the address that the first peer saw, where this host listens on all and was told none."""
+    """Advertise the address that the first peer saw, unless the operator has given an address."""
     everywhere = node.config.listen_host in ("0.0.0.0", "::")  # noqa: S104
     observed = contact.observed_address
-    # A peer on the same host sees an address that means another host to everybody else.
+    # A peer on the same host sees a loopback address, which is useless to others.
     useful = bool(observed) and not ipaddress.ip_address(observed).is_loopback
     if everywhere and node.config.advertise is None and useful:
         host, port = observed, node.address.rpartition(":")[2]
@@ -143,7 +144,7 @@ def _advertise_observed(node: Node, contact: Contact) -> None:
 
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
-    """Tell the leader of this node, enter the DHT, and publish there where this node is."""
+    """Introduce this node to the leader, enter the DHT, and publish this node's address there."""
     dht = node.dht
     if not leads:
         await _introduce(node)
@@ -157,7 +158,7 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
 
 
 async def _introduce(node: Node) -> None:
-    """Tell the leader that this node gets ready, to hear of it if the run ends meanwhile."""
+    """Tell the leader that this node is getting ready, to be told if the run ends meanwhile."""
     request = HelloRequest(
         run_id=node.part.run_id, sender=node.identity.node_id, sender_address=node.address
     )
@@ -167,7 +168,7 @@ async def _introduce(node: Node) -> None:
 
 
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
-    """Wait for the core to stop; a signal makes it leave first."""
+    """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     assert node.driver is not None
     shown = ShownProgress(node)
     drained = asyncio.create_task(node.wishes.wait_leaving())
@@ -195,7 +196,7 @@ async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
 
 
 async def full_status(node: Node) -> dict[str, Any]:
-    """Return the leader's status with this node's own part, or what this node knows itself."""
+    """Return the leader's status with this node's own parts, or else this node's status."""
     own = node.local_status()
     leader = leader_of(node)
     if leader.node_id == node.identity.node_id or not leader.address:
@@ -214,14 +215,14 @@ async def full_status(node: Node) -> dict[str, Any]:
         return own
     if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
         return own
-    # Flows too: each node knows its own hops from the first flow on, the leader whole flows later.
+    # Its own flows too: it knows its hops from the first flow on, the leader knows flows later.
     mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", "join_string")
     best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
     return best | {"recent": merged(best["recent"], own["recent"])}
 
 
 def _better(own: Any, told: Any) -> Any:
-    """Return what the leader told, unless it is nothing or of another form."""
+    """Return the leader's value, unless it is None or of another type than this node's."""
     if told is None or (own is not None and not isinstance(told, type(own))):
         return own
     return told

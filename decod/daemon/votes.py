@@ -1,4 +1,4 @@
-"""Keeps a node's last vote on disk, so that a restart can't make it vote twice in a term."""
+"""A node's last vote, kept on disk so that it can't vote twice in a term after a restart."""
 
 import json
 from pathlib import Path
@@ -19,17 +19,17 @@ class VoteFile:
 
     Args:
         state_dir: The node's state folder.
-        run_id: Votes of another run do not count.
+        run_id: The run. Votes in other runs do not count.
     """
 
     def __init__(self, state_dir: Path, run_id: RunId) -> None:
         self._path = state_dir / "runs" / run_id / "vote.json"
 
     def load(self) -> Promise:
-        """Return the vote that was kept last.
+        """Return the vote that was kept last, or `NO_PROMISE` if there is none.
 
         Raises:
-            HardwareError: There is one that can't be read: who votes without it may vote twice.
+            HardwareError: The file can't be read. Without it, the node might vote twice (E-HW-008).
         """
         try:
             fields = json.loads(read_beginning(self._path, _SIZE_MAX_BYTES))
@@ -46,7 +46,7 @@ class VoteFile:
             ) from error
 
     def keep(self, promise: Promise) -> bool:
-        """Write a vote so that it outlives a loss of power; return whether that was done."""
+        """Write a vote so that it survives a loss of power; return whether that succeeded."""
         text = json.dumps({"term": promise.term, "candidate": promise.candidate})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What this host's operator asks of its node while it runs: to leave, to pause, to go on.
+"""The operator's requests to a running node: to leave, to pause, to resume.
 
-Signals and the commands of the local socket end up here, and from here in the core, which decides
-what becomes of them. A command that pauses waits for the leader's answer, not until the next round
-begins: iterations may be long.
+Signals and the commands of the local socket come here, and go on to the core, which decides. A
+command that pauses waits only for the leader's answer, and not for the next round, since iterations
+may be long.
 """
 
 import asyncio
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from decod.daemon.host import Node
 
 ANSWER_TIMEOUT_S = 15.0
-"""How long a command waits for the leader's answer. The node goes on asking."""
+"""How long a command waits for the leader's answer. The node goes on asking after that."""
 
 DRAIN_TIMEOUT_MAX_S = 86_400.0
 
 
 class Wishes:
-    """The operator's wishes of one node, and the commands that bring them."""
+    """The operator's requests to one node, and the commands that carry them."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._leaving = node.leaving.asked
         self._timeout_s = node.config.drain_timeout_s
         self._told = False
-        """The core knows that this node is to leave."""
+        """The core has been told that this node is to leave."""
         self.ends_run = False
-        """At the leader: the run is to end, though another could lead it."""
+        """At the leader: the run is to end, even if another node could lead it."""
         self.unkept = ""
-        """At the leader: what the end of the run has cost, and why."""
+        """At the leader: says which result was not kept at the end of the run, and why."""
         self.stays = asyncio.Event()
-        """At the leader: nobody can take over after all."""
+        """At the leader: the handover has failed, so this node goes on leading."""
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[str] | None = None
-        """Why the leader refuses, or nothing."""
+        """The leader's reason for a refusal; empty if it agrees."""
         node.commands["drain"] = self._drain
         node.commands["pause"] = lambda asked: self._pause(
             paused=True, frees_device=bool(asked.get("free_device"))
@@ -48,8 +48,10 @@ class Wishes:
     # --- leaving ------------------------------------------------------------------------------
 
     def leave(self, timeout_s: float | None = None) -> None:
-        """Have the node leave, by the end of its timeout at the latest; asking again may shorten
-        that."""
+        """Have the node leave, at the latest at the end of its timeout.
+
+        Another call can only shorten the timeout.
+        """
         if timeout_s is not None:
             shorter = min(self._timeout_s, timeout_s)
             self._timeout_s = shorter if self._leaving.is_set() else timeout_s
@@ -58,11 +60,11 @@ class Wishes:
             self.tell_core()
 
     async def wait_leaving(self) -> None:
-        """Return when the node is to leave."""
+        """Wait until the node is asked to leave."""
         await self._leaving.wait()
 
     def tell_core(self) -> None:
-        """Have the core finish what it holds and leave."""
+        """Tell the core to finish its work and leave."""
         assert self._node.driver is not None
         if not self._told:
             self._told = True
@@ -76,13 +78,17 @@ class Wishes:
         self.leave(timeout_s)
         if driver is None or not request.get("wait"):
             return {"draining": True}
-        # Shielded: a client that goes away must not take the future along.
+        # Shielded: a client that goes away must not cancel the future.
         stop = await asyncio.shield(driver.stopped)
         ended = {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
         return ended | ({"unkept": self.unkept} if self.unkept else {})
 
     def _end_run(self) -> None:
-        """Have the leader end the run for everybody."""
+        """Note that the leader is to end the run for all nodes.
+
+        Raises:
+            RejectedError: This node does not lead, or is handing over already (E-REJ-008).
+        """
         if leader_of(self._node).node_id != self._node.identity.node_id:
             raise RejectedError(
                 "this node can't end the run",
@@ -126,7 +132,7 @@ class Wishes:
         return {"paused": paused, "capacity": driver.machine.own_load().capacity}
 
     def noted(self, event: str, fields: dict[str, Any]) -> None:
-        """Take in what the core notes of its wishes."""
+        """Take in the core's notes about these requests."""
         if event == "handover.failed":
             self._told = False
             self.stays.set()

@@ -1,8 +1,8 @@
 """The memory that node and compute process share: one anonymous file, mapped by both.
 
-A tensor is written into it once, by the network or by the device, and read in place by the other.
-The file has no name: it vanishes with its last process, however that ends. Its pages take memory
-only once they have been written, so its size is a bound (invariant I6), not a reservation.
+Each tensor is written into it once, by the network or the device, and read in place by the other.
+The file has no name, so it vanishes with its last process, even after a crash. Its pages take
+memory only once they have been written, so its size is a bound (invariant I6), not a reservation.
 """
 
 import bisect
@@ -13,27 +13,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 64
-"""Of every region: a cache line, and enough for any vector load."""
+"""Alignment of every region: a cache line, which is enough for any vector load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaRegion:
-    """A piece of the arena. `view` is its bytes."""
+    """A piece of the arena. `view` gives access to its bytes."""
 
     offset: int
     size_bytes: int
     view: memoryview
 
     def reference(self) -> dict[str, int]:
-        """Return how the compute process is told of it."""
+        """Return the form in which a request names this region to the compute process."""
         return {"offset": self.offset, "num_bytes": self.size_bytes}
 
 
 class ArenaAllocator:
-    """Hands out regions, first fit; only the node process allocates.
+    """An allocator of regions, first fit. Only the node process allocates.
 
     Args:
-        size_bytes: Most that can be held at a time.
+        size_bytes: Most bytes that can be allocated at a time. Rounded up to whole pages.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -48,7 +48,7 @@ class ArenaAllocator:
         self._free: list[tuple[int, int]] = [(0, size_bytes)]
 
     def allocate(self, size_bytes: int) -> ArenaRegion | None:
-        """Return a region of exactly `size_bytes`, or None if no stretch is large enough."""
+        """Return a region of exactly `size_bytes`, or None if no free stretch is large enough."""
         taken = _aligned(size_bytes)
         for index, (offset, size) in enumerate(self._free):
             if size >= taken:
@@ -61,7 +61,7 @@ class ArenaAllocator:
         return None
 
     def free(self, region: ArenaRegion) -> None:
-        """Take a region back. Its view must not be used any more."""
+        """Take a region back. Its view must not be used afterwards."""
         offset, size = region.offset, _aligned(region.size_bytes)
         self.used_bytes -= size
         index = bisect.bisect(self._free, (offset, 0))
@@ -74,10 +74,10 @@ class ArenaAllocator:
         self._free.insert(index, (offset, size))
 
     def close(self) -> None:
-        """Give the memory back. Who still holds a view of it reads zeros."""
+        """Give the memory back to the system. Views that still exist then read zeros."""
         os.close(self.fd)
         self._view.release()
-        # The file stays for as long as a view does, and a daemon has more than one life.
+        # The file lives as long as any view, and the daemon may begin another life: free its pages.
         with suppress(OSError):
             self._map.madvise(mmap.MADV_REMOVE)
         with suppress(BufferError):

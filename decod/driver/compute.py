@@ -1,8 +1,8 @@
-"""The node's end of its compute process: starts it, gives it jobs, hears of its end.
+"""The node's end of its compute process: starts it, gives it jobs, and notices its end.
 
-Requests and replies are JSON, one a line, over a socket pair; tensors stay in the arena. Jobs run
-one after another, so replies come in the order of the requests. A process that hangs in one is
-ended, which is all that anybody sees of it: it has died.
+Requests and replies are JSON, one a line, over a socket pair. Tensors stay in the arena. Jobs run
+one after another, so replies come in the order of the requests. A process that hangs in a job is
+killed, and is then treated as dead.
 """
 
 import asyncio
@@ -28,29 +28,29 @@ _REPLY_SIZE_MAX_BYTES = 8 << 20
 """Longest reply: the manifest of a large stage's state."""
 
 _REQUEST_SIZE_MAX_BYTES = 1 << 20
-"""Longest request that the compute process reads. A longer one would end it, and the manifest in
-a load job comes from a peer."""
+"""Longest request that the compute process reads. A longer one would end it. The limit matters
+because the manifest in a load job comes from a peer."""
 
 _END_S = 5.0
-"""How long a process may take to end by itself."""
+"""How long a process may take to end by itself before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a job came to."""
+    """The result of a job, and the time that it took."""
 
     result: dict[str, Any]
     duration_s: float
     copy_s: float = 0.0
-    """Of this duration, what went into copying tensors between arena and device."""
+    """The part of this duration spent on copying tensors between arena and device."""
 
 
 class JobError(Exception):
-    """The compute process refused a job; it goes on.
+    """The compute process refused a job, or failed in it, and goes on.
 
     Attributes:
-        error: `code`, `what`, `why` and `fix`, as the compute process said them.
-        blocks: Of the data, that it could not read.
+        error: `code`, `what`, `why` and `fix`, as the compute process gave them.
+        blocks: Blocks of the data that it could not read.
     """
 
     def __init__(self, error: dict[str, str], blocks: Sequence[Block] = ()) -> None:
@@ -60,7 +60,7 @@ class JobError(Exception):
 
 
 class ComputeDiedError(Exception):
-    """The compute process has ended; the job was not finished."""
+    """The compute process has ended before it finished the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class _Waiting:
     id: int
     kind: str
     num_bytes: int
-    """Of the tensors that it reads and writes in the arena."""
+    """Total size of the tensors that it reads and writes in the arena."""
     future: asyncio.Future[Reply]
 
 
 class Compute(Protocol):
-    """What takes jobs: a compute process, or something before one."""
+    """A taker of jobs: a compute process, or a layer in front of one."""
 
     @property
     def ended(self) -> asyncio.Future[str]:
-        """Why it takes no more, once it does not."""
+        """Done once no more jobs are taken. The result is the reason."""
 
     def submit(
         self,
@@ -115,9 +115,9 @@ class ComputeProcess:
         self._hung: Callable[[str, float], None] = lambda *_: None
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
-        """Why this node has ended the process."""
+        """Why this node has killed the process; empty if it has not."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why the process has ended, once it has: also while it had nothing to do."""
+        """Done once the process has ended, even if it was idle. The result is the reason."""
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -130,23 +130,24 @@ class ComputeProcess:
         end_s: float = _END_S,
         watch: Stopwatch | None = None,
     ) -> "ComputeProcess":
-        """Spawn the process; torch loads while the caller goes on.
+        """Spawn the process and return at once, while it still loads torch.
 
-        It is started by module name, so the node process never imports what it runs. Its errors go
-        to `log_path`, or to this process's standard error.
+        The process is started by module name, so the node process never imports its code. Its
+        standard error goes to `log_path`, or to this process's standard error.
 
         Args:
-            arena: Its memory is mapped by both.
-            command: What is started; gets `--socket-fd` and `--arena-fd`.
+            arena: The memory that both processes map.
+            log_path: The file to append to; None for this process's standard error.
+            command: The program to start. It gets `--socket-fd` and `--arena-fd`.
             end_s: How long the process may take to end by itself before it is killed.
-            watch: Measures what is done to requests and replies here.
+            watch: Measures the time spent on encoding requests and decoding replies.
         """
         here, there = socket.socketpair()
         arguments = ["--socket-fd", str(there.fileno()), "--arena-fd", str(arena.fd)]
         log: int | None = None
         try:
             if log_path is not None:
-                # A pipe that nobody reads is refused, instead of being waited for.
+                # Without O_NONBLOCK, opening a pipe that nobody reads would block forever.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
                 log = os.open(log_path, flags, 0o600)
             process = await asyncio.create_subprocess_exec(
@@ -156,7 +157,7 @@ class ComputeProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 pass_fds=(there.fileno(), arena.fd),
-                # A Ctrl-C on the terminal is the node's to answer.
+                # Keeps the terminal's Ctrl-C from the process: only the node answers it.
                 start_new_session=True,
             )
         except BaseException:
@@ -183,7 +184,7 @@ class ComputeProcess:
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        # Once the node has given up, nobody reads what became of its last jobs: that is no error.
+        # After the node has stopped, nobody awaits its last jobs. That is no error.
         future.add_done_callback(_mark_read)
         if self.ended.done():
             future.set_exception(ComputeDiedError(self.ended.result()))
@@ -204,7 +205,7 @@ class ComputeProcess:
         self._waiting.append(_Waiting(self._next_id, kind, num_bytes, future))
         self._next_id += 1
         if self._writer.is_closing():
-            return future  # Why the process ends is known in a moment; the job fails with that.
+            return future  # The process is ending. `_listen` soon fails the job with the reason.
         if len(self._waiting) == 1:
             self._began_next()
         self._writer.write(line)
@@ -213,11 +214,11 @@ class ComputeProcess:
     # --- hanging ------------------------------------------------------------------------------
 
     def watch_over(self, patience: Patience, hung: Callable[[str, float], None]) -> None:
-        """From now on end the process if a job takes longer than is granted.
+        """From now on kill the process if a job takes longer than `patience` grants.
 
         Args:
-            patience: New.
-            hung: Called first, with the job's kind and for how many seconds there was no answer.
+            patience: A new one, which has seen no job.
+            hung: Called before the kill, with the job's kind and the seconds without an answer.
         """
         self._patience, self._hung = patience, hung
         self._began_next()
@@ -239,13 +240,13 @@ class ComputeProcess:
         self._why = f"the compute process has not answered for {waited_s:.0f} s (job: {kind})"
         self._hung(kind, waited_s)
         self.kill()
-        # One that a driver holds in the kernel can't be killed, and never closes its end.
+        # A process that is stuck in a device driver can't be killed, and never closes its end.
         self._writer.transport.abort()
 
     # --- replies ------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        # A line that is too long or no reply is a broken process: treated as one that has ended.
+        # A line that is too long, or is no reply, means that the process is broken. End it.
         with suppress(ConnectionError, ValueError, LookupError, TypeError):
             while line := await self._reader.readline():
                 with self._watch.measure("serialize"):
@@ -271,7 +272,7 @@ class ComputeProcess:
         else:
             error = {key: str(reply["error"][key]) for key in _ERROR_FIELDS}
             outcome = JobError(error, [Block(*block) for block in reply.get("blocks", ())])
-        # A line that it could not read is answered with job -1.
+        # The process answers with job -1 to a line that it could not read.
         if reply["job"] not in (self._waiting[0].id, -1):
             raise ValueError("a reply to another job than the oldest")
         future = self._waiting.popleft().future
@@ -287,17 +288,17 @@ class ComputeProcess:
             future.set_exception(outcome)
 
     def kill(self) -> None:
-        """End the process at once, whatever it does. `close` comes after this all the same."""
+        """Kill the process. `close` must still be called."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """End the process: it leaves when its socket closes, or is killed after 5 seconds."""
+        """End the process: close its socket, and kill it if it has not ended after `end_s`."""
         self._writer.close()
         await self._listener
 
     async def _end(self) -> None:
-        """Wait for the process, whose socket is closed; one that hangs is killed."""
+        """Wait until the process has ended after its socket was closed; kill it if it hangs."""
         try:
             await asyncio.wait_for(self._process.wait(), timeout=self._end_s)
         except TimeoutError:
@@ -321,7 +322,7 @@ def _too_long(kind: str, size_bytes: int) -> JobError:
 
 
 def _mark_read(future: asyncio.Future[Reply]) -> None:
-    """Keep asyncio from writing about an error that nobody awaited."""
+    """Mark a job's error as read, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 

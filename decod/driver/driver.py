@@ -1,9 +1,9 @@
 """The asyncio driver: feeds a `NodeMachine` with events and carries its effects out.
 
-It is the only code of a daemon that reads the clock for the core. It never waits: an event is
-stepped at once, its effects are performed at once, and whatever takes time (a send, a job, a fetch)
-comes back as another event. So the machine sees one event at a time, in the order in which they
-happened, and a traced run can be replayed.
+It is the only code of a daemon that reads the clock for the core. It never waits. It steps an event
+at once and performs the effects at once. Anything that takes time (a send, a job, a fetch) comes
+back as another event. So the machine sees one event at a time, in the order in which they happened,
+and a traced run can be replayed.
 """
 
 import asyncio
@@ -33,23 +33,23 @@ from decod.train.checkpoint.transfer import Transfer
 T = TypeVar("T")
 
 NO_JOB = JobId(0)
-"""The compute process has failed, but no job of it. The core numbers its jobs from 1."""
+"""Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
 
 
 class ProbeResult(Protocol):
-    """What a probe has shown of the way to a peer."""
+    """The result of a probe of the link to a peer."""
 
     @property
     def latency_s(self) -> float:
-        """One way."""
+        """Latency in one direction."""
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Towards the peer."""
+        """Bandwidth towards the peer."""
 
 
 class Transport(StateTransport, Protocol):
-    """How messages leave this host."""
+    """The way by which messages and tensors leave this host."""
 
     def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
         """Queue a control message."""
@@ -63,23 +63,23 @@ class Transport(StateTransport, Protocol):
         token: object = None,
         way: Way | None = None,
     ) -> None:
-        """Queue a bulk message; `token` comes back when it has ended."""
+        """Queue a bulk message with its tensor. `token` comes back when sending has ended."""
 
     def use_members(self, members: tuple[Member, ...]) -> None:
-        """Dial these members from now on, and forget others."""
+        """Dial these members from now on, and forget all others."""
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> ProbeResult | None:
-        """Time an exchange and a transfer of so many bytes; None if that failed."""
+        """Time a round trip and a transfer of `size_bytes`; return None if that failed."""
 
 
 class NodeDriver:
-    """One node: its machine, its compute process, its way to the peers.
+    """One node: its machine, its compute process, its transport.
 
     Args:
         machine: The core.
         compute: Runs the jobs.
         arena: Holds the tensors.
-        sizes: Of the jobs' outputs.
+        sizes: Sizes of the jobs' outputs.
         on_note: Called with every `Note`.
         on_run_complete: Called at the leader when all iterations are done.
     """
@@ -102,11 +102,11 @@ class NodeDriver:
         self._on_note = on_note
         self._on_run_complete = on_run_complete
         self.keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
-        """Writes a vote to disk; returns whether it is there. Without it the node never votes."""
+        """Writes a vote to disk; returns whether that succeeded. The default never votes."""
         self.transfer: Transfer | None = None
-        """The state that is on its way here."""
+        """Progress of the state that is being fetched; None if there is none."""
         self.disk: StateDisk | None = None
-        """Keeps states beyond this process's life. Without it none are kept."""
+        """Keeps states beyond this process's life. If None, no states are kept."""
         self._transport: Transport | None = None
         self._clock = asyncio.get_running_loop().time
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +114,7 @@ class NodeDriver:
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self.broken = False
-        """The core has failed: nothing is asked of it any more."""
+        """The core has failed. It gets no further events."""
         self._regions: dict[TensorId, ArenaRegion] = {}
         self._incoming: dict[int, ArenaRegion] = {}
         self._lent: dict[int, ArenaRegion] = {}
@@ -127,13 +127,13 @@ class NodeDriver:
     # --- life ---------------------------------------------------------------------------------
 
     def start(self, transport: Transport) -> None:
-        """Begin: the machine asks to be taken in."""
+        """Start the machine, which then asks to join the run."""
         self._transport = transport
         self._compute.ended.add_done_callback(self._compute_ended)
         self._take_turns(self.machine.start)
 
     async def close(self) -> None:
-        """Stop the timer and what is still being fetched."""
+        """Stop the timer, cancel all tasks, and answer open requests."""
         self._compute.ended.remove_done_callback(self._compute_ended)
         if self._timer is not None:
             self._timer.cancel()
@@ -145,7 +145,7 @@ class NodeDriver:
     # --- the loop -----------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
-        """Step the machine with an event, now, or after the one that is being stepped."""
+        """Step the machine with an event: now, or after the current step."""
         if self.broken:
             return
         self._inbox.append(event)
@@ -153,7 +153,7 @@ class NodeDriver:
             self._take_turns()
 
     def _take_turns(self, first: Callable[[float], list[fx.Effect]] | None = None) -> None:
-        """Step the machine with all that is in the inbox; `first` is what comes before that."""
+        """Step the machine with all events of the inbox, after `first` if that is given."""
         self._stepping = True
         try:
             if first is not None:
@@ -166,9 +166,9 @@ class NodeDriver:
             self._stepping = False
 
     def _break(self, error: Exception) -> None:
-        """End the daemon on a bug of ours: going on would train on a broken state.
+        """Stop the node after a bug of ours: going on would train on a broken state.
 
-        Whoever waits for `stopped` gets the error; peers see a crash, which the protocol survives.
+        The error is set on `stopped`. Peers see a crash, which the protocol survives.
         """
         self.broken = True
         self._inbox.clear()
@@ -199,7 +199,7 @@ class NodeDriver:
         if deadline_s is not None and self._clock() >= deadline_s:
             self.post(ev.DeadlinePassed())
         else:
-            # The loop may wake early by one tick of its clock; the machine never sees that.
+            # The loop may wake up early by one tick of its clock. The machine never sees that.
             self._set_timer()
 
     def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
@@ -246,18 +246,18 @@ class NodeDriver:
         return task
 
     def _compute_ended(self, ended: asyncio.Future[str]) -> None:
-        """The compute process is gone; jobs that it had have been failed before."""
+        """Tell the machine that the compute process has ended. Its jobs have failed already."""
         if not self.stopped.done() and not ended.cancelled():
             self.post(ev.JobFailed(NO_JOB, ended.result(), fatal=True))
 
     @property
     def part_bytes_max(self) -> int:
-        """Most that a part of a gradient can measure here; 0 before the stage is built."""
+        """Most bytes of a part of a gradient here; 0 before the stage is built."""
         sizes = self._sizes
         return sizes.num_parameters * max(sizes.wire_element_bytes, sizes.sum_element_bytes)
 
     async def _persist(self, promise: Promise) -> None:
-        """Keep a vote; if that can't be done, the node abstains."""
+        """Write a vote to disk. If that fails, the machine is not told, and so does not vote."""
         if await self.keep_vote(promise) and not self.stopped.done():
             assert promise.candidate is not None
             self.post(ev.VotePersisted(promise.term, promise.candidate))
@@ -271,7 +271,7 @@ class NodeDriver:
         return ev.Tensor(tensor, region.size_bytes)
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for a tensor on its way in; give it back by one of the next two."""
+        """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
         region = self.arena.allocate(size_bytes)
         if region is None:
             return None
@@ -279,11 +279,11 @@ class NodeDriver:
         return region.view
 
     def regions(self, buffers: list[memoryview]) -> tuple[ArenaRegion, ...]:
-        """Return the regions of buffers that `allocate` or `request_state` gave."""
+        """Return the regions of buffers that `allocate` or `request_state` has given."""
         return tuple(self._incoming.get(id(b)) or self._lent[id(b)] for b in buffers)
 
     def tensor_arrived(self, received: ev.Received, buffer: memoryview) -> None:
-        """A tensor is here; `received` is its message, without it."""
+        """Take a whole tensor. `received` is its message, without the tensor's id."""
         tensor = self._keep(self._incoming.pop(id(buffer)))
         self.post(replace(received, tensor=tensor))
 
@@ -298,7 +298,7 @@ class NodeDriver:
         self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
 
     def send_failed(self, failed: ev.SendFailed, token: object) -> None:
-        """Something could not be sent; `failed` says what, without its tensor."""
+        """Note a failed send. `failed` lacks the tensor's id, which is in `token`."""
         tensor = TensorId(token) if isinstance(token, int) else None
         self.post(replace(failed, tensor=tensor))
 
@@ -314,9 +314,9 @@ class NodeDriver:
             self.post(ev.LinkMeasured(to, found.latency_s, found.bandwidth_bytes_per_s))
 
     def timing(self) -> dict[str, float]:
-        """Return seconds since the core started, and how the compute process spent them.
+        """Return the seconds since the start, and how the compute process spent them.
 
-        `transfer_s` adds up the tensors' times on their way to others, which overlap.
+        `transfer_s` is the sum of the times of all sent tensors, which overlap.
         """
         wall_s = self._clock() - self._start_s
         return {
@@ -348,7 +348,7 @@ class NodeDriver:
     def _job_done(
         self, effect: fx.StartJob, outputs: list[ArenaRegion], done: asyncio.Future[Reply]
     ) -> None:
-        # Looked at in any case, or asyncio would report it as never retrieved.
+        # Always read the exception, or asyncio would report it as never retrieved.
         error = None if done.cancelled() else done.exception()
         if self.stopped.done() or done.cancelled():
             return
@@ -374,7 +374,7 @@ class NodeDriver:
         self.post(ev.JobFinished(effect.job_id, result, tensors, reply.duration_s))
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
-        """The size of a snapshot is known: ask for the bytes."""
+        """Ask for the bytes of a snapshot, now that its size is known."""
         region = self.arena.allocate(reply.result["num_bytes"])
         if region is None:
             self._job_failed(effect, [], "no room for a copy of the state", fatal=False)
@@ -398,11 +398,11 @@ class NodeDriver:
         self.post(await fetched_state(self, self._transport, effect, own=own))
 
     def note(self, note: fx.Note) -> None:
-        """Tell something that the machine does not see."""
+        """Report an event that the machine does not see."""
         self._on_note(note)
 
     def adopt(self, buffer: memoryview) -> ev.Tensor:
-        """Return the tensor that a buffer of `allocate` is from now on."""
+        """Turn a buffer of `allocate` into a tensor of the machine."""
         return self._keep(self._incoming.pop(id(buffer)))
 
     async def request_state(
@@ -410,7 +410,7 @@ class NodeDriver:
     ) -> ServedState | str:
         """Return a copy of this stage's state, or why there is none.
 
-        Whoever gets a copy calls its `release`; who is cancelled meanwhile gets none.
+        The caller must call the copy's `release`. A cancelled caller need not.
         """
         if self.stopped.done():
             return STOPPED
@@ -419,8 +419,8 @@ class NodeDriver:
         return await taken(answer)
 
     async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        """Return what a copying job of the compute process gives, or why it gives nothing."""
-        # A task of its own: while the device writes into it, a region can't be taken back.
+        """Run a job that copies a state; return the copy, or why there is none."""
+        # A task of its own, which is not cancelled: the device may be writing into the region.
         return await taken(self._own(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:

@@ -1,4 +1,4 @@
-"""A stage's state on its way to this node: asked of its donors, then handed to the machine."""
+"""Fetching a stage's state: from this host's disk or from donors, then to the machine."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from decod.train.checkpoint.description import Chunk, parse_description
 from decod.train.checkpoint.transfer import StateSink, Transfer
 
 _LOAD_BYTES_PER_S = 2e8
-"""How fast a state that has arrived is verified and loaded, roughly: two hashes of every byte."""
+"""Rough speed of verifying and loading a state that has arrived: it hashes every byte twice."""
 
 _PROGRESS_S = 10.0
-"""Time between two lines of the log."""
+"""Time between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +31,45 @@ class ServedState:
 
 
 class StateDisk(Protocol):
-    """What this host keeps of stages' states."""
+    """The states of stages that this host keeps on its disk."""
 
     def keep(self, stage_index: int, parameter_hash: str, served: ServedState) -> None:
-        """Write a state, without anybody waiting for it; release it in any case."""
+        """Write a state in the background, and release it even if that fails."""
 
     def mirror(self, effect: fx.MirrorState) -> None:
-        """Fetch a state of others, and write it."""
+        """Fetch another stage's state from its members, and write it."""
 
     def read_checkpoint(self, iteration: int) -> None:
-        """Have the machine told whether a checkpoint is whole, or which older one is."""
+        """Check a checkpoint, then tell the machine whether it, or which older one, is whole."""
 
     def read_kept(self, wanted: tuple[Kept, ...]) -> None:
-        """Have the machine told which of these states are not whole, and when all were read."""
+        """Read these states; tell the machine which are damaged, and when all were read."""
 
     async def searched(self) -> None:
-        """Return when it is known what is here, or it takes too long to find out."""
+        """Wait until the disk has been searched for states, or until that takes too long."""
 
     def local(self, chunk: Chunk) -> bytes | None:
-        """Return a chunk's bytes if they are here. Called in a thread."""
+        """Return a chunk's bytes if they are on this disk. Called in a thread."""
 
     async def load(
         self, wanted: fx.FetchState, allocate: Callable[[int], memoryview | None]
     ) -> str | None:
-        """Read a state into a buffer; return its description, or None if it is not here."""
+        """Read a state into a buffer; return its description, or None if it is not on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How far a state on its way is, for people."""
+    """The progress of a state that is being fetched, for people."""
 
     percent: float
     bytes_per_s: float
-    """From donors, on the mean."""
+    """Mean rate of the bytes from donors."""
     left_s: float | None
-    """Until this node can take microbatches, if it goes on like this; None: nobody knows."""
+    """Time until this node can take microbatches, at the rate so far. None if it is not known."""
 
 
 def outlook(transfer: Transfer, now_s: float) -> Outlook:
-    """Return what can be told of a transfer at this time."""
+    """Return the progress of a transfer at `now_s`, on the loop's clock."""
     seconds = max(1e-6, now_s - transfer.begun_s)
     rate = (transfer.num_arrived - transfer.num_local) / seconds
     missing = transfer.num_bytes - transfer.num_arrived
@@ -79,40 +79,40 @@ def outlook(transfer: Transfer, now_s: float) -> Outlook:
 
 
 class StateTransport(Protocol):
-    """How a state reaches this host."""
+    """The way by which a state reaches this host."""
 
     async def fetch_state(self, wanted: fx.FetchState, sink: StateSink) -> str:
-        """Return the description of the blob that is in the sink's last buffer.
+        """Fetch a state into the sink's last buffer; return its description.
 
         Raises:
-            DecodError: No donor gave it.
+            DecodError: No donor gave the whole state.
         """
 
 
 class Receiver(Protocol):
-    """Where a state goes: the driver."""
+    """The receiver of a state: the driver."""
 
     transfer: Transfer | None
     disk: StateDisk | None
 
     def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for a tensor on its way in, or None if there is no room."""
+        """Return a buffer for an incoming tensor, or None if there is no room."""
 
     def tensor_failed(self, buffer: memoryview) -> None:
         """Take a buffer back."""
 
     def adopt(self, buffer: memoryview) -> ev.Tensor:
-        """Return the tensor that a buffer is from now on."""
+        """Turn a buffer of `allocate` into a tensor of the machine."""
 
     def note(self, note: fx.Note) -> None:
-        """Tell something that the machine does not see."""
+        """Report an event that the machine does not see."""
 
     async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
-        """Return what a copying job of the compute process gives, or why nothing."""
+        """Run a job that copies a state; return the copy, or why there is none."""
 
 
 class _Sink:
-    """Keeps account of what one fetch was given."""
+    """The memory of one fetch, and the chunks that this host has already."""
 
     def __init__(self, receiver: Receiver) -> None:
         self.buffers: list[memoryview] = []
@@ -142,13 +142,13 @@ class _Sink:
 async def fetched_state(
     receiver: Receiver, transport: StateTransport, wanted: fx.FetchState, *, own: NodeId
 ) -> ev.StateFetched | ev.StateFetchFailed:
-    """Fetch a state from whichever donors give it; return how it ended.
+    """Fetch a state from this host's disk or from donors; return the event for the machine.
 
     Args:
-        receiver: Gives the memory.
-        transport: Reaches other donors.
-        wanted: What the machine wants.
-        own: This node. If it is a donor, the host's disk is looked at first.
+        receiver: Gives the memory, and is told of progress.
+        transport: Reaches the other donors.
+        wanted: Says which state, and names the donors.
+        own: This node. If it is among the donors, this host's disk is tried first.
     """
     sink = _Sink(receiver)
     text, reason = "", ""
@@ -163,7 +163,7 @@ async def fetched_state(
         if not text:
             text = await transport.fetch_state(others, sink)
             _tell(receiver, receiver.transfer)
-    except Exception as error:  # noqa: BLE001 - whatever donors did, the machine is told.
+    except Exception as error:  # noqa: BLE001 - the machine is told of every failure.
         reason = clip(str(error), 200) or type(error).__name__
     finally:
         shown.cancel()
@@ -181,7 +181,7 @@ async def fetched_state(
 
 
 async def _read(receiver: Receiver, disk: StateDisk, wanted: fx.FetchState, sink: _Sink) -> str:
-    """Return the description of what was read from this host's disk; empty if it is not there."""
+    """Read a state from this host's disk; return its description, or "" if it is not there."""
     begun_s = asyncio.get_running_loop().time()
     text = await disk.load(wanted, sink.allocate)
     if text is None:
@@ -193,7 +193,7 @@ async def _read(receiver: Receiver, disk: StateDisk, wanted: fx.FetchState, sink
 
 
 def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
-    """Tell what a fetch that has ended well came to."""
+    """Report the size and duration of a fetch that has succeeded."""
     if transfer is None:
         return
     duration_s = asyncio.get_running_loop().time() - transfer.begun_s
@@ -208,7 +208,7 @@ def _tell(receiver: Receiver, transfer: Transfer | None) -> None:
 
 
 async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
-    """Let a fetch find in this node's own state what is alike there."""
+    """Copy this node's own state, so that a fetch can take equal chunks from it."""
     copy = await receiver.run_copy("snapshot", {"with_optimizer": True})
     if isinstance(copy, str):
         return None
@@ -218,7 +218,7 @@ async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
 
 
 async def _show(receiver: Receiver) -> None:
-    """Tell from time to time how far a state is."""
+    """Report the progress of a fetch from time to time. Never returns."""
     while True:
         await asyncio.sleep(_PROGRESS_S)
         transfer = receiver.transfer

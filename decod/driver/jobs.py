@@ -1,4 +1,4 @@
-"""The core's jobs in the words of the compute process, and its replies in the core's."""
+"""Translation of the core's jobs into requests to the compute process, and of its replies."""
 
 import json
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from decod.train.checkpoint.description import description_text
 
 @dataclass(slots=True)
 class Sizes:
-    """Sizes of the tensors that jobs give out, in bytes."""
+    """Sizes from which those of the jobs' outputs follow."""
 
     activation_bytes: int
     wire_element_bytes: int
-    """Of one gradient between members."""
+    """Bytes of one gradient element on its way between members."""
     sum_element_bytes: int
-    """Of one averaged gradient: float32, or float64 for models in float64."""
+    """Bytes of one element of an averaged gradient: float32, or float64 for models in float64."""
     num_parameters: int = 0
-    """Of this node's stage; known once it is built."""
+    """Parameters of this node's stage; 0 until it is built."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One job as it goes to the compute process."""
+    """One job in the form that the compute process takes."""
 
     kind: str
     fields: dict[str, Any]
@@ -43,7 +43,7 @@ def _microbatch(microbatch: MicrobatchId) -> dict[str, Any]:
 
 
 def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line a job.
-    """Return how the compute process is asked for `job`."""
+    """Return the request to the compute process for `job`."""
     activation = (sizes.activation_bytes,)
     match job:
         case jobs.Build(stage_index):
@@ -106,7 +106,7 @@ def manifest_of(result: dict[str, Any]) -> str:
 
 
 def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
-    """Return the core's form of a reply to `job`."""
+    """Return the result of `job` in the core's form."""
     match job:
         case jobs.Build() | jobs.Load() | jobs.Mix():
             return jobs.Built(result["hash"])

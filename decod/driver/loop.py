@@ -1,14 +1,14 @@
 """An event loop whose clock counts only the time in which this process ran.
 
-A laptop sleeps, a virtual machine is paused, a process is stopped, a callback takes ten seconds, a
-machine is so busy that the process is hardly scheduled. The peers did nothing wrong meanwhile, and
-what they sent waits in the sockets. With an ordinary clock every deadline would have passed before
-the first of their messages is read. Here all timers, timeouts and durations of the daemon stand
-still with the process, and go on with it.
+A laptop sleeps, a virtual machine is paused, a process is stopped, a callback takes ten seconds, or
+a busy machine hardly schedules the process. The peers did nothing wrong meanwhile, and their
+messages wait in the sockets. With an ordinary clock, every deadline would have passed before the
+first of these messages was read. With this clock, all timers, timeouts and durations of the daemon
+pause with the process and continue with it.
 
-The loop turns again and again: it waits for sockets, at most until the next timer is due, and then
-runs callbacks. The clock grants each turn the wait that was asked for, and `LATE_MAX_S` more for
-each half. Whatever a turn takes beyond that is time in which the process did not run.
+Each turn of the loop has two halves: it waits for sockets, at most until the next timer is due, and
+then runs callbacks. The clock grants each turn the wait that was asked for, and `LATE_MAX_S` more
+for each half. The clock does not count the time beyond that: the process did not run then.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from typing_extensions import override
 T = TypeVar("T")
 
 LATE_MAX_S = 0.1
-"""How much of a late wake-up, and of a turn's callbacks, counts as time in which this node ran."""
+"""Most of a late wake-up, and of a turn's callbacks, that counts as time in which this node ran."""
 
 WAIT_MAX_S = 0.5
 """Longest wait of one turn. A process that is stopped while it waits loses no more than this."""
 
 
 class RunningClock:
-    """Seconds in which the loop turned, from wherever the given clock stands now.
+    """A clock that counts the seconds in which the loop ran.
 
     Args:
-        now: A monotonic clock, in seconds.
+        now: Returns monotonic seconds. This clock starts at its present value.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -49,13 +49,13 @@ class RunningClock:
         return self._shown_s
 
     def grant(self, wait_s: float) -> None:
-        """The loop is about to do something that takes so long, or a little more."""
+        """Let the clock advance by at most `wait_s + LATE_MAX_S` until the next call."""
         self()
         self._granted_s = wait_s + LATE_MAX_S
 
 
 class _Selector(selectors.DefaultSelector):
-    """Tells a clock when the loop begins to wait, and when it has waited."""
+    """A selector that tells a clock when a wait begins and ends."""
 
     def __init__(self, clock: RunningClock) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class RunningLoop(asyncio.SelectorEventLoop):
     """A selector event loop with a `RunningClock`.
 
     Args:
-        now: A monotonic clock, in seconds.
+        now: Returns monotonic seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -87,6 +87,6 @@ class RunningLoop(asyncio.SelectorEventLoop):
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine as `asyncio.run` does, in a loop of this kind."""
+    """Run a coroutine as `asyncio.run` does, in a `RunningLoop`."""
     with asyncio.Runner(loop_factory=RunningLoop) as runner:
         return runner.run(main)

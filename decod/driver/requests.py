@@ -1,4 +1,4 @@
-"""Who waits for a copy of this node's state, until the machine answers."""
+"""Open requests for copies of this node's state, which the machine answers later."""
 
 import asyncio
 
@@ -8,21 +8,21 @@ STOPPED = "this node has stopped"
 
 
 class Requests:
-    """Open requests, by number."""
+    """The open requests, by number."""
 
     def __init__(self) -> None:
         self._next = 1
         self._open: dict[int, asyncio.Future[ServedState | str]] = {}
 
     def open(self) -> "tuple[int, asyncio.Future[ServedState | str]]":
-        """Return the number of a new request, and where its answer will be."""
+        """Open a request; return its number and the future of its answer."""
         request_id, future = self._next, asyncio.get_running_loop().create_future()
         self._next += 1
         self._open[request_id] = future
         return request_id, future
 
     def answer(self, request_id: int, answer: ServedState | str) -> bool:
-        """Give an answer; returns False if nobody waits for it any more."""
+        """Answer a request; return False if its caller was cancelled."""
         future = self._open.pop(request_id)
         if future.cancelled():
             return False
@@ -30,14 +30,14 @@ class Requests:
         return True
 
     def close(self) -> None:
-        """Nothing is answered any more."""
+        """Answer all open requests with the reason that this node has stopped."""
         for future in self._open.values():
             if not future.done():
                 future.set_result(STOPPED)
 
 
 async def taken(future: "asyncio.Future[ServedState | str]") -> ServedState | str:
-    """Return a future's result; if the caller is cancelled, see that a copy is given back."""
+    """Return a future's result. If the caller is cancelled, release a copy that comes later."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

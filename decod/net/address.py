@@ -1,4 +1,4 @@
-"""`host:port`, the one form in which decod writes addresses. IPv6 hosts stand in brackets."""
+"""`host:port`, the only form in which decod writes addresses. IPv6 hosts are in brackets."""
 
 import ipaddress
 import re
@@ -12,10 +12,10 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host (without brackets) and port.
+    """Return host (without brackets) and port.
 
     Raises:
-        NetworkError: `address` is not of the form, or its port is not from 1 to 65535.
+        NetworkError: `address` has another form, or its port is not in 1 to 65535 (E-NET-011).
     """
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -34,7 +34,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns `host:port`, with brackets where `host` is an IPv6 address."""
+    """Return `host:port`, with brackets where `host` is an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -47,7 +47,7 @@ def _is_ip(host: str, *, version: int) -> bool:
 
 def _is_name(host: str) -> bool:
     labels = host.split(".")
-    # A last label of digits would make it an IPv4 address, and a wrong one.
+    # A host whose last label is all digits is a mistyped IPv4 address, not a name.
     return (
         0 < len(host) <= 253
         and all(_LABEL.fullmatch(label) for label in labels)

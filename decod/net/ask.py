@@ -1,4 +1,4 @@
-"""Questions to a node that need no standing connection: what run is this, and how is it."""
+"""Questions to a node over a connection of their own: which run it is in, and the run's status."""
 
 import grpc
 import grpc.aio
@@ -16,18 +16,18 @@ from decod.wire.v1 import enroll_pb2, state_pb2
 
 
 async def hello(address: str, request: HelloRequest, *, limits: Limits = LIMITS) -> HelloInfo:
-    """Asks the node at `address` about its run.
+    """Ask the node at `address` about its run.
 
     Args:
-        request: Who asks. `observed_address` is ignored: the node sees for itself. With sender and
-            its address, the node dials that before it answers.
+        request: Names the asker. `observed_address` is ignored: the node sees it for itself. If the
+            request has a sender and its address, the node dials that address before it answers.
 
     Raises:
-        NetworkError: Nobody answers there in time (E-NET-003), or the node can't say yet
-            (E-NET-004), or `address` can't be read.
+        NetworkError: No answer came in time (E-NET-003), the node can't describe its run yet
+            (E-NET-004), or `address` can't be read (E-NET-011).
         RejectedError: The node speaks another version (E-REJ-002) or belongs to another run
             (E-REJ-003).
-        MalformedMessageError: The answer makes no sense.
+        MalformedMessageError: A field of the answer is missing, too large or out of range.
     """
     split_address(address)
     wire_request = enroll_pb2.HelloRequest(
@@ -103,12 +103,12 @@ def _checked_info(
 async def ask_status(
     address: str, run_id: RunId, sender: NodeId, *, timeout_s: float, limits: Limits = LIMITS
 ) -> str:
-    """Returns what the node at `address` knows of the run: text that should be JSON, unchecked.
+    """Return the status of the run as the node at `address` sees it: JSON, but not checked.
 
     Raises:
-        NetworkError: Nobody answers in time (E-NET-003), or `address` can't be read.
+        NetworkError: No answer came in time (E-NET-003), or `address` can't be read (E-NET-011).
         RejectedError: The node belongs to another run (E-REJ-003).
-        MalformedMessageError: The answer is too long or makes no sense.
+        MalformedMessageError: The answer is too long, or is no ReadStatusResponse.
     """
     split_address(address)
     request = state_pb2.ReadStatusRequest(run_id=run_id, sender_id=sender)

@@ -1,4 +1,4 @@
-"""The chunks of one state: which have arrived, who fetches which, what is still to be fetched."""
+"""The chunks of one state: which have arrived, which are missing, and which donor fetches what."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,16 @@ from decod.ids import NodeId
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Chunk
 
 _RUN_SIZE_MAX_BYTES = 16 * CHUNK_SIZE_BYTES
-"""Longest run that a donor is asked for at once."""
+"""Most bytes that a donor is asked for at once."""
 
 _SHARE = 4
-"""Near the end a run is at most this part of what is missing, so that donors end together."""
+"""A run is at most 1/_SHARE of the missing bytes, so that all donors finish at about the same
+time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Some chunks in a row that one donor is asked for."""
+    """Consecutive chunks that one donor is asked for."""
 
     node: NodeId
     indices: range
@@ -27,18 +28,18 @@ class Run:
 
 
 class Assembly:
-    """A blob that is being put together.
+    """A state's blob that is put together from chunks of several donors.
 
     Args:
-        chunks: Of the state.
-        buffer: Its blob, one byte an item.
+        chunks: The chunks of the state, in the order of their offsets.
+        buffer: Memory for the blob, one byte an item. Chunks are written to their offsets.
     """
 
     def __init__(self, chunks: Sequence[Chunk], buffer: memoryview) -> None:
         self.chunks = tuple(chunks)
         self.buffer = buffer
         self.progress_s = asyncio.get_running_loop().time()
-        """When something arrived last."""
+        """When a chunk last arrived, on the loop's clock."""
         self._loop = asyncio.get_running_loop()
         self._arrived = bytearray(len(self.chunks))
         self._num_missing = len(self.chunks)
@@ -51,7 +52,7 @@ class Assembly:
         return self._num_missing == 0
 
     async def changed(self) -> None:
-        """Return when something has arrived or was given back."""
+        """Wait until a chunk arrives or a run is given back."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -62,7 +63,7 @@ class Assembly:
                 yield index, chunk
 
     def put(self, index: int, piece: memoryview | bytes | bytearray) -> bool:
-        """Write a verified chunk to its place; returns False if it was there already."""
+        """Write a verified chunk to its place; return False if it was there already."""
         if self._arrived[index]:
             return False
         chunk = self.chunks[index]
@@ -78,10 +79,10 @@ class Assembly:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     def keep(self, other: "Assembly") -> int:
-        """Take over what has arrived for another state in the same buffer and is alike here.
+        """Take over the chunks of another state in the same buffer that are equal in this one.
 
         Returns:
-            Its bytes.
+            How many bytes were taken over.
         """
         alike = {
             (chunk.offset, chunk.num_bytes, chunk.sha256)
@@ -95,11 +96,14 @@ class Assembly:
         return before - self._missing_bytes
 
     def take(self, node: NodeId, size_bytes: int) -> Run | None:
-        """Return chunks for a donor to fetch, or None if there are none at present.
+        """Claim the next chunks for a donor; return None if there are none at present.
+
+        When all missing chunks are claimed, an idle donor gets a chunk that another donor owes.
 
         Args:
             node: The donor.
-            size_bytes: How much it may be asked for: one chunk at least, whatever this is.
+            size_bytes: Most bytes to ask it for. A run has at least one chunk, however small this
+                is.
         """
         claimed = {index for run in self._runs for index in run.indices}
         first = next(
@@ -129,7 +133,7 @@ class Assembly:
         return range(first, stop)
 
     def _late(self, node: NodeId) -> range:
-        """Return the last chunk that another donor still owes and nobody else fetches too."""
+        """Return the last missing chunk of another donor's run that no second donor fetches yet."""
         counts: dict[int, int] = {}
         for run in self._runs:
             for index in run.indices:
@@ -143,10 +147,10 @@ class Assembly:
         return range(0)
 
     def rest_arrived(self, run: Run, index: int) -> bool:
-        """Whether all chunks of a run from this one on are there, from whomever."""
+        """Whether all chunks of a run from `index` on have arrived, from any donor."""
         return all(self._arrived[i] for i in range(index, run.indices.stop))
 
     def give_back(self, run: Run) -> None:
-        """A donor fetches these no more; those that did not arrive are missing again."""
+        """End a donor's claim on a run. Its chunks that have not arrived can be claimed again."""
         self._runs.remove(run)
         self._changed.set()

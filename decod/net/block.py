@@ -1,7 +1,6 @@
-"""Blocks of the prepared data, from one data node to another whose own copy is bad.
+"""Blocks of the prepared data, sent by one data node to another whose own copy is damaged.
 
-The receiver compares what arrives with the hash in its own index, so a data node that lies does no
-harm.
+The receiver compares each block with the hash in its own index, so a wrong block does no harm.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ _size = validate.integer(1, BLOCK_MAX_BYTES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """Asks for a block of the run's data."""
+    """A request for a block of the run's data."""
 
     run_id: RunId
     sender: NodeId
@@ -37,12 +36,12 @@ class BlockRequest:
 
 
 class BlockGiver:
-    """Answers requests for blocks.
+    """The serving side: reads blocks for peers.
 
     Args:
         run_id: Requests of other runs are refused.
-        blame: Counts what a peer did wrong: name, its call, what it was.
-        limits: Of blocks that are read at a time.
+        blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
+        limits: `blocks_read_max` bounds the blocks that are read at a time.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class BlockGiver:
         self._limits = limits
         self._num_reading = 0
         self.read: Callable[[BlockRequest], Awaitable[bytes | str]] | None = None
-        """Returns a block, or why there is none; None at a node without data."""
+        """Returns a block, or the reason why there is none. None at a node without data."""
 
     async def give(self, data: bytes, context: Context) -> bytes:
-        """Answers a ReadBlockRequest."""
+        """Answer a ReadBlockRequest."""
         request = codec.parse(state_pb2.ReadBlockRequest, data)
         checked = BlockRequest(
             run_id=validate.run_id("run_id", request.run_id),
@@ -89,12 +88,12 @@ class BlockGiver:
 
 
 async def fetch_block(address: str, request: BlockRequest, *, limits: Limits = LIMITS) -> bytes:
-    """Returns a block as the node at `address` has it, unchecked.
+    """Return a block as the node at `address` has it. The caller must check it against its index.
 
     Raises:
-        NetworkError: Nobody answers in time (E-NET-003), or the node does not give it (E-NET-026).
+        NetworkError: No answer came in time (E-NET-003), or the node refuses (E-NET-026).
         RejectedError: The node is in another run (E-REJ-003).
-        MalformedMessageError: The answer makes no sense.
+        MalformedMessageError: The answer is no ReadBlockResponse.
     """
     block = request.block
     wire_request = state_pb2.ReadBlockRequest(

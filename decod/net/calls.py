@@ -1,8 +1,10 @@
-"""The way of every call from gRPC to its method: refusals, deadlines, and codes for errors.
+"""The path of every call from gRPC to its method: refusals, deadlines, and error codes.
 
-All methods take a stream, even those that take one message: only then can a call be refused, or
-given up, before its body has come. There are no serializers: bytes are parsed within the methods,
-whose errors are mapped to codes here. gRPC would send the text of an exception to the peer.
+Every method is registered as a stream of requests, even if it takes one message. Otherwise gRPC
+would read the whole body before this node could refuse the call or give it up.
+
+gRPC's serializers are not used. Methods parse the bytes themselves, so that their errors are mapped
+to codes here: gRPC would send the text of an exception to the peer.
 """
 
 import asyncio
@@ -27,15 +29,15 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Called = Callable[[object, Context], Awaitable[T]]
-"""A method as gRPC calls it. The first argument is another way to the messages, and not used."""
+"""A method as gRPC calls it. The first argument, an iterator over the messages, is not used."""
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs' class takes one.
     """The methods of one server.
 
     Args:
-        door: Knows who calls.
-        limits: Of sizes and times.
+        door: Tells members' calls from strangers', and counts faults.
+        limits: Sizes and timeouts.
     """
 
     def __init__(self, door: Door, limits: Limits) -> None:
@@ -47,15 +49,15 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
 
     def open_to_all(self, path: str, method: Called[bytes]) -> None:
-        """Serves `path`, for strangers too."""
+        """Serve `path` to every caller, strangers included."""
         self._open_to_all[path] = grpc.stream_unary_rpc_method_handler(method)
 
     def add(self, path: str, method: Called[bytes]) -> None:
-        """Serves `path`, for calls that name this run."""
+        """Serve `path` to callers that name this run."""
         self._methods[path] = grpc.stream_unary_rpc_method_handler(self._known(method))
 
     def add_stream(self, path: str, method: Called[None]) -> None:
-        """Serves `path` with a method that writes its answers to the context."""
+        """Serve `path` to callers that name this run. `method` writes answers to the context."""
         self._methods[path] = grpc.stream_stream_rpc_method_handler(self._known(method))
 
     def _known(self, method: Called[T]) -> Called[T]:
@@ -84,7 +86,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
     def once(
         self, method: Callable[[bytes, Context], Awaitable[T]], *, size_max_bytes: int
     ) -> Called[T]:
-        """Returns a method that takes one message of a bounded size, with its errors mapped."""
+        """Wrap a method that takes one message: bound its size, and map errors to codes."""
 
         async def called(context: Context) -> T:
             async with asyncio.timeout(self._limits.control_timeout_s):
@@ -97,7 +99,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         return self.guarded(called)
 
     def guarded(self, method: Callable[[Context], Awaitable[T]]) -> Called[T]:
-        """Returns a method with its errors mapped to codes."""
+        """Wrap a method: bound the open calls of each host, and map errors to codes."""
 
         async def called(_requests: object, context: Context) -> T:
             host = host_of(context)
@@ -115,7 +117,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         return called
 
     def _code_of(self, error: Exception, context: Context) -> tuple[grpc.StatusCode, str]:
-        """Count an error of a method, and return what its caller is told of it."""
+        """Count an error of a method; return the status and details that its caller gets."""
         match error:
             case MalformedMessageError():
                 self._door.blame("message.malformed", context, error.what)
@@ -124,7 +126,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
                 self._door.note("rpc.failed", context, type(error).__name__)
                 return grpc.StatusCode.ABORTED, "E-NET-006"
             case DecodError():
-                # It has a name, so it is no bug: a kept state has made room for a newer one, say.
+                # Not a bug, since it has a code: a kept state has made room for a newer one, say.
                 self._door.note("rpc.failed", context, f"{error.what}: {error.why}")
                 return grpc.StatusCode.INTERNAL, error.code
         error_id = next(self._error_ids)
@@ -134,6 +136,6 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
 
 
 async def next_message(context: Context) -> bytes | None:
-    """Returns the next message of a client's stream, or None at its end."""
+    """Return the next message of a client's stream, or None at its end."""
     message: object = await context.read()
     return message if isinstance(message, bytes) else None

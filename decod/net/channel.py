@@ -1,4 +1,4 @@
-"""What client and server agree on beside the messages: names of methods, options of channels."""
+"""Agreements of client and server beside the messages: services, metadata, channel options."""
 
 from collections.abc import Iterable
 
@@ -13,15 +13,15 @@ ENROLL_SERVICE = "decod.wire.v1.EnrollService"
 STATE_SERVICE = "decod.wire.v1.StateService"
 
 OTHER_RUN = "E-REJ-003"
-"""Details of the status with which a call of another run is refused."""
+"""Details of the gRPC status that refuses a call of another run."""
 
 CONSENT = ("decod-push", "accepted")
-"""Initial metadata of a push whose tensor the receiver has made room for."""
+"""Initial metadata with which a receiver says that it has memory for the tensor of a push."""
 
 _RUN = "decod-run"
 _SENDER = "decod-sender"
 
-# A client pings at most this often; a server takes no offence at pings half as far apart.
+# A client pings at most this often. The server tolerates pings that are twice as frequent.
 _KEEPALIVE_INTERVAL_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -38,8 +38,8 @@ def _common_options(limits: Limits) -> Options:
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", _KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        # Without it a frozen peer is not noticed: an earlier ping of gRPC's own, with a timeout of
-        # a minute, stands in the way of the keepalive ping.
+        # Without it a frozen peer goes unnoticed: while an earlier ping of gRPC's own, with a
+        # timeout of a minute, is unanswered, no keepalive ping is sent.
         ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -47,7 +47,7 @@ def _common_options(limits: Limits) -> Options:
 
 
 def server_options(limits: Limits) -> Options:
-    """Returns the options of the server's socket."""
+    """Return the options of the server's socket."""
     return [
         *_common_options(limits),
         # With it, a second daemon would bind the same port without an error.
@@ -60,12 +60,12 @@ def server_options(limits: Limits) -> Options:
 
 
 def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
-    """Returns a channel with a connection of its own; it dials when it is first used."""
+    """Return a channel with a connection of its own. It dials at its first call."""
     options = [
         *_common_options(limits),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
-        # Dial again soon after a failure; an attempt itself may take as long as a call.
+        # Dial again soon after a failure. One attempt may take as long as a call.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", int(limits.control_timeout_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
@@ -74,20 +74,20 @@ def open_channel(address: str, limits: Limits) -> grpc.aio.Channel:
 
 
 def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
-    """Returns what a call carries to say which run it is about, before any of its body is read."""
+    """Return the metadata with which a call names its run. They arrive before its body."""
     return ((_RUN, run_id),)
 
 
 def tensor_metadata(run_id: RunId, sender: NodeId) -> tuple[tuple[str, str], ...]:
-    """Returns what a push of a tensor carries: whose it is, should it never arrive."""
+    """Return the metadata of a tensor's push. They name the sender even if no body arrives."""
     return (*run_metadata(run_id), (_SENDER, sender))
 
 
 def sender_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | bytes | None:
-    """Returns whose tensor a push carries, as the metadata say; None if they don't."""
+    """Return the sender that a push names in its metadata, or None if it names none."""
     return dict(metadata or ()).get(_SENDER)
 
 
 def as_is(data: bytes) -> bytes:
-    """Serializes nothing: protobuf is read and written around the call, where errors are ours."""
+    """Return `data` unchanged. Callers encode and decode it themselves, and see the errors."""
     return data

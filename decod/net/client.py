@@ -1,13 +1,13 @@
-"""The calling side: one control channel and one bulk channel to every peer, each with its queue.
+"""The calling side: a control channel and a bulk channel to every peer, each with its queue.
 
-Theory of operation. `send` and `send_tensor` only append to the peer's queue and return. A task per
-peer (two for tensors) takes from the queue while there is something in it, and ends when there is
-not; a thousand silent peers cost a thousand empty queues. Whatever is waiting when the task gets to
-run travels in one call. Everything that was accepted ends in exactly one callback, unless the
-client is closed first.
+Theory of operation. `send` and `send_tensor` append to the peer's queue and return. Each peer has
+one task for messages and up to two for tensors. A task runs until its queue is empty, so a silent
+peer costs nothing but an empty queue. All messages that wait when the task runs travel in one call,
+up to the size of a batch. Every accepted tensor ends in exactly one callback, and so does every
+message that fails, unless the client is closed first.
 
 Order: control messages to one peer arrive in the order of `send`. Tensors to one peer start in the
-order of `send_tensor`, two at a time. There is no order between the two kinds.
+order of `send_tensor`, two at a time. There is no order between messages and tensors.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TIMED_SIZE_MAX_BYTES = 4096
-"""A larger batch of messages takes time of its own, which is not the link's latency."""
+"""A larger batch is not timed: its transfer would add to the link's latency."""
 
 _NUM_PROBE_TRIPS = 3
-"""Empty round trips before a probe's bytes. The first may open the connection."""
+"""Empty round trips before a probe's bytes. The first does not count: it may open the channel."""
 
 _CONTROL_FAULTS = {
     grpc.StatusCode.UNAVAILABLE: Fault.LINK,
@@ -56,7 +56,7 @@ _CONTROL_FAULTS = {
 _PUSH_FAULTS = {
     grpc.StatusCode.UNAVAILABLE: Fault.LINK,
     grpc.StatusCode.DEADLINE_EXCEEDED: Fault.RATE,
-    # The receiver has given it up before this node did.
+    # The receiver's timeout passed before this node's.
     grpc.StatusCode.ABORTED: Fault.RATE,
 }
 
@@ -72,7 +72,7 @@ _PUSH_FAILURES = {
 
 
 class ClientHandler(Protocol):
-    """What the client tells the driver, always from the event loop, never from within `send`."""
+    """The client's reports to the driver, made from the event loop and never from within `send`."""
 
     def on_tensor_sent(
         self,
@@ -86,20 +86,26 @@ class ClientHandler(Protocol):
     ) -> None:
         """The receiver has the whole tensor.
 
-        `seconds` is the time from its first byte to the answer, without waiting in the queue and
-        without earlier attempts; `share` what part of the link it had beside others to this peer.
+        Args:
+            to: The receiver.
+            message: Its bulk message.
+            token: As given to `send_tensor`.
+            seconds: Time from its first byte to the answer, without waiting in the queue and
+                without earlier attempts.
+            size_bytes: Size of the tensor.
+            share: The part of the link that it had beside other tensors to this peer, in (0, 1].
         """
 
     def on_send_failed(self, failed: SendFailed, token: object) -> None:
-        """A message or tensor did not reach its receiver. `token` is None for control."""
+        """A message or tensor did not reach its receiver. `token` is None for a control message."""
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
-        """Time of one small control call, there and back, while no tensor was on its way."""
+        """One small control call took `seconds`, there and back, while no tensor was on its way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe has shown of the way to a peer."""
+    """The result of a probe of the link to a peer."""
 
     latency_s: float
     """Half of a round trip over the tensor channel."""
@@ -122,12 +128,12 @@ class _Bulk:
     token: object
     crc32: int | None = None
     cut_off: bool = False
-    """The receiver ended the last attempt before its end."""
+    """The receiver ended the last attempt before all data was written."""
 
 
 @dataclass(slots=True)
 class _Link:
-    """Everything about one peer at one address."""
+    """The channels and queues of one peer at one address."""
 
     node_id: NodeId
     address: str
@@ -140,17 +146,18 @@ class _Link:
     num_bulk_tasks: int = 0
     share: LinkShare = field(default_factory=LinkShare)
     called: bool = False
-    """A control call has ended, so the connection stands."""
+    """A control call has succeeded, so the connection is open."""
 
 
 class PeerClient:
-    """Sends control messages and tensors to peers.
+    """The sender of control messages and tensors to all peers.
 
     Args:
-        node_id: This node, as sender.
-        run_id: Goes with every message.
-        handler: Learns how sending ended.
-        watch: Measures what is done to messages and tensors here.
+        node_id: This node, named as the sender of every message.
+        run_id: Named in every message.
+        handler: Is told how each send ended.
+        limits: Sizes, timeouts, and lengths of queues.
+        watch: Measures the time spent on serializing and copying.
     """
 
     def __init__(
@@ -174,9 +181,10 @@ class PeerClient:
         self._closed = False
 
     def set_address(self, node: NodeId, address: str) -> None:
-        """Says where `node` is dialled. At a new address it is dialled anew, in the same order.
+        """Set the address at which `node` is dialled.
 
-        What is on its way to the old address when this is called fails or arrives as it may.
+        If it replaces another address, waiting messages and tensors go to the new one, in the same
+        order. Those already on their way to the old address may arrive or fail.
         """
         old = self._links.get(node)
         if old is not None and old.address == address:
@@ -196,12 +204,12 @@ class PeerClient:
             self._run_tasks(link)
 
     def address_of(self, node: NodeId) -> str | None:
-        """Returns where `node` is dialled, if that has been said."""
+        """Return the address at which `node` is dialled, or None if it has none."""
         link = self._links.get(node)
         return link.address if link else None
 
     def forget(self, node: NodeId) -> None:
-        """Closes the channels to `node`. What waits for it, or is on its way, fails."""
+        """Close the channels to `node`. Messages and tensors that wait or are on their way fail."""
         link = self._links.pop(node, None)
         if link is not None:
             waiting: list[_Control | _Bulk] = [*link.messages, *link.tensors]
@@ -210,7 +218,7 @@ class PeerClient:
             self._retire(link)
 
     def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
-        """Queues a control message, which the receiver may be to pass on. Returns at once."""
+        """Queue a control message and return at once. For the arguments see `send_tensor`."""
         link = self._links.get(to)
         envelope = self._encode(link, term, message, way)
         item = _Control(message, way, envelope)
@@ -233,16 +241,16 @@ class PeerClient:
         token: object = None,
         way: Way | None = None,
     ) -> None:
-        """Queues a tensor with its bulk message. Returns at once.
+        """Queue a tensor with its bulk message and return at once.
 
         Args:
-            to: Whom it is sent to.
-            term: Of this node's view.
-            message: Says what it is.
-            data: The bytes, contiguous. Read, not copied: they must stay as they are until one of
-                the callbacks has been called with `token`.
-            token: Anything; comes back in the callback.
-            way: How it goes on from the receiver, or has come here.
+            to: The receiver.
+            term: The term of this node's view.
+            message: Says what the tensor is.
+            data: The bytes, contiguous. They are read, not copied: they must not change until a
+                callback has been called with `token`.
+            token: Any object. It is passed to the callback.
+            way: Origin and goal of a tensor that goes by way of a third member; else None.
         """
         assert isinstance(message, BULK_MESSAGES), message
         link = self._links.get(to)
@@ -257,10 +265,10 @@ class PeerClient:
             self._run_tasks(link)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
-        """Times empty round trips and one transfer over the tensor channel; None if that failed.
+        """Time empty round trips and one transfer over the tensor channel; None if that failed.
 
         The bytes are random, so that nothing on the way can compress them. They share the channel
-        with whatever tensors are on their way, and their time is corrected for that.
+        with tensors, and the result is corrected for that.
         """
         link = self._links.get(to)
         if link is None:
@@ -288,12 +296,12 @@ class PeerClient:
             return codec.encode(self._run_id, self._node_id, term, sequence, message, way)
 
     async def flush(self, *, timeout_s: float) -> None:
-        """Returns when everything that was queued has ended, or after `timeout_s`."""
+        """Wait until everything queued has arrived or failed, for at most `timeout_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Ends everything. What has not arrived is dropped without a callback."""
+        """Cancel all sends and close all channels. No callback is called for what is dropped."""
         self._closed = True
         links, self._links = list(self._links.values()), {}
         for task in self._tasks:
@@ -312,7 +320,7 @@ class PeerClient:
             self._own(self._send_tensors(link))
 
     def _own(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine as a task whose exception, a bug, reaches the loop's handler."""
+        """Run a coroutine as a task whose exception, a bug, reaches the loop's handler."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -355,7 +363,8 @@ class PeerClient:
                     timeout_s = self._limits.control_timeout_s
                     await self._with_retries(deliver, timeout_s, _CONTROL_FAULTS)
                 except _FailedError as error:
-                    # What has waited meanwhile would wait as long again: there may be another way.
+                    # Fail the messages behind it too: they would wait as long, and the core may
+                    # have another way.
                     batch += link.messages
                     link.messages.clear()
                     for item in batch:
@@ -367,7 +376,7 @@ class PeerClient:
         batch: list[_Control] = []
         room_bytes = self._limits.batch_size_max_bytes
         while link.messages and len(batch) < self._limits.batch_length_max:
-            # A tag and a length of at most 5 bytes stand before every envelope.
+            # Every envelope is preceded by a tag of one byte and a length of at most 5.
             room_bytes -= link.messages[0].envelope.ByteSize() + 6
             if batch and room_bytes < 0:
                 break
@@ -380,7 +389,7 @@ class PeerClient:
             data = request.SerializeToString()
         deliver = link.control.unary_unary(_DELIVER, channel.as_is, channel.as_is)
         loop = asyncio.get_running_loop()
-        # Not what opens the connection, is large, or may have queued behind a tensor of ours.
+        # Time the call only if the connection is open, the batch small, and no tensor in the way.
         timed = link.called and len(data) <= _TIMED_SIZE_MAX_BYTES and not link.share.num
         start_s = loop.time()
         answer = await deliver(
@@ -391,7 +400,7 @@ class PeerClient:
             self._handler.on_latency(link.node_id, loop.time() - start_s)
         response = codec.parse(control_pb2.DeliverResponse, answer)
         if response.num_dropped:
-            # Both sides check with the same table: their version differs, or their run does.
+            # Both sides check with the same table, so their version or their run differs.
             _log.warning(
                 "message.dropped %s dropped %d of %d messages",
                 link.node_id,
@@ -427,7 +436,7 @@ class PeerClient:
         return await self._with_retries(partial(self._push, link, item), timeout_s, _PUSH_FAULTS)
 
     async def _push(self, link: _Link, item: _Bulk) -> tuple[float, float]:
-        """Pushes a tensor; returns how long that took, in seconds, and its share of the link."""
+        """Push a tensor; return the seconds that this took and its share of the link, in (0, 1]."""
         if item.crc32 is None:
             item.crc32 = await crc32_of(item.data, self._watch)
         with self._watch.measure("serialize"):
@@ -452,7 +461,7 @@ class PeerClient:
         timeout_s = self._limits.stream_timeout_s(len(item.data))
         if len(item.data) > self._limits.frame_size_bytes:
             return await self._push_frames(link, first, item, timeout_s)
-        # A stream of one message is, on the wire, a unary call, which costs half as much here.
+        # On the wire, a stream of one message equals a unary call, which costs half as much here.
         with self._watch.measure("copy"):
             frame = data_frame(item.data, head=first) if item.data else first
         push = link.bulk.unary_unary(_PUSH, channel.as_is, channel.as_is)
@@ -463,10 +472,10 @@ class PeerClient:
         return self._metadata if isinstance(item.message, LinkProbe) else self._tensor_metadata
 
     async def _push_frames(self, link: _Link, first: bytes, item: _Bulk, timeout_s: float) -> bytes:
-        """Streams a tensor; returns the receiver's answer.
+        """Stream a tensor; return the receiver's answer.
 
-        The first attempt does not wait for the receiver's consent. If it is cut off, gRPC hides
-        the reason, so the next attempt waits before it sends data.
+        The first attempt sends data without waiting for the receiver's consent. If the receiver
+        cuts it off, gRPC hides the reason, so the next attempt waits for consent or a refusal.
         """
         push = link.bulk.stream_unary(_PUSH, channel.as_is, channel.as_is)
         call = push(None, timeout=timeout_s, metadata=self._metadata_of(item))
@@ -478,7 +487,7 @@ class PeerClient:
                         await call.write(frame)
             await call.done_writing()
         except asyncio.InvalidStateError:
-            pass  # The receiver has answered before the end: the answer says why.
+            pass  # The receiver answered before the end of the stream. The answer says why.
         except TimeoutError:
             call.cancel()
             raise _FailedError("it takes data too slowly", Fault.RATE) from None
@@ -498,17 +507,18 @@ class PeerClient:
         timeout_s: float,
         faults: Mapping[grpc.StatusCode, Fault],
     ) -> T:
-        """Returns what `attempt` returns; tries again while the peer is unavailable.
+        """Return the result of `attempt`, repeated while the peer is unavailable.
 
         Repeats are harmless: messages name the round, view or request that they belong to.
 
         Args:
-            attempt: One try.
-            timeout_s: What it gives gRPC.
-            faults: What an error means.
+            attempt: Makes one try.
+            timeout_s: The deadline that `attempt` gives gRPC.
+            faults: Maps a status code to the kind of fault that the core is told.
 
         Raises:
-            _FailedError: The last attempt failed, or one in a way that a repeat does not mend.
+            _FailedError: The last attempt failed, or an attempt failed in a way that a repeat can't
+                mend.
         """
         num_refused = 0
         for delay_s in (*self._limits.retry_delays_s, None):
@@ -517,7 +527,7 @@ class PeerClient:
             except grpc.aio.UsageError:
                 raise _FailedError(_LEFT) from None
             except asyncio.CancelledError:
-                # A closed channel cancels its calls, which is not the same as cancelling us.
+                # A closed channel cancels its calls, but not this task.
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
@@ -541,10 +551,10 @@ class PeerClient:
 
 
 async def _while_running(attempt: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-    """Returns what `attempt` returns; tries again at once if this process stood still meanwhile.
+    """Return the result of `attempt`, repeated at once if this process was suspended meanwhile.
 
-    gRPC's deadlines pass while the process is stopped or its loop is blocked; the loop's clock
-    does not go on then. Such a deadline says nothing about the peer.
+    gRPC's deadlines pass while the process is stopped or its loop is blocked, but the loop's clock
+    does not advance then. A deadline that passed this way says nothing about the peer.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -558,7 +568,7 @@ async def _while_running(attempt: Callable[[], Coroutine[Any, Any, T]], timeout_
 
 
 class _FailedError(Exception):
-    """Sending has failed for good; the text is the reason given to the core."""
+    """Sending has failed for good. The text is the reason that the core gets."""
 
     def __init__(self, reason: str, fault: Fault = Fault.NONE) -> None:
         super().__init__(reason)
@@ -566,4 +576,4 @@ class _FailedError(Exception):
 
 
 class _CutOffError(Exception):
-    """The receiver ended a stream while data was being written; why is not known yet."""
+    """The receiver ended a stream while data was being written. The reason is not known yet."""

@@ -1,7 +1,7 @@
-"""Counts and ends connections that gRPC has accepted: its Python interface can't.
+"""Count and end connections that gRPC has accepted. gRPC's Python interface can't do that.
 
-Connections are found among this process's open files, by the address of their far end. To gRPC, a
-connection that is shut down here has ended like any other.
+This module finds connections among the process's open files, by the address of their far end. To
+gRPC, a connection that is shut down here looks closed by the peer.
 """
 
 import ipaddress
@@ -15,11 +15,11 @@ from pathlib import Path
 from decod.net.address import Address
 
 _OPEN_FILES = Path("/dev/fd")
-"""Names the files of the process that looks, on Linux and macOS."""
+"""Lists the open files of the process that reads it, on Linux and macOS."""
 
 
 def plain_ip(host: str) -> str:
-    """Return an IP address in its one form: IPv4 where IPv6 only wraps it; empty if it is none."""
+    """Return an IP address in canonical form, IPv4-mapped as IPv4; empty if `host` is none."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -34,13 +34,13 @@ def num_open_files() -> int:
 
 
 def shut_down(local_port: int, is_meant: Callable[[Address], bool]) -> set[Address]:
-    """End TCP connections to a port of this host; return the far ends of those.
+    """End the TCP connections to a local port that `is_meant` selects; return their far ends.
 
     Looks at all open files, so call it in a thread.
 
     Args:
-        local_port: Of the connections.
-        is_meant: Tells from the far end of a connection whether it is to end.
+        local_port: The port of this host's end.
+        is_meant: Decides from the address of the far end whether a connection is ended.
     """
     ended = set()
     for connection in _sockets():
@@ -54,7 +54,10 @@ def shut_down(local_port: int, is_meant: Callable[[Address], bool]) -> set[Addre
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield copies of this process's sockets. A copy stays what it is when gRPC closes its own."""
+    """Yield duplicates of this process's IP sockets. gRPC may close its own meanwhile.
+
+    The number of a closed file can be reused for another one at once. A duplicate can't change.
+    """
     for name in os.listdir(_OPEN_FILES):
         copy = -1
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Counts what peers do wrong, and keeps them from filling the log."""
+"""Counters and a log of peers' faults, bounded so that peers can't fill memory or the log."""
 
 import logging
 from collections import Counter, deque
@@ -9,39 +9,42 @@ LINES_PER_MINUTE_MAX = 20
 
 
 class Counters:
-    """Events by name and peer. Bounded: peers beyond the first 1024 are counted together."""
+    """Numbers of events by name and peer.
+
+    Bounded: from 1024 pairs of name and peer on, further peers are counted together as "other".
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, name: str, peer: str) -> None:
-        """Counts one event `name` that `peer` (an IP address or node id) caused."""
+        """Count one event `name` that `peer` (an IP address or node id) caused."""
         if len(self._counts) >= PEERS_MAX and (name, peer) not in self._counts:
             peer = "other"
         self._counts[name, peer] += 1
 
     def total(self, name: str) -> int:
-        """Returns how often `name` happened, whoever caused it."""
+        """Return how often `name` happened, over all peers."""
         return sum(count for (key, _), count in self._counts.items() if key == name)
 
     def totals(self) -> dict[str, int]:
-        """Returns how often each event happened."""
+        """Return how often each event happened."""
         totals: Counter[str] = Counter()
         for (name, _), num in self._counts.items():
             totals[name] += num
         return dict(sorted(totals.items()))
 
     def by_peer(self, name: str) -> dict[str, int]:
-        """Returns how often each peer caused `name`."""
+        """Return how often each peer caused `name`."""
         return {peer: count for (key, peer), count in self._counts.items() if key == name}
 
 
 class PeerLog:
-    """Writes what peers do wrong: at most 20 lines a minute for each peer.
+    """A log of peers' faults: at most 20 lines a minute for each peer.
 
     Args:
-        logger: Where lines go, as warnings.
-        clock: Returns seconds that never go back.
+        logger: Receives the lines, as warnings.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
@@ -50,7 +53,7 @@ class PeerLog:
         self._instants_s: dict[str, deque[float]] = {}
 
     def warn(self, peer: str, event: str, reason: str) -> None:
-        """Writes one line, unless `peer` has had its share of this minute."""
+        """Write one line, unless `peer` has used up its lines of the last minute."""
         now_s = self._clock()
         if len(self._instants_s) >= PEERS_MAX and peer not in self._instants_s:
             peer = "other"

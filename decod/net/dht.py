@@ -1,8 +1,8 @@
 """The DHT, through which nodes find the leader and each other. Rendezvous only, and best effort.
 
-Everything here ends in time and raises nothing because of a peer: a lookup that finds nothing gives
-None, a publication that reaches nobody is repeated. The owner of a record publishes it again after
-a third of its life; nobody else does, so that a record of a dead node ends when it says.
+Every operation ends in bounded time, and none raises because of a peer. A lookup that finds nothing
+returns None. A publication that reaches no other node is repeated later. The owner of a record
+publishes it again after a third of its life. No other node does, so a dead node's record expires.
 """
 
 import asyncio
@@ -41,10 +41,12 @@ class Dht:
     """This node's part of the DHT of one run.
 
     Args:
-        wall_clock: Seconds of the Unix epoch. Records carry their end of life as such an instant;
-            clocks of hosts may differ by a minute.
-        counters: `dht.malformed`, `dht.foreign` (another run), `dht.flood`, `dht.unpadded`,
-            `dht.unasked`, `dht.full`, by IP address.
+        node_id: This node, the owner of the records that it publishes.
+        run_id: The run. Requests and records of other runs are dropped.
+        wall_clock: Returns seconds of the Unix epoch. Records carry their end of life on this
+            clock. The clocks of two hosts may differ by a minute.
+        counters: Counts by IP address: `dht.malformed`, `dht.foreign` (another run), `dht.flood`,
+            `dht.unpadded`, `dht.unasked`, `dht.full`.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Dht:
     # --- life -------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
-        """Opens the UDP socket; returns its port (0 chooses a free one).
+        """Open the UDP socket and return its port. If `port` is 0, the system chooses a free one.
 
         Raises:
             NetworkError: The port is in use, or the address is not this host's (E-NET-002).
@@ -102,7 +104,7 @@ class Dht:
         return port
 
     def _on_lost(self) -> None:
-        """The socket has died, which only the system can cause: opens it anew."""
+        """The system has closed the socket: open another at the same address."""
         _log.warning("dht.lost the UDP socket was closed by the system")
         old, self._protocol = self._protocol, None
 
@@ -122,7 +124,7 @@ class Dht:
         self._reopening = _task(reopen())
 
     async def close(self) -> None:
-        """Closes the socket and ends all that runs; published records end by themselves."""
+        """Close the socket and end all tasks. Published records live on until they expire."""
         tasks = list(self._republishing.values())
         if self._reopening is not None:
             tasks.append(self._reopening)
@@ -141,16 +143,16 @@ class Dht:
         return len(self._protocol.contacts()) if self._protocol else 0
 
     def addresses(self) -> list[str]:
-        """Returns `host:port` of all contacts: what to keep (as JSON) for the next start."""
+        """Return `host:port` of all contacts, for `bootstrap` after the next start."""
         nodes = self._protocol.contacts() if self._protocol else []
         return [join_address(node.ip, node.port) for node in nodes]
 
     async def bootstrap(self, addresses: Iterable[str]) -> int:
-        """Gets to know the nodes at `addresses` and those near to this one.
+        """Make contact with the nodes at `addresses` and with those near to this node's id.
 
-        The addresses are remembered and asked again whenever this node publishes, so that parts
-        of the run that have lost sight of each other meet again. Those that can't be read or found
-        are passed over.
+        At most 32 addresses are remembered. They are asked again whenever this node publishes, so
+        that parts of the run that have lost contact find each other again. Addresses that can't be
+        read or resolved are skipped.
 
         Returns:
             The number of contacts.
@@ -182,15 +184,17 @@ class Dht:
     # --- records ----------------------------------------------------------------------------
 
     async def publish(self, name: str, value: Mapping[str, Any], ttl_s: float) -> int:
-        """Publishes a record now and then every third of `ttl_s`, until `retract`.
+        """Publish a record now, and again after every third of `ttl_s` until `retract`.
 
         Args:
-            name: `dht_record.LEADER`, with node_id (this node's), address and term; or
-                `peer_name(node_id)`, with address and whatever fits.
+            name: `dht_record.LEADER`, or `peer_name` of this node.
+            value: For the leader: `node_id` (this node's), `address` and `term`. For a peer:
+                `address` and anything else that fits into the record.
             ttl_s: Life of each publication, 3 to 900 seconds.
 
         Returns:
-            How many other nodes hold it. 0 is no error: it is kept here and published again.
+            How many other nodes hold the record. 0 is no error: it is kept here and published
+            again.
         """
         assert 3 <= ttl_s <= TTL_MAX_S, ttl_s
         self._own[name] = (dict(value), ttl_s)
@@ -200,7 +204,7 @@ class Dht:
         return num_holders
 
     async def retract(self, name: str) -> None:
-        """Stops publishing; what was published lives on until its end."""
+        """Stop publishing. Published copies of the record live on until they expire."""
         self._own.pop(name, None)
         task = self._republishing.pop(name, None)
         if task is not None:
@@ -217,7 +221,7 @@ class Dht:
     async def _publish_once(self, name: str) -> int:
         value, ttl_s = self._own[name]
         now_s = self._clock()
-        # At least the clock, so that a restarted owner goes on above where it was.
+        # At least the clock, so that a restarted owner continues above its earlier numbers.
         self._sequence = max(self._sequence + 1, int(now_s * 1000))
         record = Record(
             name=name,
@@ -240,9 +244,9 @@ class Dht:
         return sum(await asyncio.gather(*(protocol.store(node, data) for node in nodes)))
 
     async def lookup(self, name: str) -> dict[str, Any] | None:
-        """Returns the value of the newest live record of that name, or None.
+        """Return the value of the newest live record of that name, or None if none was found.
 
-        Asks up to three holders, and compares with what is here.
+        Compares the records that a few holders send with the record that is held here.
         """
         key = record_key(self._run_id, name)
         _, answers = await self._crawl(key, value=True)
@@ -265,9 +269,14 @@ class Dht:
     # --- search -----------------------------------------------------------------------------
 
     async def _crawl(self, key: bytes, *, value: bool = False) -> tuple[list[Node], list[bytes]]:
-        """Asks ever nearer nodes; returns the nearest that answered, and records that they gave.
+        """Ask nodes nearer and nearer to `key`; return the nearest that answered, and their
+        records.
 
-        Ends after 12 rounds of 4, however many contacts are made up by those who answer.
+        Ends after 12 rounds of 4 requests, however many contacts the answers invent.
+
+        Args:
+            key: A place in the DHT, 20 bytes.
+            value: Ask for the record at `key` too. Stops once three nodes have sent one.
         """
         protocol = self._protocol
         if protocol is None:
@@ -296,14 +305,14 @@ class Dht:
                     values.append(reply)
                     continue
                 for found in reply:
-                    # What one peer says of a contact must not replace what is known of it.
+                    # A peer's word about a contact must not replace what is known of it.
                     if found.id not in asked:
                         known.setdefault(found.id, found)
         return sorted(answered.values(), key=target.distance_to)[:BUCKET_SIZE], values
 
 
 def _task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Runs a coroutine as a task whose exception, a bug, reaches the loop's handler."""
+    """Run a coroutine as a task whose exception, a bug, reaches the loop's handler."""
 
     def done(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,17 +1,17 @@
 """Datagrams of the DHT, and the contacts that follow from them.
 
-Routing table and metric are those of the `kademlia` package; so is the form of a datagram: one byte
-(0 a request, 1 a reply), 20 bytes that pair the two, and msgpack. The package's own protocol class
-trusts what it receives, so that one reply could crash the caller or close the socket; here every
-field is checked before use, and whatever is wrong is counted and dropped.
+The `kademlia` package supplies the routing table, the metric and the form of a datagram: one byte
+(0 for a request, 1 for a reply), 20 bytes that pair the two, and msgpack. The package's own
+protocol class trusts its input, so one reply could crash the caller or close the socket. This
+module checks every field before use. It counts and drops datagrams that are wrong.
 
 Further rules:
-- A contact enters the table only after it has answered; one that asks is asked back first.
-- A contact that has moved is taken at its new address once it answers there.
-- A reply is never longer than the request, which is padded for that: nobody can use this node to
-  flood a third one.
-- What comes unasked, or from another run, is dropped before it is decoded.
-- Calls end within a second, with one repeat on the way; a cancelled call leaves nothing behind.
+- A node enters the table only after it has answered. A node that asks is pinged first.
+- A contact that has moved is kept at its new address once it answers there.
+- A reply is never longer than its request, and requests are padded to make room for it. So nobody
+  can use this node to flood a third one.
+- A reply that nobody asked for and a request of another run are dropped before they are decoded.
+- Calls end within a second, with one repeat on the way. A cancelled call leaves nothing behind.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ _REQUEST, _REPLY = b"\x00", b"\x01"
 _TAG_FIELD_SIZE_BYTES = 2 + 8
 # Covers the longest reply: a record of 1000 bytes, or eight contacts.
 _PADDED_SIZE_BYTES = 1100
-# A repeat after the first wait, then the rest of the second.
+# The request is repeated after the first wait, and given up after the second.
 _WAITS_S = (0.4, 0.6)
 _MEETINGS_MAX = 32
-# Datagrams of one address and port.
+# Limits for the datagrams of one address and port.
 _RATE_PER_S, _BURST = 50.0, 100.0
 
-# All that the decoder raises on hostile bytes.
+# All errors that the decoder raises on hostile bytes.
 _UNPACK_ERRORS = (
     umsgpack.UnpackException,
     ValueError,
@@ -57,7 +57,7 @@ _UNPACK_ERRORS = (
 
 
 def _opening(name: str, num_fields: int) -> bytes:
-    """Returns what the body of a request begins with, up to the sender's id."""
+    """Return the bytes with which the body of a request begins, up to the sender's id."""
     call = umsgpack.packb([name, [bytes(ID_SIZE_BYTES), *([0] * (num_fields - 1))]])
     return bytes(call[: call.index(bytes(ID_SIZE_BYTES))])
 
@@ -69,9 +69,9 @@ _OPENINGS = tuple(
 
 
 def _tag_field_of(request: bytes) -> bytes | None:
-    """Returns the bytes in which a request names its run, without decoding it.
+    """Return the bytes in which a request names its run, without decoding the request.
 
-    None if it does not begin as a request does.
+    None if it does not begin like a request.
     """
     for opening in _OPENINGS:
         if request.startswith(opening, _HEAD_SIZE_BYTES):
@@ -84,9 +84,12 @@ class DhtProtocol(asyncio.DatagramProtocol):
     """One UDP socket of the DHT.
 
     Args:
-        kademlia_id: This node's place, 20 bytes.
-        run_tag: 8 bytes. Requests with another are dropped, so that runs do not mix.
-        on_lost: Called when the socket closes without `close` having been called.
+        kademlia_id: This node's place in the DHT, 20 bytes.
+        run_tag: Names the run, 8 bytes. Requests with another tag are dropped, so that runs do not
+            mix.
+        store: The records that this node holds.
+        counters: Counts faults by IP address.
+        on_lost: Called if the socket closes before `close` is called.
     """
 
     def __init__(
@@ -132,13 +135,13 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
     @override
     def error_received(self, exc: Exception) -> None:
-        """Ignores that a peer's port is closed: its call ends by time."""
+        """Ignore the error of a peer's closed port: the call to it times out."""
 
     async def close(self) -> None:
-        """Closes the socket and waits for what this object has started."""
+        """Close the socket, end open calls, and wait for the tasks of this object."""
         self._closed = True
         if self._transport is not None:
-            # Not `close`: datagrams that the system has not taken yet are not worth waiting for.
+            # Not `close`, which would wait for datagrams that the system has not taken yet.
             self._transport.abort()
             await self._lost
         for _, future in self._outstanding.values():
@@ -157,13 +160,13 @@ class DhtProtocol(asyncio.DatagramProtocol):
             return
         message_id = data[1:_HEAD_SIZE_BYTES]
         whole = _HEAD_SIZE_BYTES <= len(data) <= DATAGRAM_SIZE_MAX_BYTES
-        # What comes unasked, or from another run, is dropped before it is decoded.
+        # Drop unasked replies and other runs' requests before they are decoded.
         if whole and data[:1] == _REPLY:
             asked, _ = self._outstanding.get(message_id, (None, None))
             if asked == source:
                 self._settle(message_id, _decoded(data))
             else:
-                # Late, or made up: only the node that was asked knows the id.
+                # A late reply, or a forged one: only the node that was asked knows the id.
                 self._counters.add("dht.unasked", source[0])
         elif whole and data[:1] == _REQUEST and (tag := _tag_field_of(data)) is not None:
             if tag == self._tag_field:
@@ -191,7 +194,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
             case ["ping", [bytes(node_id), _]]:
                 reply: object = self.source.id
             case ["store", [bytes(node_id), _, bytes(data)]]:
-                # Stored below: not before the sender is known to be another node.
+                # Stored below, once the sender is known to be another node.
                 reply = data
             case ["find_node" | "find_value" as name, [bytes(node_id), _, bytes(key), _]]:
                 if len(key) != ID_SIZE_BYTES:
@@ -221,7 +224,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
         return [list(node) for node in nodes]
 
     def _meet(self, node_id: bytes, source: Address) -> None:
-        """Asks an unknown node back, to learn whether it is where it seems to be."""
+        """Ping an unknown node at the source of its request; if it answers, make it a contact."""
         known = self.contact(node_id)
         if known is not None and (known.ip, known.port) == source:
             return
@@ -242,16 +245,16 @@ class DhtProtocol(asyncio.DatagramProtocol):
     # --- contacts ---------------------------------------------------------------------------
 
     def contact(self, node_id: bytes) -> Node | None:
-        """Returns the contact with this id, if it is in the table."""
+        """Return the contact with this id, if it is in the table."""
         bucket = self.table.buckets[self.table.get_bucket_for(Node(node_id))]
         return bucket.nodes.get(node_id)
 
     def contacts(self) -> list[Node]:
-        """Returns all contacts."""
+        """Return all contacts."""
         return [node for bucket in self.table.buckets for node in bucket.get_nodes()]
 
     def add(self, node: Node) -> None:
-        """Puts a node that has answered into the table, in place of one with its id."""
+        """Put a node that has answered into the table, or update the address of its contact."""
         if node.id == self.source.id:
             return
         known = self.contact(node.id)
@@ -263,7 +266,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
     # --- asking -----------------------------------------------------------------------------
 
     async def ping(self, address: Address) -> bytes | None:
-        """Returns the id of the node at `address`, or None if none answers sensibly."""
+        """Return the id of the node at `address`, or None if there is no valid answer."""
         reply = await self._request(address, "ping")
         if isinstance(reply, bytes) and len(reply) == ID_SIZE_BYTES:
             return reply
@@ -271,19 +274,21 @@ class DhtProtocol(asyncio.DatagramProtocol):
         return None
 
     async def call_ping(self, node: Node) -> None:
-        """Drops a contact that no longer answers. The routing table calls this."""
+        """Ping a contact and drop it if it no longer answers. The routing table calls this."""
         if await self.ping((node.ip, node.port)) != node.id:
             self.table.remove_contact(node)
 
     async def find(self, node: Node, key: bytes, *, value: bool) -> "list[Node] | bytes | None":
-        """Asks `node` for what is at `key`.
+        """Ask `node` for contacts near `key`, or for the record at `key`.
 
         Args:
-            value: Ask for the record; a node without it tells contacts as if not asked.
+            node: The node to ask.
+            key: A place in the DHT, 20 bytes.
+            value: Ask for the record. A node without it answers with contacts.
 
         Returns:
-            Contacts nearer to `key`; or the bytes of a record, unchecked; or None if nothing
-            sensible came, in which case `node` is no contact any more.
+            Contacts near `key`, or the bytes of a record, unchecked. None if there was no valid
+            answer: then `node` has been dropped from the contacts.
         """
         name = "find_value" if value else "find_node"
         address = (node.ip, node.port)
@@ -300,7 +305,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
         return None
 
     async def store(self, node: Node, data: bytes) -> bool:
-        """Gives `node` a record; returns whether it has it."""
+        """Give `node` a record; return whether it holds this record or a newer one."""
         address = (node.ip, node.port)
         reply = await self._request(address, "store", data)
         if reply is True:
@@ -313,7 +318,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
     async def _request(
         self, address: Address, name: str, *args: bytes, padded: bool = False
     ) -> object:
-        """Returns the decoded reply, or None if none came in time."""
+        """Send a request and its repeat; return the decoded reply, or None if none came in time."""
         message_id = os.urandom(ID_SIZE_BYTES)
         fields: list[bytes] = [self.source.id, self._run_tag, *args]
         if padded:
@@ -336,7 +341,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
     def _settle(self, message_id: bytes, body: object) -> None:
         _, future = self._outstanding[message_id]
         if not future.done():
-            # None means "no reply", which a reply must not be able to say.
+            # None means "no reply", so a reply that decodes to None becomes an invalid one.
             future.set_result(() if body is None else body)
 
     def _judge(self, reply: object, address: Address) -> None:
@@ -344,7 +349,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
             self._counters.add("dht.malformed", address[0])
 
     def _parse_nodes(self, reply: list[Any]) -> list[Node] | None:
-        """Returns contacts from a peer's reply, or None if one of them is not in order."""
+        """Return the contacts in a peer's reply that can be dialled; None if one is malformed."""
         if len(reply) > BUCKET_SIZE:
             return None
         nodes = []
@@ -362,23 +367,23 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
 
 def _decoded(datagram: bytes) -> object:
-    """Returns the body of a datagram; if it can't be read, what no message looks like."""
+    """Return the body of a datagram, or `()`, which is no valid message, if it can't be read."""
     try:
         body: object = umsgpack.unpackb(datagram[_HEAD_SIZE_BYTES:])
     except _UNPACK_ERRORS:
-        # Its caller need not wait any longer.
+        # Not an exception: an unreadable reply must end its caller's wait too.
         return ()
     return body
 
 
 def _plain(addr: tuple[Any, ...]) -> Address:
-    """Returns host and port of a datagram's source; IPv4 in its plain form."""
+    """Return host and port of a datagram's source, with an IPv4-mapped address as IPv4."""
     host, port = addr[:2]
     return host.removeprefix("::ffff:") if "." in host else host, port
 
 
 def _checked(ip: str, port: int) -> Address | None:
-    """Returns an address that a datagram can be sent to, or None."""
+    """Return the address if a datagram can be sent to it, else None."""
     try:
         parsed = ipaddress.ip_address(ip)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Records of the DHT: who leads the run, and where a node is.
+"""Records of the DHT: the leader of the run, and the address of each node.
 
-A record says its name, owner, sequence number and absolute end of life; holders can't extend it.
-Of two records of one name the newer wins, whoever stores it: for the leader's the one of the higher
-term, then for all the one with the higher sequence number. A record only says where to dial; it
-proves nothing.
+A record holds its name, owner, sequence number and end of life on the wall clock. Holders can't
+extend its life. Of two records with one name the newer wins: the leader's record with the higher
+term, and otherwise the record with the higher sequence number. A record only says where to dial.
+It proves nothing.
 """
 
 import hashlib
@@ -28,34 +28,34 @@ _PEER = "peer:"
 
 
 def peer_name(node_id: NodeId) -> str:
-    """Returns the name under which a node publishes where it is."""
+    """Return the name under which a node publishes its address."""
     return _PEER + node_id
 
 
 def record_key(run_id: RunId, name: str) -> bytes:
-    """Returns the place of a record in the DHT: 20 bytes."""
+    """Return the place of a record in the DHT: 20 bytes."""
     return hashlib.sha256(f"decod-dht-v1|{run_id}|{name}".encode()).digest()[:20]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A checked record."""
+    """A record. `check_record` says which values are valid."""
 
     name: str
     owner: NodeId
     sequence: int
-    """Grows with each publication; the owner's wall clock in milliseconds or more."""
+    """Grows with each publication. At least the owner's wall clock in milliseconds."""
     expires_s: float
     """Instant of the wall clock, in seconds of the Unix epoch."""
     value: Mapping[str, Any]
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Orders records of one name; the greatest is the newest."""
+        """A key that orders records of one name by age: the greatest is the newest."""
         return (self.value["term"] if self.name == LEADER else 0, self.sequence)
 
     def to_bytes(self) -> bytes:
-        """Returns the one JSON text of this record."""
+        """Return the canonical JSON text of this record."""
         fields = {
             "name": self.name,
             "owner": self.owner,
@@ -67,14 +67,15 @@ class Record:
 
 
 def parse_record(data: object, *, now_s: float) -> Record:
-    """Returns the record in `data`, which came from a peer.
+    """Parse and check a record that a peer sent.
 
     Args:
-        now_s: This host's wall clock.
+        data: A value of any type. A valid record is canonical JSON of at most 1000 bytes.
+        now_s: This host's wall clock, in seconds of the Unix epoch.
 
     Raises:
-        MalformedMessageError: It is no record, or not in its one form, or its time is over or too
-            far away.
+        MalformedMessageError: `data` is no record, is not canonical, has expired, or expires too
+            far in the future.
     """
     if not isinstance(data, bytes) or len(data) > RECORD_SIZE_MAX_BYTES:
         raise validate.malformed("record", data, allowed=f"{RECORD_SIZE_MAX_BYTES} bytes at most")
@@ -110,7 +111,11 @@ def parse_record(data: object, *, now_s: float) -> Record:
 
 
 def check_record(record: Record, *, now_s: float) -> None:
-    """Checks times, name and value; raises `MalformedMessageError`."""
+    """Check the times, name and value of a record.
+
+    Raises:
+        MalformedMessageError: One of them is invalid; says which.
+    """
     latest_s = now_s + TTL_MAX_S + CLOCK_TOLERANCE_S
     if not (math.isfinite(record.expires_s) and now_s < record.expires_s <= latest_s):
         raise validate.malformed("expires_s", record.expires_s, allowed="in the next 16 minutes")
@@ -131,11 +136,13 @@ def check_record(record: Record, *, now_s: float) -> None:
 
 
 class RecordStore:
-    """The records that this node holds for others. Never holds one whose time is over.
+    """The records that this node holds, its own and others'. Expired ones are never returned.
 
     Args:
-        run_id: Records whose key does not follow from their name and this run are refused.
+        run_id: The run. A record's key follows from its name and this.
         clock: Returns the wall clock, in seconds of the Unix epoch.
+        counters: Counts `dht.malformed` and `dht.full`.
+        records_max: Records of further names are refused.
     """
 
     def __init__(
@@ -156,7 +163,7 @@ class RecordStore:
         return len(self._records)
 
     def put(self, data: object, *, source: str) -> bool:
-        """Stores what a peer sent; returns whether this node now holds it or a newer one."""
+        """Store a record that a peer sent; return whether this node now holds it or a newer one."""
         try:
             record = parse_record(data, now_s=self._clock())
         except MalformedMessageError:
@@ -165,7 +172,11 @@ class RecordStore:
         return self.put_record(record, source=source)
 
     def put_record(self, record: Record, *, source: str) -> bool:
-        """Stores a checked record, unless it is older than what is here or there is no room."""
+        """Store a checked record, unless there is no room or a record as new is held.
+
+        Returns:
+            Whether this node now holds it or a newer one.
+        """
         key = record_key(self._run_id, record.name)
         held = self._live(key)
         if held is not None and held.rank >= record.rank:
@@ -179,7 +190,7 @@ class RecordStore:
         return True
 
     def get(self, key: bytes) -> Record | None:
-        """Returns the live record at `key`."""
+        """Return the record at `key`, or None if there is none or it has expired."""
         return self._live(key)
 
     def _live(self, key: bytes) -> Record | None:

@@ -1,7 +1,7 @@
-"""Dials a node at the address that it gives for itself, before it is let in.
+"""Dial a node at the address that it gives for itself, before it is let in.
 
-A node that others can't reach looks alive from its own side: it reaches them. So whoever lets it in
-tries first, and says in words for its operator what failed.
+A node behind a firewall can reach others, so it looks fine from its own side. Before a node is let
+in, another dials it back, and describes any failure in words for its operator.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ _FOUND_MAX = 1024
 
 
 class DialBack:
-    """Dials nodes, each once at a time.
+    """Dials to nodes, one at a time for each node and address.
 
     Args:
-        run_id: The run of those that are dialled.
+        run_id: The run that the dialled nodes must be in.
         own: The node that dials.
-        limits: Of times, and of dials at a time.
+        limits: Timeouts, and the number of dials at a time.
     """
 
     def __init__(self, run_id: RunId, own: NodeId, limits: Limits = LIMITS) -> None:
@@ -33,25 +33,26 @@ class DialBack:
         self._limits = limits
         self._dials: dict[tuple[NodeId, str], asyncio.Task[str]] = {}
         self._found: OrderedDict[tuple[NodeId, str], float] = OrderedDict()
-        """When nodes were last found where they are."""
+        """When each node was last reached at its address, on the loop's clock."""
 
     async def dial(self, node: NodeId, address: str) -> str | None:
-        """Return why `node` can't be reached at `address`; empty if it can.
+        """Dial `node` at `address`, unless it was reached there within `dial_again_s`.
 
-        A node that was found a moment ago is not dialled again. None: the dial was given up for
-        others that came.
+        Returns:
+            Why the node can't be reached; empty if it can. None if the dial was cancelled, because
+            too many others came after it.
         """
         key, loop = (node, address), asyncio.get_running_loop()
         if key in self._found and loop.time() - self._found[key] < self._limits.dial_again_s:
             return ""
         if key not in self._dials:
             if len(self._dials) >= self._limits.dials_max:
-                # Who is there answers long before it is the oldest.
+                # A reachable node answers long before its dial is the oldest.
                 next(iter(self._dials.values())).cancel()
             self._dials[key] = loop.create_task(self._dial(node, address))
             self._dials[key].add_done_callback(lambda _: self._dials.pop(key))
         dial = self._dials[key]
-        # Others may wait for the same dial: whoever is cancelled does not end it.
+        # Others may wait for the same dial, so a cancelled caller must not cancel it.
         await asyncio.wait({dial})
         if dial.cancelled():
             return None
@@ -63,7 +64,7 @@ class DialBack:
         return dial.result()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all dials and wait until they have ended."""
         dials = list(self._dials.values())
         for dial in dials:
             dial.cancel()
@@ -91,7 +92,7 @@ class DialBack:
 
 
 async def _connect(address: str) -> None:
-    """Open a connection, and close it: the system's own error says more than gRPC's."""
+    """Open a connection and close it. The system's errors say more than gRPC's."""
     _, writer = await asyncio.open_connection(*split_address(address))
     writer.close()
     with suppress(OSError):

@@ -1,9 +1,9 @@
-"""Gives copies of stages' states to peers: describes one, then streams whichever chunks are asked.
+"""The giving side of state transfers: describes copies of stages' states and streams their chunks.
 
-A state is copied when somebody wants it described, and lent until all who asked have said that they
-need it no longer, or have been silent for a while. Meanwhile the node itself may go on: the copy
-stands still. Who asks for the same state joins those who have it. How many copies are lent, and how
-many streams run, is limited; a caller that finds the donor busy asks again, or another one.
+A state is copied when a peer first asks for its description. The copy does not change while the
+node trains on. Peers that ask for the same state share one copy, which is released once each of
+them has released it or has been silent for `state_lease_s`. The numbers of copies and streams are
+limited. A caller that finds the donor busy asks again later, or asks another donor.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from decod.wire.v1 import state_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRequest:
-    """Asks for a stage's state after `iteration`."""
+    """A request for a stage's state after `iteration`."""
 
     run_id: RunId
     sender: NodeId
@@ -37,34 +37,35 @@ class StateBlob:
     """A consistent copy of a stage's state, to be described and streamed."""
 
     manifest: str
-    """Its description: see `decod.train.checkpoint.description`."""
+    """Its description as text: see `decod.train.checkpoint.description`."""
     read: Callable[[int, int], Awaitable[memoryview | bytes]]
-    """Returns so many bytes of the blob from an offset on; all of one chunk."""
+    """Takes the offset and size of one chunk, in bytes; returns the chunk's bytes."""
     release: Callable[[], None]
-    """Called once, when it is no longer read."""
+    """Called once, when the copy is no longer read."""
 
 
 @dataclass(slots=True)
 class _Lent:
-    """A copy that peers take chunks of."""
+    """A copy whose chunks peers fetch."""
 
     key: tuple[int, int, bool]
     blob: StateBlob
     description: Description
     until_s: dict[NodeId, float] = field(default_factory=dict)
-    """Who may want more of it, and how long that is believed."""
+    """When the lease of each peer ends, on the loop's clock. The peer silent longest comes
+    first."""
     num_streams: int = 0
 
 
 class StateDonor:
-    """What a node lends to its peers.
+    """The copies of states that a node lends to its peers.
 
     Args:
         run_id: Requests of other runs are refused.
-        state: Returns a copy of a state, or why there is none.
-        blame: Counts what a peer did wrong: name, its call, what it was.
-        limits: Of copies, streams and times.
-        watch: Measures copies into frames.
+        state: Returns a copy of a state, or the reason why there is none.
+        blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
+        limits: Numbers of copies and streams, and timeouts.
+        watch: Measures the time spent on copying into frames.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class StateDonor:
 
     @property
     def num_lent(self) -> int:
-        """Copies that are kept for peers at present."""
+        """How many copies are kept for peers at present."""
         return len(self._lent)
 
     def open(self) -> None:
-        """Lends copies again after `close`."""
+        """Lend copies again after `close`."""
         self._closed = False
 
     def close(self) -> None:
-        """Gives all copies back, and lends no more."""
+        """Release all copies, and lend no more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -105,7 +106,7 @@ class StateDonor:
             self._drop(state_id)
 
     async def describe(self, data: bytes, context: Context) -> bytes:
-        """Answers a DescribeRequest."""
+        """Answer a DescribeRequest."""
         request = codec.parse(state_pb2.DescribeRequest, data)
         checked = StateRequest(
             run_id=validate.run_id("run_id", request.run_id),
@@ -165,7 +166,7 @@ class StateDonor:
             return str(error)
 
     def _hold(self, lent: _Lent, sender: NodeId) -> None:
-        """Keep a copy for a peer for a while from now on."""
+        """Begin or extend a peer's lease of a copy."""
         loop = asyncio.get_running_loop()
         lent.until_s.pop(sender, None)
         lent.until_s[sender] = loop.time() + self._limits.state_lease_s
@@ -175,7 +176,7 @@ class StateDonor:
             self._timer = loop.call_later(self._limits.state_lease_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Give copies back that nobody has asked for lately."""
+        """Drop expired leases, and copies that no peer needs."""
         loop, self._timer = asyncio.get_running_loop(), None
         for state_id, lent in list(self._lent.items()):
             expired = [node for node, until_s in lent.until_s.items() if until_s <= loop.time()]
@@ -196,7 +197,7 @@ class StateDonor:
             lent.blob.release()
 
     async def fetch(self, data: bytes, context: Context) -> None:
-        """Answers a FetchRequest with a stream."""
+        """Answer a FetchRequest with a stream."""
         request = codec.parse(state_pb2.FetchRequest, data)
         sender, lent = self._lent_to(request, context)
         if lent is None:
@@ -228,7 +229,7 @@ class StateDonor:
                 await context.write(frame)
 
     async def release(self, data: bytes, context: Context) -> bytes:
-        """Answers a ReleaseRequest."""
+        """Answer a ReleaseRequest."""
         sender, lent = self._lent_to(codec.parse(state_pb2.ReleaseRequest, data), context)
         if lent is not None:
             lent.until_s.pop(sender, None)
@@ -238,7 +239,7 @@ class StateDonor:
     def _lent_to(
         self, request: state_pb2.FetchRequest | state_pb2.ReleaseRequest, context: Context
     ) -> tuple[NodeId, _Lent | None]:
-        """Return who asks, and the copy that is meant; None if there is none."""
+        """Return a request's sender and the copy that it names, or None if that is not lent."""
         run_id = validate.run_id("run_id", request.run_id)
         sender = validate.node_id("sender_id", request.sender_id)
         state_id = validate.sha256("state_id", request.state_id)

@@ -1,14 +1,14 @@
-"""Refuses strangers' calls, counts peers' faults, and drops connections that keep sending garbage.
+"""Admission of calls and connections: refuses strangers, counts faults, drops faulty connections.
 
-A call can be refused before its body is read: it does not name this run, or its host has too many
-calls open already.
+A call is refused before its body is read if it does not name this run, or if its host has too many
+calls open.
 
-Each fault costs the sender's host a token, a large message costs more, and tokens come back slowly.
-A fault without a token left costs its sender the connection. Other nodes behind the same address
-keep theirs: they send nothing wrong.
+Each fault costs the sender's host a token, or more if the message is large. Tokens come back
+slowly. A fault without a token left costs its sender the connection. Other nodes behind the same
+address keep theirs.
 
-gRPC closes connections beyond a fixed number as soon as they come. Strangers could use that number
-up and shut out the members, so connections that do not name the run are closed before it is
+gRPC closes connections beyond a fixed number as soon as they come. Strangers could use up that
+number and shut out the members, so connections that do not name the run are closed before it is
 reached.
 """
 
@@ -33,15 +33,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MANY = 0.75
-"""Part of the connections from which on strangers' are closed."""
+"""Strangers' connections are closed once this part of `connections_max` is in use."""
 
 
 class Door:
-    """The state of one server's callers.
+    """The callers of one server: their open calls, faults and connections.
 
     Args:
-        run_id: Calls that name another are refused.
-        counters: Counts by the peer's IP address.
+        run_id: Calls that name another run are refused.
+        counters: Counts faults by the peer's IP address.
+        limits: Numbers of calls, connections and faults.
     """
 
     def __init__(self, run_id: RunId, counters: Counters, limits: Limits) -> None:
@@ -57,13 +58,13 @@ class Door:
             clock, rate_per_s=limits.faults_per_s, burst=float(limits.faults_burst)
         )
         self._num_open: Counter[str] = Counter()
-        """Calls, by host."""
+        """Open calls of each host."""
         self._num_all = 0
         self._dropping: dict[Address, asyncio.Task[None]] = {}
         self._known: dict[str, None] = {}
-        """Connections over which the run was named, the latest last."""
+        """Connections over which the run was named, the latest at the end."""
         self.port = 0
-        """On which the server listens."""
+        """The port on which the server listens."""
 
     def names_run(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Return whether a call's metadata name this run."""
@@ -78,9 +79,10 @@ class Door:
             del self._known[next(iter(self._known))]
 
     def enter(self, host: str) -> bool:
-        """Open a call of a host, unless it has too many; `leave` closes it.
+        """Count a call of a host as open until `leave`; return False if the host has too many.
 
-        A host may have half of what the others have left free, so a few can't take all.
+        A host may take half of the calls that other hosts leave free, so a few hosts can't take
+        all.
         """
         limits, num = self._limits, self._num_open[host]
         room = limits.concurrent_rpcs_max - (self._num_all - num)
@@ -91,14 +93,14 @@ class Door:
         return True
 
     def leave(self, host: str) -> None:
-        """Close a call that `enter` has opened."""
+        """End a call for which `enter` returned True."""
         self._num_open[host] -= 1
         self._num_all -= 1
         if not self._num_open[host]:
             del self._num_open[host]
 
     def note(self, name: str, context: Context, reason: str) -> None:
-        """Count and log something that the peer may not be able to help."""
+        """Count and log an event that need not be the peer's fault."""
         self._note(name, host_of(context), reason)
 
     def _note(self, name: str, host: str, reason: str) -> None:
@@ -106,13 +108,13 @@ class Door:
         self._log.warn(host, name, reason)
 
     def blame(self, name: str, context: Context, reason: str, *, size_bytes: int = 0) -> None:
-        """Count and log what no node of this version and run sends.
+        """Count and log a fault: a message that no node of this version and run sends.
 
         Args:
-            name: Of the counter.
-            context: Of the call.
-            reason: For the log.
-            size_bytes: How much of it there was to look at.
+            name: The counter.
+            context: The call.
+            reason: A text for the log.
+            size_bytes: How many bytes this node had to read to find the fault.
         """
         self.note(name, context, reason)
         cost = 1 + size_bytes // self._limits.fault_size_bytes
@@ -120,7 +122,7 @@ class Door:
             self._drop(context)
 
     def _drop(self, context: Context) -> None:
-        """End the connection that a call came over."""
+        """End the connection over which a call came."""
         far, host = far_end_of(context.peer()), host_of(context)
         if far is None or far in self._dropping:
             return
@@ -134,9 +136,9 @@ class Door:
         task.add_done_callback(lambda _: self._dropping.pop(far))
 
     async def _looked(self, look: Callable[[], T]) -> T | None:
-        """Return what a look at the open files finds; None if that takes a file, and none is left.
+        """Run `look` at the open files in a thread; return None if no file is left for it.
 
-        gRPC can't accept anybody then, and says nothing.
+        In that state gRPC can't accept connections either, but does not say so.
         """
         try:
             return await asyncio.to_thread(look)
@@ -145,7 +147,7 @@ class Door:
             return None
 
     async def keep_room(self) -> None:
-        """Close strangers' connections whenever there are many. Never returns.
+        """Close strangers' connections whenever there are many connections. Never returns.
 
         A connection has at least `room_interval_s` to name the run.
         """
@@ -161,7 +163,15 @@ class Door:
     def _close_strangers(
         self, known: tuple[str, ...], before: set[Address]
     ) -> tuple[set[Address], set[Address]]:
-        """Return the strangers that are connected, and those of `before` whose connection ended."""
+        """If there are many connections, end those of strangers that the last look has seen too.
+
+        Args:
+            known: Connections over which the run was named, as `Context.peer` gives them.
+            before: Strangers that were connected at the last look.
+
+        Returns:
+            The strangers that are still connected, and those whose connection was ended.
+        """
         if num_open_files() < _MANY * self._limits.connections_max:
             return set(), set()
         known_ends = set(map(far_end_of, known))

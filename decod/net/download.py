@@ -1,15 +1,16 @@
-"""Takes a stage's state from several donors at once, chunk by chunk, and survives any of them.
+"""The fetching side of state transfers: takes a stage's state from several donors, in chunks.
 
-All donors are asked to describe the state. Those that say the same are interchangeable: each gets
-the next missing run of chunks whenever it is idle, longer runs the faster it is. Every chunk is
-verified before it is written to its place, so whatever has arrived stays, whoever fails later:
+All donors are asked to describe the state. Donors with the same description are interchangeable. An
+idle donor is asked for the next run of missing chunks, and a faster donor for a longer run. Every
+chunk is verified before it is written to its place, so it stays even if its donor fails later:
 
-- a donor that breaks off, stalls or is busy is asked again a little later, a few times;
-- one that sends a wrong chunk is left at once: it, or the way to it, alters bytes;
-- when nothing is missing but what slow donors still owe, idle ones fetch that too.
+- A donor that breaks off, stalls or is busy is asked again a little later, a few times.
+- A donor that sends a wrong chunk is dropped at once: it, or the link to it, alters bytes.
+- When only slow donors still owe chunks, idle donors fetch these chunks too.
 
-If donors describe different states, most of them decide, at a tie the first. If all that described
-the same fail, the others' state is fetched instead, and the chunks that are alike stay.
+If donors describe different states, the majority decides, and at a tie the caller's order. If all
+donors of the chosen state fail, another description's state is fetched. Chunks that are equal in
+both are kept.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from decod.wire.frame import frame_data
 from decod.wire.v1 import state_pb2
 
 _RELEASE_S = 1.0
-"""How long a donor may take to hear that it is needed no more."""
+"""Timeout for telling a donor that its copy is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +56,26 @@ class Donor:
 
 @dataclass(frozen=True, slots=True)
 class FetchedState:
-    """A state, every chunk of which was verified."""
+    """A state whose every chunk was verified."""
 
     description: Description
     buffer: memoryview
 
 
 class _WrongChunkError(Exception):
-    """A donor has sent what it did not describe."""
+    """A donor has sent bytes that differ from its description."""
 
 
 class _BusyError(Exception):
-    """A donor gives chunks to as many as it can."""
+    """A donor has no stream free at present."""
 
 
 class _GoneError(Exception):
-    """A donor keeps its copy no longer."""
+    """A donor no longer has the copy that it described."""
 
 
 class _LeftError(Exception):
-    """A donor is not asked again."""
+    """A donor must not be asked again. The text says why."""
 
 
 async def download(
@@ -85,17 +86,17 @@ async def download(
     wanted_hash: str = "",
     limits: Limits = LIMITS,
 ) -> FetchedState:
-    """Fetches a state. If this raises or is cancelled, nobody writes into the buffer any more.
+    """Fetch a state. Once this has raised or was cancelled, nothing writes into the buffer.
 
     Args:
-        request: Which.
-        donors: Who may have it, best first.
-        sink: Gives the memory.
-        wanted_hash: What the parameters must hash to; empty if that is not known.
-        limits: Of sizes and times.
+        request: Says which state.
+        donors: Nodes that may have it, best first.
+        sink: Gives the memory, and is told of progress and failures.
+        wanted_hash: Hash that the parameters must have; empty if it is not known.
+        limits: Sizes and timeouts.
 
     Raises:
-        NetworkError: No donor has it, or gave all of it (E-NET-005).
+        NetworkError: No donor gave the whole state, or there is no memory for it (E-NET-005).
     """
     attempt = _Download(request, donors[: limits.state_donors_max], sink, wanted_hash, limits)
     try:
@@ -105,7 +106,7 @@ async def download(
 
 
 class _Download:
-    """One download."""
+    """One download. See the module's docstring."""
 
     def __init__(
         self,
@@ -126,13 +127,13 @@ class _Download:
         self._described: dict[NodeId, Description] = {}
         self._tried: set[str] = set()
         self._failures: Counter[NodeId] = Counter()
-        """Of each donor, in a row."""
+        """Consecutive failures of each donor."""
         self._assembly: Assembly | None = None
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
         self._reason = "no member to ask"
 
     async def close(self) -> None:
-        """End what still runs, and let donors know that they are needed no more."""
+        """End all tasks, and tell the donors that their copies are no longer needed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,7 +169,7 @@ class _Download:
     # --- which state --------------------------------------------------------------------------
 
     async def _wait_described(self) -> None:
-        """Return when all donors have answered, or some have had time enough after the first."""
+        """Wait until all donors have answered, or until `describe_grace_s` after the first."""
         loop = asyncio.get_running_loop()
         until_s: float | None = None
         while self._tasks:
@@ -180,7 +181,7 @@ class _Download:
             await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _choose(self) -> Description | None:
-        """Return what most donors describe, of what has not been tried."""
+        """Return the untried description that most donors gave, or None if all were tried."""
         untried = [
             self._described[node]
             for node in self._donors
@@ -188,14 +189,14 @@ class _Download:
         ]
         if not untried:
             return None
-        # Of equals, most_common gives the first; the donors' order is the caller's.
+        # Among equals, most_common gives the first. The donors are in the caller's order.
         [(state_id, _)] = Counter(each.id for each in untried).most_common(1)
         chosen = next(each for each in untried if each.id == state_id)
         self._tried.add(state_id)
         return chosen
 
     async def _join(self, node: NodeId) -> None:
-        """Have a donor describe its state; if chunks are being taken already, take its too."""
+        """Ask a donor for its description. If a state is being fetched, fetch from it too."""
         if await self._describe(node) and self._assembly is not None:
             await self._work(node)
 
@@ -250,7 +251,7 @@ class _Download:
     # --- its chunks ---------------------------------------------------------------------------
 
     async def _assembled(self, description: Description) -> memoryview | None:
-        """Return the blob of a state, or None if its donors did not give all of it."""
+        """Fetch the chunks of a state; return its blob, or None if its donors did not give all."""
         old, transfer = self._assembly, self._transfer
         abandoned = self._tried - {description.id}
         if old is not None and len(old.buffer) == description.num_bytes:
@@ -284,7 +285,7 @@ class _Download:
         return buffer if assembly.complete else None
 
     def _take_local(self, assembly: Assembly) -> None:
-        """Take what this host has, in a thread."""
+        """Take the chunks that this host has on its disk. Runs in a thread."""
         for index, chunk in assembly.missing():
             piece = self._sink.local(chunk)
             if piece is not None and _matches(piece, chunk):
@@ -293,7 +294,7 @@ class _Download:
                 self._transfer.num_arrived += chunk.num_bytes
 
     async def _work(self, node: NodeId) -> None:
-        """Take run after run from a donor, as long as it gives what it described."""
+        """Fetch run after run from a donor, until the state is complete or the donor is dropped."""
         assembly, limits, loop = self._assembly, self._limits, asyncio.get_running_loop()
         assert assembly is not None
         rate = 0.0
@@ -318,10 +319,10 @@ class _Download:
             raise _LeftError("holds another state than most of its stage")
 
     async def _try(self, node: NodeId, run: Run, assembly: Assembly) -> int:
-        """Take one run from a donor; return how many bytes came, 0 if it did not give all of it.
+        """Fetch one run from a donor; return how many bytes came, or 0 if the run failed.
 
         Raises:
-            _LeftError: The donor is not asked again.
+            _LeftError: The donor must not be asked again.
         """
         try:
             num_bytes = await self._fetch(node, run, assembly)
@@ -351,13 +352,15 @@ class _Download:
             raise _LeftError(reason)
 
     async def _fetch(self, node: NodeId, run: Run, assembly: Assembly) -> int:
-        """Take one run of chunks; return how many bytes came. What arrived before an error stays.
+        """Fetch one run of chunks; return how many bytes came.
+
+        Chunks that arrived before an error are kept.
 
         Raises:
-            _BusyError: The donor says so.
-            _GoneError: Likewise.
-            _WrongChunkError: A chunk is not what was described.
-            DecodError: The donor broke off, or sends nothing any more.
+            _BusyError: The donor has no stream free.
+            _GoneError: The donor no longer has the copy.
+            _WrongChunkError: A chunk differs from its description.
+            DecodError: The donor broke off, or sends too slowly.
         """
         wire_request = state_pb2.FetchRequest(
             run_id=self._request.run_id,
@@ -451,7 +454,7 @@ class _Download:
 
 
 def _raise_refusal(message: bytes) -> None:
-    """Raise what a donor says instead of a chunk, if it says anything."""
+    """Raise the error for a donor's refusal, if the message holds one."""
     refusal = codec.parse(state_pb2.FetchResponse, message).refusal
     if refusal == state_pb2.FETCH_REFUSAL_BUSY:
         raise _BusyError
@@ -460,7 +463,7 @@ def _raise_refusal(message: bytes) -> None:
 
 
 def _matches(piece: memoryview | bytes | bytearray, chunk: Chunk) -> bool:
-    """Whether bytes are those of a chunk."""
+    """Whether bytes have the size and the hash of a chunk."""
     same_size = len(piece) == chunk.num_bytes
     return same_size and hashlib.sha256(piece).hexdigest() == chunk.sha256
 

@@ -1,4 +1,4 @@
-"""Failed calls, told in words for people: gRPC's are not."""
+"""The reasons of failed calls in plain words. gRPC's own texts are written for programmers."""
 
 import grpc
 import grpc.aio
@@ -10,9 +10,9 @@ from decod.texts import clip
 _DETAILS_MAX_CHARACTERS = 120
 
 _CLOSED = "Socket closed"
-"""How gRPC says that a connection ended before it could be used."""
+"""gRPC's text for a connection that was closed before it could be used."""
 
-# By what the details hold, in lower case. The first that fits counts.
+# By words in the details, in lower case. The first match counts.
 _BY_DETAIL = (
     (("connection refused",), "nobody listens there"),
     (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
@@ -30,11 +30,11 @@ _BY_CODE = {
 
 
 class UnansweredError(NetworkError):
-    """Somebody may be there, but does not answer in time: it may do so later."""
+    """A node that may exist did not answer in time. It may answer later."""
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """Returns why a call failed, in a few words."""
+    """Return why a call failed, in a few words."""
     details = " ".join((error.details() or "").split())
     lower = details.lower()
     if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -44,13 +44,13 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     if error.code() in _BY_CODE:
         return _BY_CODE[error.code()]
     code = error.code().name.lower().replace("_", " ")
-    # The beginning is a list of addresses.
+    # The details begin with a list of addresses.
     last = details.rpartition("last error: ")[2]
     return clip(f"{code}: {last}" if last else code, _DETAILS_MAX_CHARACTERS)
 
 
 def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
-    """Returns the error for a call that nobody answered, or that was refused."""
+    """Return the error for a call that was not answered, or was refused as another run's."""
     details = error.details() or ""
     if details == channel.OTHER_RUN:
         return other_run(address)
@@ -72,7 +72,7 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
 
 
 def other_run(address: str) -> RejectedError:
-    """Returns the error for a call that is for another run."""
+    """Return the error for a call to a node of another run."""
     return RejectedError(
         f"{address} belongs to another run",
         why="the node there refuses calls of this one",

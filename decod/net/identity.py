@@ -1,7 +1,7 @@
-"""This node's identity: a key file that is made at the first start, and the names that follow.
+"""This node's identity: a key file that is made at the first start, and the names derived from it.
 
-At present the key is 32 random bytes that prove nothing to a peer; the id is the hash of what will
-be its public half, so that ids keep their form when links are authenticated.
+At present the key is 32 random bytes that prove nothing to a peer. The id is a hash of a stand-in
+for the key's public half, so ids keep their form when links become authenticated.
 """
 
 import base64
@@ -47,19 +47,19 @@ assert len(_ADJECTIVES) == len(_NOUNS) == 64
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """Who this node is."""
+    """The id and the readable name of a node."""
 
     node_id: NodeId
     name: str
-    """Two words for people, from the id. Not unique."""
+    """Two words derived from the id, for people. Not unique."""
 
 
 def load_or_create_identity(state_dir: Path) -> HostKey:
-    """Returns the identity kept in `state_dir`; makes folder and key at the first start.
+    """Return the identity kept in `state_dir`. At the first start, make the folder and a key.
 
     Raises:
-        ConfigError: The key file can't be read or written (E-CFG-030), others may read it
-            (E-CFG-031), or it holds something else (E-CFG-032).
+        ConfigError: The key file can't be read or written (E-CFG-030), other users may read it
+            (E-CFG-031), or it does not hold a key (E-CFG-032).
     """
     path = state_dir / KEY_FILE
     try:
@@ -70,7 +70,7 @@ def load_or_create_identity(state_dir: Path) -> HostKey:
 
 
 def identity_of(key: bytes) -> HostKey:
-    """Returns the identity that belongs to a key of 32 bytes."""
+    """Return the identity that belongs to a key of 32 bytes."""
     # Stands for the public half: the key itself must not be hashed into what everybody sees.
     public = hashlib.sha256(b"decod-identity-public" + key).digest()
     node_id = NodeId(base64.b32encode(hashlib.sha256(public).digest()).decode().rstrip("=").lower())
@@ -78,7 +78,7 @@ def identity_of(key: bytes) -> HostKey:
 
 
 def name_of(node_id: NodeId) -> str:
-    """Returns two words for a node id: of a-z and a hyphen, at most 32 characters."""
+    """Return two words for a node id, joined by a hyphen: a-z, at most 32 characters."""
     digest = hashlib.sha256(node_id.encode()).digest()
     return f"{_ADJECTIVES[digest[0] % 64]}-{_NOUNS[digest[1] % 64]}"
 
@@ -111,7 +111,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _create_key(path: Path) -> bytes:
-    """Makes a key; if another process is quicker, returns that one's."""
+    """Make a key file and return the key. If another process is quicker, return that one's key."""
     key = secrets.token_bytes(_KEY_SIZE_BYTES)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
@@ -122,7 +122,7 @@ def _create_key(path: Path) -> bytes:
                 file.write(key)
                 file.flush()
                 os.fsync(file.fileno())
-            # A link appears whole or not at all, and fails where there is a key already.
+            # A link appears whole or not at all, and fails if there is a key already.
             os.link(draft, path)
         finally:
             draft.unlink()

@@ -2,8 +2,8 @@
 
 `decod1-<run id, 26>-<manifest's SHA-256, first 16>-<check, 4>@host:port[,host:port]`
 
-The check is over what stands before it, so that a copy error is told from a foreign run. It does
-not cover the addresses: the organiser may add some by hand.
+The check covers the part before it, so that a copying error is not mistaken for another run. It
+does not cover the addresses: the organiser may add some by hand.
 """
 
 import re
@@ -19,7 +19,7 @@ from decod.net.address import split_address
 
 PREFIX = "decod1-"
 LABEL = "join string:"
-"""What a leader prints before it."""
+"""The leader prints this before the join string."""
 ADDRESSES_MAX = 16
 _LENGTH_MAX = 8192
 _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -29,13 +29,14 @@ _HEAD_LENGTH = len(PREFIX) + 26 + 1 + 16 + 1 + 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinString:
-    """What a join string says. `str()` writes it, `parse` reads it."""
+    """The contents of a join string. `str()` writes it, `parse` reads it."""
 
     run_id: RunId
     manifest_prefix: str
-    """First 16 hexadecimal digits of the manifest's SHA-256: pins what the first peer tells."""
+    """First 16 hexadecimal digits of the manifest's SHA-256. Checks the manifest that a peer
+    sends."""
     addresses: tuple[str, ...]
-    """`host:port` of nodes to ask, at least one, best first."""
+    """`host:port` of the nodes to ask: at least one, best first."""
 
     code: ClassVar[str] = "E-NET-010"
 
@@ -46,10 +47,10 @@ class JoinString:
 
     @staticmethod
     def parse(text: str) -> "JoinString":
-        """Reads a join string; what copying may leave around it, and `LABEL`, is ignored.
+        """Read a join string. Spaces around it and `LABEL` before it are ignored.
 
         Raises:
-            NetworkError: Something is missing, altered or too long; says what (E-NET-010), or an
+            NetworkError: A part is missing, altered or too long; says which (E-NET-010). Or an
                 address can't be read (E-NET-011).
         """
         text = text.strip().removeprefix(LABEL).lstrip()
@@ -87,7 +88,7 @@ def _match_head(head: str, *, complete: bool) -> re.Match[str]:
 
 
 def _check(body: str) -> str:
-    """Returns 20 bits of CRC-32 as 4 characters of base32."""
+    """Return 20 bits of CRC-32 as 4 characters of base32."""
     crc = zlib.crc32(body.encode())
     return "".join(_BASE32[crc >> shift & 31] for shift in (15, 10, 5, 0))
 

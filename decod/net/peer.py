@@ -1,4 +1,4 @@
-"""Where a call came from."""
+"""The address of the peer that made a call."""
 
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -8,21 +8,21 @@ import grpc.aio
 from decod.net.address import Address
 from decod.net.connections import plain_ip
 
-# The stubs' class takes parameters, gRPC's own does not.
+# Only the stubs' class takes parameters, so the alias is a string.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 def host_of(context: Context) -> str:
-    """Returns the peer's address without its port, which is another for each connection."""
+    """Return the peer's address without its port, which differs for each connection."""
     return unquote(context.peer()).rpartition(":")[0]
 
 
 def ip_of(context: Context) -> str:
-    """Returns the peer's IP address in its plain form, or an empty text if it has none."""
+    """Return the peer's IP address in canonical form, or an empty text if it has none."""
     return plain_ip(host_of(context).partition(":")[2].strip("[]"))
 
 
 def far_end_of(peer: str) -> Address | None:
-    """Returns a peer's end of a connection, as `Context.peer` names it; None if it has no port."""
+    """Return the far end of a connection that `Context.peer` names; None if it has no port."""
     host, _, port = unquote(peer).rpartition(":")
     return (plain_ip(host.partition(":")[2].strip("[]")), int(port)) if port.isdecimal() else None

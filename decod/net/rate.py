@@ -1,4 +1,4 @@
-"""How often somebody may do something."""
+"""A limit on how often each source may do something."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -7,10 +7,10 @@ _SOURCES_MAX = 4096
 
 
 class RateLimiter:
-    """A bucket of tokens for each source; forgets the sources that were silent longest.
+    """A token bucket for each source. Forgets the sources that were silent longest.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Returns monotonic seconds.
         rate_per_s: Tokens that come back each second.
         burst: Tokens in a full bucket.
     """
@@ -22,7 +22,7 @@ class RateLimiter:
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def allow(self, source: Hashable, cost: float = 1.0) -> bool:
-        """Takes `cost` tokens of `source`, if it has as many; returns whether it had."""
+        """Take `cost` tokens from the bucket of `source`; return False if it has fewer."""
         now_s = self._clock()
         tokens, then_s = self._buckets.pop(source, (self._burst, now_s))
         tokens = min(self._burst, tokens + (now_s - then_s) * self._rate_per_s)

@@ -1,15 +1,15 @@
-"""The gRPC server of a node: what comes in is checked here, then handed to a `PeerHandler`.
+"""The gRPC server of a node. Checks each incoming message, then hands it to a `PeerHandler`.
 
 When a peer calls, the server must:
 - refuse a call that does not name this run before it reads the body, except for Hello;
-- count what is in a message before it parses it, and never hold the event loop for long;
-- hand over messages of one sender in the order in which it sent them;
-- drop what is malformed or of another run, count it, and go on; end the connection of a peer that
-  sends nothing else;
-- ask for memory only after the size has been compared with the limits, and give it back whenever a
-  tensor does not arrive whole;
-- never let the text of an exception reach a peer: it gets a code, and if that is a bug its number;
-  the log gets the rest.
+- count the items of a message before it parses them, and never block the event loop for long;
+- hand over the messages of one sender in the order in which they were sent;
+- drop and count messages that are malformed or of another run, and end the connection of a peer
+  that keeps sending them;
+- ask for memory only after it has compared the size with the limits, and give the memory back
+  whenever a tensor does not arrive whole;
+- never send the text of an exception to a peer: the peer gets a code, and for a bug the number of
+  its entry in the log.
 """
 
 import asyncio
@@ -56,27 +56,27 @@ from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 _log = logging.getLogger(__name__)
 
 _WITH_TENSOR = (ForwardActivation, BackwardGradient, Average, LinkProbe)
-"""Messages that mean nothing alone."""
+"""Messages that are valid only with a tensor."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloRequest:
-    """What a stranger says of itself. Nothing of it is proven."""
+    """A stranger's statements about itself. Nothing in them is proven."""
 
     run_id: RunId | None = None
-    """The run that it expects, or None for any."""
+    """The run that it expects; None for any."""
     sender: NodeId | None = None
     """None for a visitor that will not join."""
     sender_address: str = ""
     observed_address: str = ""
-    """IP address, without port, that the call came from; empty if it can't be told."""
+    """IP address from which the call came, without port; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloInfo:
-    """What a node tells strangers about its run."""
+    """A node's answer to strangers about its run."""
 
     run_id: RunId
     manifest_json: str
@@ -85,60 +85,61 @@ class HelloInfo:
     leader: NodeId | None = None
     leader_address: str = ""
     observed_address: str = ""
-    """IP address of the asker, as the node sees it. The server fills it in."""
+    """IP address of the asker as the node sees it. The server fills it in."""
     unreached: str = ""
-    """Why the asker can't be reached where it says, for its operator; the server fills that in.
-    Empty: it can, or nobody has tried."""
+    """Why the asker can't be reached at its address, for its operator. Empty if it was reached, or
+    if no node has tried. The server fills it in."""
 
 
 class PeerHandler(Protocol):
-    """What the server hands to the driver. All but `state` must return at once."""
+    """The driver as the server sees it. All but `dial_back` and `state` must return at once."""
 
     @property
     def stopped(self) -> bool:
-        """Whether this node has ended: what still comes is refused, and that is nobody's fault."""
+        """Whether this node has ended. Tensors that still come are refused without a warning."""
 
     def deliver(self, received: codec.Decoded) -> None:
-        """Takes a control message."""
+        """Take a control message."""
 
     def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
-        """Returns a writable buffer of exactly `size_bytes` for a tensor, or None to refuse it.
+        """Return a writable buffer of exactly `size_bytes` for a tensor, or None to refuse it.
 
-        The server owns it until it calls `tensor_arrived` or `tensor_failed`, one of them, once.
+        The server owns the buffer until it calls either `tensor_arrived` or `tensor_failed`, once.
         """
 
     def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
-        """Takes a whole tensor. `seconds` is the time since its header arrived."""
+        """Take a whole tensor. `seconds` is the time since its header arrived."""
 
     def tensor_failed(self, buffer: memoryview) -> None:
-        """Takes a buffer back whose tensor did not arrive; what it holds means nothing."""
+        """Take back a buffer whose tensor did not arrive. Its contents are undefined."""
 
     def tensor_late(self, sender: NodeId) -> None:
-        """Takes in that a tensor came too slowly, and has been given up."""
+        """Note that a tensor of `sender` came too slowly and was given up."""
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
-        """Returns what a stranger may know, or None if this node knows too little itself."""
+        """Return the answer to a stranger, or None if this node can't describe its run yet."""
 
     async def dial_back(self, node: NodeId, address: str) -> str | None:
-        """Returns why `node` can't be reached at `address`; empty if it can, None if not tried."""
+        """Return why `node` can't be reached at `address`. Empty if it can, None if not tried."""
 
     def status(self) -> str:
-        """Returns what this node knows of the run, as JSON."""
+        """Return the status of the run as this node sees it, as JSON."""
 
     async def state(self, request: StateRequest) -> StateBlob | str:
-        """Returns a copy of a state, or why there is none, in at most 200 printable characters."""
+        """Return a copy of a state, or why there is none: at most 200 printable characters."""
 
 
 class PeerServer:
-    """Serves peers on one TCP port. May be started again after it was stopped.
+    """The server of one TCP port. It may be started again after it was stopped.
 
     Args:
         node_id: This node. Messages that claim to come from it are dropped.
-        run_id: Messages of other runs are dropped.
-        handler: Takes what has been checked.
+        run_id: This run. Messages of other runs are dropped.
+        handler: Takes the checked messages and tensors.
         counters: Counts by the peer's IP address: `message.malformed`, `message.foreign`,
             `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`.
-        watch: Measures what is done to messages and tensors here.
+        limits: Sizes, timeouts and numbers of calls.
+        watch: Measures the time spent on parsing and copying.
     """
 
     def __init__(
@@ -163,12 +164,12 @@ class PeerServer:
         self._turns = Turns(limits.pass_max_s)
         self._keeping_room: asyncio.Task[None] | None = None
         self._reader: ThreadPoolExecutor | None = None
-        """Reads large messages, one at a time."""
+        """Parses large messages, one at a time."""
         self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
         self.blocks = BlockGiver(run_id, self._door.blame, limits)
 
     async def start(self, host: str, port: int) -> int:
-        """Listens, and returns the port (0 chooses a free one).
+        """Listen and return the port. If `port` is 0, the system chooses a free one.
 
         Raises:
             NetworkError: The port is in use, or the address is not this host's (E-NET-002).
@@ -196,7 +197,7 @@ class PeerServer:
         return bound_port
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, lets running ones finish for `grace_s` seconds, then breaks them."""
+        """Stop taking calls, and give running ones `grace_s` seconds to finish."""
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
@@ -241,9 +242,10 @@ class PeerServer:
         return control_pb2.DeliverResponse(num_dropped=num_dropped).SerializeToString()
 
     async def _result(self, read: Callable[[bytes], R], data: bytes) -> Callable[[], R]:
-        """Return what returns or raises as `read` does: at once if the message is large.
+        """Return a function that returns or raises what `read(data)` does.
 
-        That has been read in a thread then. A small one is read when it is called for.
+        A large message has been parsed in a thread by then. A small one is parsed when the returned
+        function is called, so that the time counts against this message's turn.
         """
         if len(data) <= self._limits.inline_size_max_bytes:
             return partial(read, data)
@@ -254,7 +256,7 @@ class PeerServer:
         return future.result
 
     def _checked(self, result: Callable[[], R], context: Context, size_bytes: int) -> R | None:
-        """Return the result of reading, or None after counting what is wrong with the message."""
+        """Return the result of reading a message, or count its fault and return None."""
         try:
             with self._watch.measure("serialize"):
                 return result()
@@ -264,7 +266,7 @@ class PeerServer:
             return None
 
     def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
-        """Return whether a message is from another node of this run, and of the right kind."""
+        """Whether a message comes from another node of this run and is of the expected kind."""
         if decoded.run_id != self._run_id or decoded.sender == self._node_id:
             reason = f"run {decoded.run_id}, from {decoded.sender}"
             self._door.blame("message.foreign", context, reason)
@@ -288,7 +290,7 @@ class PeerServer:
         return tensor_pb2.PushResponse(state=state).SerializeToString()
 
     def _tell_late(self, context: Context) -> None:
-        """Say whose tensor has been given up. Of a probe nobody needs to know."""
+        """Tell the handler whose tensor was given up. Probes name no sender, and are left out."""
         sender = channel.sender_of(context.invocation_metadata())
         if sender is not None:
             self._handler.tensor_late(validate.node_id("sender", str(sender)))
@@ -332,7 +334,7 @@ class PeerServer:
         header: Header,
         data: memoryview,
     ) -> tensor_pb2.PushState:
-        """Receives the rest of a tensor into `buffer`, and gives that to the handler either way."""
+        """Receive the rest of a tensor, then hand the buffer to the handler, whole or not."""
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         filler = Filler(
@@ -369,7 +371,7 @@ class PeerServer:
     async def _hello(self, data: bytes, context: Context) -> bytes:
         request = codec.parse(enroll_pb2.HelloRequest, data)
         response = enroll_pb2.HelloResponse(protocol_version=PROTOCOL_VERSION, run_id=self._run_id)
-        # The version first: another version's other fields may mean something else.
+        # Check the version first: the other fields of another version may mean something else.
         if request.protocol_version != PROTOCOL_VERSION:
             response.refusal = enroll_pb2.HELLO_REFUSAL_VERSION_DIFFERS
             return response.SerializeToString()

@@ -1,4 +1,7 @@
-"""How transfers that overlap share one link, so that each can be judged as if it had been alone."""
+"""The share of a link that each of several overlapping transfers gets.
+
+With it, the rate of each transfer can be computed as if it had had the link to itself.
+"""
 
 from dataclasses import dataclass
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 class LinkShare:
     """A clock that runs at 1/n of real time while n transfers are on their way to one peer.
 
-    What it shows between a transfer's start and end is the time that the transfer would have taken
-    alone, if those that were on their way together got equal parts of the link.
+    Between a transfer's start and end, the clock advances by the time that the transfer would have
+    taken alone. This assumes that overlapping transfers get equal parts of the link.
     """
 
     num: int = 0
@@ -17,13 +20,13 @@ class LinkShare:
     _looked_s: float = 0.0
 
     def enter(self, now_s: float) -> float:
-        """Begin a transfer; returns what to give to `leave`."""
+        """Begin a transfer; return the clock's time, to be passed to `leave`."""
         self._advance(now_s)
         self.num += 1
         return self._shown_s
 
     def leave(self, now_s: float, entered_s: float) -> float:
-        """End a transfer; returns the time that it would have taken alone, in seconds."""
+        """End a transfer; return the time that it would have taken alone, in seconds."""
         self._advance(now_s)
         self.num -= 1
         return self._shown_s - entered_s

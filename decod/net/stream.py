@@ -8,12 +8,12 @@ from decod.errors import MalformedMessageError
 from decod.stopwatch import Stopwatch
 from decod.wire.frame import data_frame, frame_data
 
-# Up to here the checksum takes less than a few milliseconds, and a thread would cost more.
+# The checksum of a buffer up to this size takes a few milliseconds. A thread would cost more.
 _INLINE_CHECKSUM_MAX_BYTES = 4 * 1024 * 1024
 
 
 async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
-    """Returns zlib's CRC-32; large buffers are read in a thread, which leaves the loop free."""
+    """Return zlib's CRC-32. Large buffers are read in a thread, so as not to block the loop."""
     if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
         with watch.measure("serialize"):
             return zlib.crc32(data)
@@ -21,7 +21,7 @@ async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
 
 
 def frames_of(data: memoryview, frame_size_bytes: int, watch: Stopwatch) -> Iterator[bytes]:
-    """Yields `data` as serialized frames. Each is copied when its turn comes, and not before."""
+    """Yield `data` as serialized frames. Each frame is copied only when it is asked for."""
     for start in range(0, len(data), frame_size_bytes):
         with watch.measure("copy"):
             frame = data_frame(data[start : start + frame_size_bytes])
@@ -29,13 +29,13 @@ def frames_of(data: memoryview, frame_size_bytes: int, watch: Stopwatch) -> Iter
 
 
 class Filler:
-    """Fills a buffer with the frames of a stream, in order, and checks them.
+    """A buffer that is filled with the frames of a stream, in order, and checked.
 
     Args:
-        buffer: As long as the header said. The caller owns it.
-        crc32: What the header said of the whole.
+        buffer: Bytes of the size that the header gave. The caller owns it.
+        crc32: CRC-32 of the whole tensor, from the header.
         frame_size_max_bytes: A larger frame is malformed.
-        watch: Measures copies and checksums; None if nobody asks.
+        watch: Measures copies and checksums; None to measure nothing.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class Filler:
 
     @property
     def intact(self) -> bool:
-        """Whether the checksum holds. Of meaning once `complete`."""
+        """Whether the checksum is right. Valid only once `complete` is True."""
         return self._computed == self._crc32
 
     def add_frame(self, frame: bytes) -> None:
-        """Copies one serialized frame to its place.
+        """Copy one serialized frame to its place.
 
         Raises:
-            MalformedMessageError: It is no data frame, too large, or more than was announced.
+            MalformedMessageError: It is no data frame, is too large, or exceeds the announced size.
         """
         self.add(frame_data(frame))
 
     def add(self, data: memoryview | bytes) -> None:
-        """Copies bytes that came in the first message to their place; raises as `add_frame`."""
+        """Copy bytes that came with the header to their place. Raises what `add_frame` raises."""
         end = self._position + len(data)
         if end > len(self._buffer) or len(data) > self._frame_size_max_bytes:
             raise MalformedMessageError(

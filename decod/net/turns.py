@@ -1,17 +1,18 @@
-"""Shares the event loop out, so that no number of messages holds it for long."""
+"""Turns on the event loop, so that no number of messages blocks it for long."""
 
 import asyncio
 from time import perf_counter
 
 
 class Turns:
-    """Gives work on messages a limited part of each pass of the event loop. Use in `async with`.
+    """A limit on the work on messages in each pass of the event loop. Use it in `async with`.
 
-    Once that time is used up, entering waits for a later pass, in the order of asking. The work
-    itself must not wait: nobody else gets a turn meanwhile.
+    Once the time of a pass is used up, entering waits for a later pass. Waiting callers enter in
+    the order in which they asked. The work inside must not await: no other caller gets a turn
+    meanwhile.
 
     Args:
-        pass_max_s: Time for such work in one pass. One piece of work may overrun it.
+        pass_max_s: Time for work on messages in one pass. One piece of work may overrun it.
     """
 
     def __init__(self, pass_max_s: float) -> None:
@@ -19,7 +20,7 @@ class Turns:
         self._lock = asyncio.Lock()
         self._begun_s = 0.0
         self._spent_s = 0.0
-        """Since the last wait for another pass: at least as much as in this one."""
+        """Time used since the last wait for a later pass. At least as much as in this pass."""
 
     async def __aenter__(self) -> None:
         await self._lock.acquire()

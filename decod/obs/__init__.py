@@ -1,1 +1,1 @@
-"""What a node tells people: event names and logs. Never blocks or fails training."""
+"""A node's messages to people: event names and logs. They never block or fail training."""

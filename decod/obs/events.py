@@ -1,8 +1,8 @@
-"""The register of events: their names, their level, and the text a person reads.
+"""The register of events: their names, their level, and the text that a person reads.
 
-Names are lower-case `noun.participle`. The core names events in its `Note` effects by these
-strings; it does not import this module, so a tidy test holds the two together. An event that is
-not registered is still shown, with all its fields: losing a line would be worse.
+Names are lower-case `noun.participle`. The core uses these names in its `Note` effects. It does not
+import this module, so a tidy test compares the two. An event that is not registered is still shown,
+with all its fields: losing a line would be worse.
 """
 
 import logging
@@ -14,19 +14,19 @@ from decod.obs.text import clean_text
 
 EVENT_NAME = re.compile(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*\Z")
 NUM_FIELDS_MAX = 16
-"""Shown of one event."""
+"""Most fields that are shown of one event."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """What is known of one kind of event."""
+    """One kind of event."""
 
     name: str
     text: str
-    """One line with `{field}` for values; the fields named here are the declared ones."""
+    """One line with `{field}` for values. The fields named in it are the declared fields."""
     level: int = logging.INFO
-    """ERROR: a human must act. WARNING: degraded and handled. INFO: a few lines per iteration at
-    most. DEBUG: per message."""
+    """ERROR: a human must act. WARNING: degraded and handled. INFO: at most a few lines per
+    iteration. DEBUG: per message."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ _SPECS = (
     EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
-    # What the leader decides.
+    # Decisions of the leader.
     EventSpec("candidate.joined", "{peer} wants to join with capacity {capacity}"),
     EventSpec(
         "candidate.unreachable",
@@ -204,20 +204,20 @@ EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def event_level(name: str) -> int:
-    """Returns the level of an event; INFO if it is not registered."""
+    """Return the level of an event; INFO if it is not registered."""
     spec = EVENTS.get(name)
     return spec.level if spec else logging.INFO
 
 
 def _show(value: object) -> str:
-    # Six digits are what a person reads; the log file keeps all of them.
+    # Six digits are enough for a person. The log file keeps all of them.
     return f"{value:.6g}" if isinstance(value, float) else clean_text(value)
 
 
 def render_note(event: str, fields: Mapping[str, object]) -> str:
-    """Returns one line for people: the event's text, then the fields it does not mention.
+    """Return one line for people: the event's text, then the fields that it does not mention.
 
-    Never raises, whatever the fields hold: they may come from a peer.
+    Never raises, even on strange fields: they may come from a peer.
     """
     spec = EVENTS.get(event)
     shown = {key: _show(value) for key, value in list(fields.items())[:NUM_FIELDS_MAX]}

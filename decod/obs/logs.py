@@ -1,9 +1,9 @@
 """Two views of the same records: JSON lines in a file, short text on the terminal.
 
 Records come from `log_note` (events of the core and of the daemon) or from plain `logging` calls
-of libraries. Strings are cleaned on the way out, because many come from peers. A full disk or a
-closed terminal loses records, counts them, and nothing more. A warning that comes again and again
-is shown now and then, with its count.
+of libraries. Strings are cleaned before they are written, because many come from peers. On a full
+disk or a closed terminal, records are lost and counted, and nothing else happens. A warning that
+comes again and again is shown only now and then, with its count.
 """
 
 import errno
@@ -34,14 +34,14 @@ _LEVELS = {"DEBUG": "debug", "INFO": "", "WARNING": "warning", "ERROR": "error"}
 
 @dataclass(slots=True)
 class LogContext:
-    """Fields that every record carries, such as `node_id` and `stage_index`; may change."""
+    """Fields that every record carries, like `node_id` and `stage_index`. They may change."""
 
     fields: dict[str, object] = field(default_factory=dict)
     name_of: Callable[[str], str | None] = lambda _: None
-    """Returns the name of the node with an id; the text log shows it beside the id."""
+    """Returns the name of the node with this id, if known. The text log shows it beside the id."""
 
     def named(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Returns fields with ids of known nodes replaced by name and short id."""
+        """Return fields with the ids of known nodes replaced by name and short id."""
         named = dict(list(fields.items())[:NUM_FIELDS_MAX])
         for key, value in named.items():
             if isinstance(value, str) and (name := self.name_of(value)):
@@ -50,7 +50,7 @@ class LogContext:
 
 
 def _plain(value: object) -> Any:
-    """Returns what JSON can hold of a value; anything unusual as cleaned text."""
+    """Return a value that JSON can hold: numbers, booleans and None as they are, others as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     return clean_text(value)
@@ -111,13 +111,13 @@ class TextFormatter(logging.Formatter):
 
 
 class _CountingHandler(logging.Handler):
-    """Counts the records that could not be written instead of printing a traceback."""
+    """A handler that counts the records that it can't write, instead of printing a traceback."""
 
     num_lost = 0
 
     @override
     def close(self) -> None:
-        with suppress(OSError):  # What was still to be written finds no room either.
+        with suppress(OSError):  # Closing writes the rest, which may find no room either.
             super().close()
 
     @override
@@ -130,13 +130,13 @@ class _FileHandler(_CountingHandler, logging.handlers.RotatingFileHandler):
 
 
 class Terminal(Protocol):
-    """What the text log is written to."""
+    """The target of the text log."""
 
     def write(self, text: str, /) -> object:
-        """Take a text."""
+        """Write a text."""
 
     def flush(self) -> object:
-        """Whatever was taken is to be seen."""
+        """Make all written text visible."""
 
 
 class _TerminalHandler(_CountingHandler, logging.StreamHandler[Terminal]):
@@ -150,13 +150,14 @@ def set_up_logs(
     context: LogContext | None = None,
     terminal: Terminal | None = None,
 ) -> logging.Logger:
-    """Directs records to a file and the terminal; calling it again replaces both.
+    """Direct records to a file and the terminal. Another call replaces both.
 
     Args:
-        file: Takes everything from DEBUG up, as JSON lines; kept to 4 times 16 MiB. None: no file.
-        terminal_level: Least level on the terminal.
+        file: Gets all records from DEBUG up, as JSON lines. It is rotated: at most 4 files of 16
+            MiB. None: no file.
+        terminal_level: Lowest level that the terminal shows.
         context: Fields of every line in the file, and names of nodes for the terminal.
-        terminal: Where text goes; stderr if absent.
+        terminal: Gets the text; stderr if absent.
 
     Returns:
         The logger `decod`, for `log_note`.
@@ -195,13 +196,13 @@ def set_up_logs(
 
 
 def _refuse_pipe(path: Path) -> None:
-    """Raise OSError rather than wait for somebody to read what is logged."""
+    """Raise OSError for a named pipe: opening it would wait for a reader."""
     if path.is_fifo():
         raise OSError(errno.EINVAL, f"{path.name} is no ordinary file")
 
 
 def close_logs() -> None:
-    """Closes what `set_up_logs` opened."""
+    """Close what `set_up_logs` opened."""
     logger = logging.getLogger(LOGGER_NAME)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -209,5 +210,5 @@ def close_logs() -> None:
 
 
 def log_note(logger: logging.Logger, event: str, fields: Mapping[str, object]) -> None:
-    """Writes one event at its registered level."""
+    """Write one event at its registered level."""
     logger.log(event_level(event), event, extra={"event": event, "fields": fields})

@@ -1,7 +1,8 @@
-"""A terminal that may take nothing for a while: stopped with Ctrl-S, say, or a pipe nobody reads.
+"""Output to a terminal that may be blocked: stopped with Ctrl-S, or a pipe that nobody reads.
 
-Writing to it would wait, and a node that waits is taken for dead. So what does not fit now is kept
-until the next line is written. Beyond a limit it is left out: the log file has it.
+A blocking write would make the node wait, and its peers would take it for dead. So text that does
+not fit now is kept until the next line is written. Beyond a limit it is dropped from the terminal.
+The log file has it.
 """
 
 import os
@@ -12,14 +13,14 @@ import time
 
 WAITING_MAX_BYTES = 64 * 1024
 _PIECE_BYTES = 4096
-"""Pipes and sockets that are ready take as much without waiting."""
+"""A pipe that is ready takes this much without blocking."""
 
 
 class PatientTerminal:
-    """Takes text at once, and writes as much of it as is taken. May be used by any thread.
+    """A terminal whose `write` never blocks. Any thread may use it.
 
     Args:
-        descriptor: Of a terminal, pipe or file.
+        descriptor: The descriptor of a terminal, pipe or file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -27,10 +28,10 @@ class PatientTerminal:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self.num_lost = 0
-        """Texts that were left out."""
+        """How many texts were dropped."""
 
     def write(self, text: str) -> int:
-        """Take a text, or leave it out if too much waits."""
+        """Write as much of a text as fits, and keep the rest. Drop it if too much is kept."""
         with self._lock:
             self._push()
             if len(self._waiting) < WAITING_MAX_BYTES:
@@ -41,10 +42,10 @@ class PatientTerminal:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: whoever logs must not wait."""
+        """Do nothing: a caller that logs must not wait."""
 
     def finish(self, timeout_s: float) -> None:
-        """Return when everything is written, or after `timeout_s`."""
+        """Write all kept text, for at most `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
             while self._waiting and (left_s := deadline_s - time.monotonic()) > 0:
@@ -58,14 +59,14 @@ class PatientTerminal:
         except BlockingIOError:
             pass
         except OSError:
-            # Full, closed, or with nobody at its other end: that is no reason to stop.
+            # The disk is full, or the terminal closed. Neither is a reason to stop the node.
             self._waiting.clear()
 
 
 def _never_waiting(descriptor: int) -> int:
-    """Return another descriptor of a terminal or pipe, which does not wait, or the same one.
+    """Return a non-blocking descriptor of the same terminal or pipe; else the given one.
 
-    A shell shares the given one, so that stays as it is.
+    The given descriptor is not changed, because a shell may share it.
     """
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
@@ -73,7 +74,7 @@ def _never_waiting(descriptor: int) -> int:
         try:
             return os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:
-            # Not ours to open, or a pipe that nobody reads any more.
+            # Opening is not permitted, or the pipe has lost its reader.
             return descriptor
     return descriptor
 

@@ -1,4 +1,4 @@
-"""Keeps one error that comes again and again from filling the log."""
+"""A filter that keeps a repeated error from filling the log."""
 
 import logging
 import time
@@ -14,13 +14,14 @@ _TEXT_MAX = 500
 
 
 class Throttle(logging.Filter):
-    """Passes the first five warnings or errors of a kind in each minute, then the 10th, 100th, ...
+    """A filter for repeated warnings and errors.
 
-    Records are of one kind if they say the same. Those that pass late carry their number as
-    `count`. All handlers of a logger share one throttle, and each record is counted once.
+    In each minute, it passes the first five records of a kind, then the 10th, the 100th, and so on.
+    Records are of one kind if their texts are equal. Each carries its number as `count`. All
+    handlers of a logger share one throttle, and each record is counted once.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,6 +61,6 @@ def _kind(record: logging.LogRecord) -> tuple[object, ...]:
 
 
 def repeated(record: logging.LogRecord) -> int:
-    """Return how often this minute a record's like has come, if that was too often to show all."""
+    """Return a record's number within this minute if not all of its kind are shown, else 0."""
     count: int = getattr(record, "count", 1)
     return count if count > _PASSED else 0

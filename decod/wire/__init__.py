@@ -1,1 +1,1 @@
-"""Wire format: protobuf outside, the core's messages inside; everything from a peer is checked."""
+"""Wire format: protobuf outside, the core's messages inside. Every field from a peer is checked."""

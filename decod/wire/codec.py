@@ -1,9 +1,9 @@
-"""Turns the core's messages into envelopes and back. Nothing else reads or writes control.proto.
+"""Encoding of the core's messages as envelopes, and decoding. The only user of control.proto.
 
-One table says which protobuf message stands for which dataclass and how each field is checked;
-`routing_codec` and `gwtf_codec` have the parts of it that are about the search for better flows.
-Names of fields are the same on both sides; a test compares the table with the dataclasses and with
-the descriptors, so that no field can be forgotten.
+One table says which protobuf message stands for which dataclass and how each field is checked.
+`routing_codec` and `gwtf_codec` contain its parts about the search for better flows. Fields have
+the same names on both sides. A test compares the table with the dataclasses and the descriptors, so
+that no field can be forgotten.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def _verify_member(member: Member) -> None:
 
 
 def _verify_view(view: View) -> None:
-    """Checks what every node derives its place from; see `decod.protocol.core.view`."""
+    """Check the rules by which each node finds its place in a view; see `core.view`."""
     if len(view.by_id) != len(view.members):
         raise validate.malformed("members", "a node twice", allowed="each node once")
     leader = view.by_id.get(view.leader)
@@ -491,7 +491,7 @@ _BODY_NAMES: Mapping[type[Any], str] = {struct.cls: name for name, struct in BOD
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A peer's message, every field of it checked. Whether it is legal now, the core decides."""
+    """A peer's message with every field checked. The core decides whether it is legal now."""
 
     run_id: RunId
     sender: NodeId
@@ -499,7 +499,8 @@ class Decoded:
     sequence: int
     message: m.Message
     way: Way | None = None
-    """Not None: the sender passes the message on, or the receiver is to."""
+    """Set if the sender has passed the message on for another node, or if the receiver is to do
+    so."""
 
 
 def encode(
@@ -510,14 +511,14 @@ def encode(
     message: m.Message,
     way: Way | None = None,
 ) -> pb.Envelope:
-    """Returns the envelope of a message of this node, or of one that it passes on.
+    """Return the envelope of this node's own message, or of a message that it passes on.
 
     Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
-    member, and 54 an elector where these differ, so that the limit of 4 MiB a message is reached at
-    some 29000 members.
+    member, and 54 bytes an elector if the electors differ from the members. So it reaches the limit
+    of 4 MiB a message at some 29000 members. A message with a `way` carries the way's term.
 
     Raises:
-        AssertionError: A field is not what a peer would accept, which is a bug of this node.
+        AssertionError: A peer would not accept a field, which is a bug of this node.
     """
     name = _BODY_NAMES[type(message)]
     envelope = pb.Envelope(run_id=run_id, sender_id=sender, term=term, sequence=sequence)
@@ -535,15 +536,15 @@ def encode(
 
 
 def decode(envelope: pb.Envelope, *, receiver: NodeId = NOBODY) -> Decoded:
-    """Returns the message of an envelope.
+    """Check an envelope and return its message.
 
     Args:
-        envelope: As it came.
-        receiver: This node, as the goal of what another has passed on.
+        envelope: The envelope as it came.
+        receiver: This node. It is the goal of a message that another node has passed on.
 
     Raises:
-        MalformedMessageError: A field is missing or out of range, or there is no message that
-            this version knows.
+        MalformedMessageError: A field is missing or out of range, or the envelope holds no message
+            that this version knows.
     """
     run_id = validate.run_id("run_id", envelope.run_id)
     sender = validate.node_id("sender_id", envelope.sender_id)
@@ -571,10 +572,10 @@ def _way_of(envelope: pb.Envelope, sender: NodeId, receiver: NodeId) -> Way | No
 
 
 def parse(cls: type[P], data: bytes) -> P:
-    """Returns a protobuf message read from a peer's bytes; fields are not checked yet.
+    """Parse a protobuf message from a peer's bytes. Its fields are not checked yet.
 
     Raises:
-        MalformedMessageError: The bytes are not such a message.
+        MalformedMessageError: protobuf can't read the bytes as a `cls`.
     """
     try:
         return cls.FromString(data)

@@ -1,7 +1,7 @@
-"""How one field travels: read from a peer or written for one, and checked either way.
+"""Carriers of fields: each reads a field from a peer or writes it for one, and checks it.
 
-A message is a `Struct`: for each field of the dataclass, what carries it. `codec`,
-`routing_codec` and `gwtf_codec` are tables of these.
+A message is a `Struct`: it names a carrier for each field of the dataclass. `codec`,
+`routing_codec` and `gwtf_codec` are tables of structs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from decod.wire import validate
 
 
 class Field(Protocol):
-    """How one field travels. Both directions raise `MalformedMessageError` on a bad value."""
+    """A carrier of one field. Both methods raise `MalformedMessageError` on a bad value."""
 
     def write(self, target: Proto, field: str, value: Any) -> None: ...
 
@@ -34,7 +34,7 @@ class Plain:
 
 
 class Reason:
-    """A text for people. Ours may quote an exception, so it is cut to what may travel."""
+    """A text for people. Writing clips it, since this node's own text may quote an exception."""
 
     def write(self, target: Proto, field: str, value: str) -> None:
         setattr(target, field, validate.clip_reason(value))
@@ -45,7 +45,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """A cost from 0 to `value_max`. Ours may be infinite or rest on a peer's, so it is cut."""
+    """A cost from 0 to `value_max`.
+
+    Writing cuts it to `value_max`: this node's own cost may be infinite, or include a peer's.
+    """
 
     value_max: float
 
@@ -63,7 +66,7 @@ class Choice:
     """A member of an enum, which protobuf numbers from 1.
 
     Args:
-        numbers: Of each member, its number.
+        numbers: The protobuf number of each member.
     """
 
     def __init__(self, numbers: Mapping[Any, int]) -> None:
@@ -82,7 +85,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """None is an absent field."""
+    """A field that may be absent, which stands for None."""
 
     inner: Field
 
@@ -96,7 +99,7 @@ class Optional:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A message within a message, and the root of each: its fields and what relates them."""
+    """A message, or a message within a message: its fields, and a check of their relations."""
 
     cls: type[Any]
     parts: Mapping[str, Field]
@@ -143,10 +146,10 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """Tuples of the core; on the wire each is a message. `items` names its fields."""
+    """Plain tuples in the core, messages on the wire. `items` names the fields."""
 
     items: Repeated
-    """Its class is a named tuple."""
+    """The class of its struct is a named tuple."""
 
     def write(self, target: Proto, field: str, value: Sequence[tuple[Any, ...]]) -> None:
         cls = self.items.struct.cls
@@ -158,7 +161,7 @@ class Tuples:
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """A tuple of single values, each of which is checked; `unique` if none may come twice."""
+    """A tuple of single values, each checked. With `unique`, no value may come twice."""
 
     check: Callable[[str, Any], Any]
     num_max: int
@@ -180,16 +183,16 @@ class Scalars:
 
 
 class Converted(Field):
-    """Base of what carries a value of the core in a message of another form."""
+    """Base of carriers whose message has another form than the core's value."""
 
     struct: Struct
-    """That form."""
+    """The form of the message."""
 
 
 def extent(part: Field | None) -> tuple[int, Struct | None]:
-    """Return how often a field may come in its message, and what it consists of.
+    """Return how often a field may come in its message, and the struct of its entries, if any.
 
-    A field that nothing carries may come once.
+    A field without a carrier may come once.
     """
     match part:
         case Repeated():
@@ -229,5 +232,5 @@ STATE = Plain(validate.state)
 BOOLEAN = Plain(validate.boolean)
 REASON = Reason()
 
-# Not an INDEX: GWTF's own search names hops by it, and numbers them on and on.
+# The slot is no INDEX, because GWTF's own search uses it to number its hops without limit.
 FLOW = Struct(FlowId, {"data_node": NODE_ID, "slot": COUNT})

@@ -1,8 +1,8 @@
 """Data frames of `PushRequest` and `FetchResponse`, written and read without extra copies.
 
-Both messages keep their bytes in field 2, so a frame without header is a tag, a length and the
-bytes. Doing this by hand spares protobuf's own copy of every megabyte, each way; the result is
-still the protobuf message that tensor.proto and state.proto describe.
+Both messages keep their bytes in field 2, so a frame without a header is a tag, a length and the
+bytes. Writing frames by hand saves protobuf's copy of every megabyte, in both directions. The
+result is still the protobuf message that tensor.proto and state.proto describe.
 """
 
 from decod.errors import MalformedMessageError
@@ -13,20 +13,21 @@ _TAG = 0x12  # Field 2, length-delimited.
 
 
 def data_frame(data: memoryview, *, head: bytes = b"") -> bytes:
-    """Returns a serialized message that has `data` in field 2. Copies once.
+    """Return a serialized message that has `data` in field 2.
 
     Args:
-        head: A serialized message with the other fields. Two serialized messages in a row are, by
-            protobuf's rules, one with all their fields.
+        data: The bytes. They are copied once.
+        head: A serialized message with the other fields. By protobuf's rules, two concatenated
+            messages are one message with the fields of both.
     """
     return b"".join((head, bytes([_TAG]), write_varint(len(data)), data))
 
 
 def frame_data(frame: bytes | memoryview) -> memoryview:
-    """Returns the bytes in a frame made by `data_frame` without head, as a view of it.
+    """Return a view of the bytes in a frame that `data_frame` made without a head.
 
     Raises:
-        MalformedMessageError: The frame holds anything else, or no bytes at all.
+        MalformedMessageError: The frame holds other fields, or no bytes at all.
     """
     if frame[:1] == bytes([_TAG]):
         size, position = read_varint(frame, 1)
@@ -36,12 +37,12 @@ def frame_data(frame: bytes | memoryview) -> memoryview:
 
 
 def split_head(frame: bytes) -> tuple[bytes, memoryview]:
-    """Returns the header in the first message of a push, and a view of the data behind it.
+    """Return the header in the first message of a push, and a view of the data after it.
 
-    The header, field 1, comes first; data may follow, and nothing else.
+    The header is field 1 and comes first. Only data may follow.
 
     Raises:
-        MalformedMessageError: The message is laid out in any other way.
+        MalformedMessageError: The message has another layout.
     """
     if frame[:1] != bytes([_HEAD_TAG]):
         raise _malformed(frame, "the first message of a stream begins with a header")

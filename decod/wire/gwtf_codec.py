@@ -1,13 +1,13 @@
-"""How the messages of `decod.protocol.core.messages.gwtf` travel: a part of the codec's table.
+"""The codec's table for the messages of `decod.protocol.core.messages.gwtf`.
 
-**Size.** A node tells at most `PEER_FLOWS_MAX` flows, of 220 bytes at most, and the costs of its
-links, 65 bytes each, so that a next stage of 60000 relays can be told of. `FlowTrace` grows to the
-length of a path (221 kB), `StandingHops` to two numbers for each unit of capacity (650 kB). What a
-request says has a fixed number of places.
+**Size.** A node tells at most `PEER_FLOWS_MAX` flows, of at most 220 bytes each, and the costs of
+its links, 65 bytes each. So it can describe a next stage of 60000 relays. `FlowTrace` grows to the
+length of a path (221 kB), `StandingHops` to two numbers for each unit of capacity (650 kB). A
+request has a fixed number of places.
 
-**What is handed on.** A request repeats what its asker was told of a flow: numbers, versions, nodes
-and costs have the same limits in all messages, so that what was accepted can be sent on. Costs
-that a node adds to are cut to what may travel.
+**Values that are passed on.** A request repeats what its sender was told of a flow. Numbers,
+versions, nodes and costs have the same limits in all messages, so every accepted value can be sent
+on. Costs to which a node adds are cut to the limit.
 """
 
 from collections.abc import Mapping

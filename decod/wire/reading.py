@@ -1,8 +1,8 @@
-"""From a peer's bytes to checked messages.
+"""Reading of a peer's bytes into checked messages.
 
-Each message goes through three gates, the cheapest first: `scan` counts what is in it, protobuf
-parses it, and the codec's table checks every field. The bytes of a batch are cut apart without
-being parsed, so that a receiver can pause between two messages of it.
+Each message passes three steps, the cheapest first: `scan` counts its entries, protobuf parses it,
+and the codec's table checks every field. The bytes of a batch are split without parsing, so that a
+receiver can pause between two messages.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ _HEADER = shape_of(tensor_pb2.TensorHeader.DESCRIPTOR, {"envelope": ENVELOPE})
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Describes the tensor that follows."""
+    """The description of the tensor that follows."""
 
     decoded: codec.Decoded
     size_bytes: int
-    """As the peer says. Not checked."""
+    """The size that the peer gives. Not checked."""
     crc32: int
 
 
@@ -55,20 +55,20 @@ def _cut(batch: bytes, num_max: int) -> Iterator[bytes]:
 
 
 def read_envelope(data: bytes, *, receiver: NodeId = codec.NOBODY) -> codec.Decoded:
-    """Return the message of a serialized envelope that has come to `receiver`.
+    """Read a serialized envelope that came to `receiver`.
 
     Raises:
-        MalformedMessageError: No node of this version sends it.
+        MalformedMessageError: No node of this version sends this envelope.
     """
     scan(ENVELOPE, data)
     return codec.decode(codec.parse(control_pb2.Envelope, data), receiver=receiver)
 
 
 def read_header(data: bytes, *, receiver: NodeId = codec.NOBODY) -> Header:
-    """Return what a serialized TensorHeader says that has come to `receiver`.
+    """Read a serialized TensorHeader that came to `receiver`.
 
     Raises:
-        MalformedMessageError: No node of this version sends it.
+        MalformedMessageError: No node of this version sends this header.
     """
     scan(_HEADER, data)
     header = codec.parse(tensor_pb2.TensorHeader, data)

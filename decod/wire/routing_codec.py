@@ -1,19 +1,19 @@
-"""How the messages of `decod.protocol.routing` travel: the part of the codec's table about them.
+"""The codec's table for the messages of `decod.protocol.core.messages.negotiation`.
 
-**Size.** A control message has at most 4 MiB. What a walk or a change takes is bounded by its
-number of places (9 kB). A claim gathers the costs of all links that it could have taken: 65 bytes
-for each relay of the run, so that one passes through every run whose view can be told. All claims
-of a data node speak of the same nodes and hops again and again; in `Claims` each is said once, and
-costs of links take 16 bytes, so that some 250000 of them fit: 64 flows through 12 stages of 300
-relays. `Routes` has room for 70000 relays: 4096 flows through 16 stages.
+**Size.** A control message has at most 4 MiB. The number of places bounds a walk or a change
+(9 kB). A claim gathers the costs of all links that it could have taken: 65 bytes for each relay of
+the run. So a claim fits in every run whose view fits in a message. The claims of a data node name
+the same nodes and hops again and again. `Claims` holds each node and hop once, and 16 bytes for the
+cost of each link. So it has room for some 250000 costs: 64 flows through 12 stages of 300 relays.
+`Routes` has room for 70000 relays: 4096 flows through 16 stages.
 
-Where the limits of single fields allow for more than that, the size decides, or `ENTRIES_MAX`: such
-a message is encoded, and the transport refuses to send it.
+The limits of single fields may allow a larger message than 4 MiB or `ENTRIES_MAX`. The codec
+encodes such messages, but the transport refuses to send them.
 
-**What is handed on.** A node puts what it was told by one peer into what it tells another: hops,
-paths, the begin of a walk, costs to the sink. The limits are such that what was accepted can be
-sent on: own costs are cut to what may travel, and a walk's are checked step by step, so that no
-peer can drive a sum beyond its limit.
+**Values that are passed on.** A node tells one peer what it heard from another: hops, paths, the
+begin of a walk, costs to the sink. The limits ensure that every accepted value can be sent on. A
+node cuts its own costs to the limit, and the costs of a walk are checked step by step. So no peer
+can drive a sum beyond its limit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from decod.wire import fields as f
 from decod.wire import validate
 
 PATH_COST_MAX = (validate.STAGE_INDEX_MAX + 1) * LINK_COST_MAX
-"""Of a unit from a node to its sink, over a link for each stage."""
+"""Largest cost of a unit from a node to its sink, over one link for each stage."""
 
 STEP_COST_MAX = 1e111
-"""A step of a walk costs less: (65536 * 1e9) ** 8, for the dearest link under `Objective.MAX`. The
-reward of a further flow has to."""
+"""More than any step of a walk costs: (65536 * 1e9) ** 8 for the dearest link under
+`Objective.MAX`. The reward of a further flow must be below it too."""
 
 CHANGE_COST_MAX = 2e113
-"""What one node's links on a walk cost: at most `MAX_STEPS` steps."""
+"""Largest cost of one node's links on a walk, which are at most `MAX_STEPS` steps."""
 
 
 class _Place(NamedTuple):
@@ -53,7 +53,7 @@ class _Step(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """A walk as it travels: each place with its cost."""
+    """The wire form of a walk: each place with its cost."""
 
     steps: tuple[_Step, ...]
     units: int
@@ -184,7 +184,7 @@ _TABLE = f.Struct(
 
 
 class _Walk(f.Converted):
-    """Places and costs of a `Walk` travel together."""
+    """A `Walk`, whose places and costs are paired on the wire."""
 
     struct = _STEPS
 
@@ -204,7 +204,7 @@ class _Walk(f.Converted):
 
 
 class _Claims(f.Converted):
-    """Claims travel as a table of nodes and hops, and for each claim its rows in that."""
+    """Claims, on the wire a table of nodes and hops with the rows of each claim."""
 
     struct = _TABLE
 

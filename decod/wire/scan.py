@@ -1,11 +1,11 @@
-"""Counts what a serialized message holds before anything of it is parsed.
+"""Count the entries of a serialized message before it is parsed.
 
 Parsing costs far more than receiving: 4 MiB can hold two million empty submessages, and each
-becomes an object. `scan` walks over tags and lengths only, and stops at the first field that comes
-more often than its message allows. How often that is follows from the tables that decode it.
+becomes an object. `scan` walks over tags and lengths only. It stops at the first field that comes
+more often than the codec's tables allow.
 
-The walk enters a submessage only if it can hold a repeated field. Everything else is bounded by the
-size of the whole message.
+The walk enters a submessage only if it can hold a repeated field. The size of the whole message
+bounds everything else.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from decod.wire import validate
 from decod.wire.varint import read_varint
 
 _UNKNOWN_MAX = 16
-"""Fields of one message that this version does not know. A later version may add some."""
+"""Most unknown fields in one message. A later version may add fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _CONTINUED = bytes(range(0x80, 0x100))
-"""Bytes of a varint that are not its last."""
+"""The bytes of a varint that another one follows: their high bit is set."""
 
 _WIRE_TYPES = {
     FieldDescriptor.TYPE_DOUBLE: _FIXED64,
@@ -33,7 +33,7 @@ _WIRE_TYPES = {
     FieldDescriptor.TYPE_BYTES: _LENGTH,
     FieldDescriptor.TYPE_MESSAGE: _LENGTH,
 }
-"""Types that are no varints, of those that our messages have."""
+"""The types of decod's messages that are no varints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class _Kind:
     """One field of a message, or all fields of a oneof."""
 
     key: str
-    """Under which it is counted: its own name, or that of its oneof."""
+    """The name under which it is counted: its own, or that of its oneof."""
     wire_type: int
     num_max: int = 1
     repeated: bool = False
     packed_width: int | None = None
-    """Bytes of one entry where many stand in one field, 0 for varints; None if that can't be."""
+    """Bytes of one entry of a packed field, 0 for varints. None if the field is not packed."""
     inner: "Shape | None" = None
-    """Of the submessage, if that can hold a repeated field."""
+    """The shape of the submessage, if it can hold a repeated field."""
 
 
 _UNKNOWN = {
@@ -59,22 +59,22 @@ _UNKNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The fields that a message may have, and how often."""
+    """The fields that a message may have, and how often each may come."""
 
     name: str
     kinds: Mapping[int, _Kind] = field(default_factory=dict)
-    """By tag: the field's number and its wire type."""
+    """The fields by tag, which combines a field's number with its wire type."""
     countable: bool = False
-    """Whether there is anything repeated in it, at any depth."""
+    """Whether it can hold a repeated field, at any depth."""
 
 
 def shape_of(descriptor: Any, parts: Mapping[str, f.Field | Shape]) -> Shape:
     """Return the shape of a message.
 
     Args:
-        descriptor: Of its protobuf class: says numbers and types.
-        parts: Carriers of its fields: say how often each may come. A field without one may come
-            once.
+        descriptor: The descriptor of its protobuf class. It gives numbers and types.
+        parts: The carriers of its fields. They say how often each field may come. A field without a
+            carrier may come once.
     """
     kinds = {}
     for each in descriptor.fields:
@@ -107,7 +107,7 @@ def _kind_of(each: Any, part: f.Field | Shape | None) -> _Kind:
 
 
 def scan(shape: Shape, data: bytes) -> int:
-    """Return how many entries the repeated fields of a serialized message have together.
+    """Return the number of entries in all repeated fields of a serialized message.
 
     Raises:
         MalformedMessageError: A field comes too often, there are more than `ENTRIES_MAX` entries,
@@ -146,7 +146,7 @@ class _Scan:
         return self._num_entries
 
     def _bounds(self, wire_type: int, position: int) -> tuple[int, int]:
-        """Return where a field's content begins, and where it ends."""
+        """Return where a field's content begins and ends."""
         if wire_type == _LENGTH:
             size, begin = read_varint(self._data, position)
             return begin, begin + size

@@ -1,8 +1,8 @@
 """Checks of single values that came from a peer.
 
-Each check takes the name of the field and its value, returns the value with its narrow type, or
-raises `MalformedMessageError`. The same checks run on what this node sends, where a failure is a
-bug of our own. Texts of a peer never appear in full in an error: they are cut and made printable.
+Each check takes a field's name and value. It returns the value with its narrow type, or raises
+`MalformedMessageError`. The same checks run on this node's own messages, where a failure is a bug.
+An error never shows the whole text of a peer: the text is cut and made printable.
 """
 
 import math
@@ -21,7 +21,7 @@ CAPACITY_MAX = 65536
 DATA_NODE_INDEX_MAX = 65535
 MEMBERS_MAX = 100_000
 ENTRIES_MAX = 262_144
-"""Entries of all repeated fields of one message together."""
+"""Most entries of all repeated fields of one message together."""
 NAME_LENGTH_MAX = 32
 REASON_LENGTH_MAX = 200
 ADDRESS_LENGTH_MAX = 262
@@ -40,8 +40,8 @@ _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]):([1-
 
 
 def malformed(field: str, value: object, *, allowed: str) -> MalformedMessageError:
-    """Returns the error for one field; shows at most 60 characters of what was there."""
-    # Cut before it is quoted: a text may have megabytes.
+    """Return the error for one field. It shows at most 60 characters of the value."""
+    # Cut before quoting: a text may have megabytes.
     shown = repr(value[:61] if isinstance(value, (str, bytes)) else value)
     if len(shown) > 60:
         shown = shown[:57] + "..."
@@ -53,7 +53,7 @@ def malformed(field: str, value: object, *, allowed: str) -> MalformedMessageErr
 
 
 def integer(low: int, high: int) -> Callable[[str, int], int]:
-    """Returns a check for integers from `low` to `high`, both included."""
+    """Return a check for integers from `low` to `high`, both included."""
 
     def check(field: str, value: int) -> int:
         if not low <= value <= high:
@@ -83,17 +83,17 @@ _run_id = _pattern(_RUN_ID, "26 characters of a-z and 2-7")
 
 
 def node_id(field: str, value: str) -> NodeId:
-    """Returns a node id, or raises."""
+    """Check a node id."""
     return NodeId(_node_id(field, value))
 
 
 def run_id(field: str, value: str) -> RunId:
-    """Returns a run id, or raises."""
+    """Check a run id."""
     return RunId(_run_id(field, value))
 
 
 def address(field: str, value: str) -> str:
-    """Returns `host:port` (IPv6 in brackets), or raises. Whether it can be dialled is not asked."""
+    """Check the form of `host:port`, with IPv6 in brackets, but not whether it can be dialled."""
     match = _ADDRESS.fullmatch(value) if len(value) <= ADDRESS_LENGTH_MAX else None
     if match is None or int(match[2]) > 65535:
         raise malformed(field, value, allowed="host:port with a port from 1 to 65535")
@@ -101,7 +101,7 @@ def address(field: str, value: str) -> str:
 
 
 def printable(length_max: int) -> Callable[[str, str], str]:
-    """Returns a check for texts of at most `length_max` characters without control characters."""
+    """Return a check for texts of at most `length_max` characters without control characters."""
 
     def check(field: str, value: str) -> str:
         if len(value) > length_max or not value.isprintable():
@@ -115,20 +115,20 @@ reason = printable(REASON_LENGTH_MAX)
 
 
 def clip_reason(text: str) -> str:
-    """Returns what of `text` may travel as a reason: one printable line of bounded length."""
+    """Return `text` as a reason that a peer accepts: one printable line of bounded length."""
     line = "".join(c if c.isprintable() else " " for c in clip(text, REASON_LENGTH_MAX))
     return line.strip()
 
 
 def duration(field: str, value: float) -> float:
-    """Returns a length of time in seconds that is finite and not negative, or raises."""
+    """Check a duration in seconds: finite and not negative."""
     if not math.isfinite(value) or value < 0:
         raise malformed(field, value, allowed="a finite number of seconds, at least 0")
     return value
 
 
 def magnitude(field: str, value: float) -> float:
-    """Returns a number that is finite and not negative, or raises."""
+    """Check a number that must be finite and not negative."""
     if not math.isfinite(value) or value < 0:
         raise malformed(field, value, allowed="a finite number, at least 0")
     return value
@@ -150,33 +150,33 @@ compute_time = _bounded(COMPUTE_TIME_MAX_S, "seconds")
 
 
 def cost(field: str, value: float) -> float:
-    """Returns a cost in seconds that is not negative but may be infinite, or raises."""
+    """Check a cost in seconds: not negative, but possibly infinite."""
     if math.isnan(value) or value < 0:
         raise malformed(field, value, allowed="a number of seconds, at least 0")
     return value
 
 
 def finite(field: str, value: float) -> float:
-    """Returns a number that is neither infinite nor NaN, or raises."""
+    """Check a number that must be neither infinite nor NaN."""
     if not math.isfinite(value):
         raise malformed(field, value, allowed="a finite number")
     return value
 
 
 def length(field: str, value: int, *, low: int, high: int) -> None:
-    """Raises unless a repeated field has from `low` to `high` entries."""
+    """Raise unless a repeated field has from `low` to `high` entries."""
     if not low <= value <= high:
         raise malformed(field, f"{value} entries", allowed=f"{low} to {high} entries")
 
 
 def unique(field: str, values: Collection[Hashable]) -> None:
-    """Raises if a value comes twice."""
+    """Raise if a value comes twice."""
     if len(set(values)) != len(values):
         raise malformed(field, "an entry twice", allowed="each entry once")
 
 
 def within(low: float, high: float) -> Callable[[str, float], float]:
-    """Returns a check for numbers from `low` to `high`, both included and finite."""
+    """Return a check for numbers from `low` to `high`, both included and finite."""
 
     def check(field: str, value: float) -> float:
         if not low <= value <= high:
@@ -187,7 +187,7 @@ def within(low: float, high: float) -> Callable[[str, float], float]:
 
 
 def boolean(_field: str, value: bool) -> bool:  # noqa: FBT001 - A value to check, not a switch.
-    """Returns the value: protobuf has checked it already."""
+    """Return the value, which protobuf has checked already."""
     return value
 
 

@@ -1,4 +1,4 @@
-"""The numbers of protobuf's wire format: seven bits a byte, the lowest first."""
+"""Varints, the numbers of protobuf's wire format: seven bits a byte, the lowest first."""
 
 from decod.wire import validate
 
@@ -6,10 +6,10 @@ _SIZE_MAX_BYTES = 10
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the number that begins at `position`, and where it ends.
+    """Return the number that begins at `position`, and the position after it.
 
     Raises:
-        MalformedMessageError: None begins there.
+        MalformedMessageError: No whole number begins there.
     """
     piece = data[position : position + _SIZE_MAX_BYTES]
     number = 0
@@ -21,7 +21,7 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def write_varint(number: int) -> bytes:
-    """Return a number as it travels."""
+    """Return a number as a varint. `number` must not be negative."""
     written = bytearray()
     while number >= 0x80:
         written.append(number & 0x7F | 0x80)

@@ -1,8 +1,9 @@
 """The compute process: reads jobs from a socket, one JSON object a line, until it closes.
 
-Started by the node process with an inherited socket and memory file; nobody types this command.
-What asks a node to leave may reach all processes of its host or session, so it is ignored here: the
-node process decides when work ends, and says so by closing the socket.
+The node process starts it with an inherited socket and memory file. Nobody types this command.
+
+A signal that asks a node to leave may reach all processes of its host or session. This process
+ignores it: the node process decides when work ends, and says so by closing the socket.
 """
 
 import argparse
@@ -28,8 +29,8 @@ logger = logging.getLogger("decod.worker")
 def serve(connection: socket.socket, runner: JobRunner) -> int:
     """Answer jobs in the order in which they come; return the process's exit code.
 
-    An unexpected exception is answered too, then ends the process: its state may be half changed,
-    and the node process starts another one.
+    An unexpected exception is answered too, and then ends the process: its state may be half
+    changed. The node process starts another one.
     """
     with connection.makefile("rb") as lines:
         while line := _read_line(lines):
@@ -38,7 +39,7 @@ def serve(connection: socket.socket, runner: JobRunner) -> int:
                 message = _parse(line)
                 reply, fatal = runner.run(message), False
             except DecodError as error:
-                # Whatever follows a broken line cannot be trusted to begin a message.
+                # After a broken line, the next bytes need not begin a message.
                 reply, fatal = error_reply(-1, error), True
             except Exception as error:
                 logger.exception("compute.failed")
@@ -105,6 +106,6 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     exit_code = main()
     logging.shutdown()
-    # Nothing is left to save, and a node that leaves waits for this process: taking torch down in
-    # order takes seconds on a busy host.
+    # Nothing is left to save, and a node that leaves waits for this process. An orderly shutdown of
+    # torch takes seconds on a busy host.
     os._exit(exit_code)

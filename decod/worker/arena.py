@@ -1,6 +1,6 @@
 """The memory that a node process and its compute process share.
 
-The node allocates regions and names them by offset and size; this side reads inputs in place and
+The node allocates regions and names them by offset and size. The compute process reads inputs and
 writes outputs in place, and never allocates.
 """
 
@@ -28,7 +28,7 @@ class Region:
         """Return the region that a message names.
 
         Raises:
-            ShapeError: It is no object with two numbers of at least 0.
+            ShapeError: `value` is no object with an offset and a size of at least 0.
         """
         if isinstance(value, dict):
             numbers = (value.get("offset"), value.get("num_bytes"))
@@ -47,10 +47,10 @@ def _refuse(what: str) -> ShapeError:
 
 
 class Arena:
-    """Maps a memory file and lends tensors on it.
+    """A mapped memory file, seen as tensors.
 
     Args:
-        descriptor: Of a file of any size; it may grow while it is mapped.
+        descriptor: Descriptor of a file of any size. The file may grow while it is mapped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -59,10 +59,15 @@ class Arena:
         self._size_bytes = 0
 
     def tensor(self, region: Region, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor on a region, without copying; writing to it writes to the arena.
+        """Return a tensor that shares a region's memory. Writing to it writes to the arena.
+
+        Args:
+            region: Must have exactly the size of the tensor.
+            dtype: Type of the elements.
+            shape: Shape of the tensor, which is contiguous and on the CPU.
 
         Raises:
-            ShapeError: The region lies outside, is misaligned, or has another size.
+            ShapeError: The region lies outside the arena, is misaligned, or has another size.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if region.num_bytes != num_bytes:
@@ -80,6 +85,6 @@ class Arena:
             size_bytes = os.fstat(self._descriptor).st_size
             if end > size_bytes:
                 raise _refuse(f"a region ends at {end} of an arena of {size_bytes} bytes")
-            # Tensors on the old mapping keep it alive; both show the same memory.
+            # Tensors on the old mapping keep it alive. Both mappings show the same memory.
             self._map, self._size_bytes = mmap.mmap(self._descriptor, size_bytes), size_bytes
         return self._map

@@ -1,4 +1,4 @@
-"""The first message of a node to its compute process: what the run is and which device to use."""
+"""The `configure` message, the first to a compute process: describes the run and the device."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -21,7 +21,7 @@ _C = TypeVar("_C")
 
 
 def parse_dataclass(kind: type[_C], section: str, value: object) -> _C:
-    """Return a flat configuration from a JSON object; missing fields take their defaults.
+    """Make a flat dataclass from a JSON object. Missing fields take their defaults.
 
     Raises:
         ConfigError: A field is unknown, of a wrong type, or out of range.
@@ -117,7 +117,7 @@ def _parse_device(value: object) -> str:
     try:
         torch.zeros(1, device=value)
     except (RuntimeError, AssertionError) as error:
-        # A build without CUDA says so with an assertion.
+        # A build of torch without CUDA raises an AssertionError.
         raise HardwareError(
             f"device {value} cannot be used",
             why=str(error).split("\n", maxsplit=1)[0],
@@ -128,7 +128,7 @@ def _parse_device(value: object) -> str:
 
 
 def _open_tokens(folder: Path) -> TokenSource:
-    # Relays have no data: they need none of what this import brings.
+    # Imported here, since relays have no data and do not need it.
     from decod.data.dataset import Dataset
 
     return Dataset.open(folder)

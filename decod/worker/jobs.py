@@ -1,7 +1,7 @@
 """Jobs of a compute process: a message in, tensors read and written in the arena, a result out.
 
-One method per kind. What a job needs is taken from its message by `Job`, which checks it: the
-sender is our own node process, but a slip there must end in a message and not in a wrong tensor.
+There is one method per kind of job. `Job` reads the fields of a message and checks them. The sender
+is our own node process, but a slip there must end in an error and not in a wrong tensor.
 """
 
 import logging
@@ -91,16 +91,16 @@ class Job:
         return MicrobatchId(*(value[name] for name in names))
 
     def expect(self, num_inputs: int | None, num_outputs: int) -> None:
-        """Refuse a job with another number of regions; None is any number of inputs."""
+        """Refuse a job with another number of regions. None allows any number of inputs."""
         if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
             raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
 
 
 class JobRunner:
-    """Runs jobs one after another on one executor.
+    """The runner of jobs, one after another, on one executor.
 
     Args:
-        arena: Where inputs are read and outputs written.
+        arena: Memory of the inputs and outputs.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -109,7 +109,7 @@ class JobRunner:
         self._watch = Stopwatch()
         self._last_kind = ""
         self._later_s: dict[str, float] = {}
-        """By kind, how long jobs took after their reply, the last time."""
+        """For each kind, how long the last job went on after its reply."""
         self._kinds: dict[str, Callable[[Job], Result]] = {
             "configure": self._configure,
             "ping": lambda _: {},
@@ -137,7 +137,7 @@ class JobRunner:
         }
 
     def run(self, message: Mapping[str, Any]) -> Result:
-        """Return the reply to one request; anything but a DecodError is our own bug and passes."""
+        """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
         job_id = message.get("job")
         try:
             kind = message.get("kind")
@@ -165,10 +165,10 @@ class JobRunner:
         return {"job": job_id, "ok": True, **times, "result": result}
 
     def finish(self) -> None:
-        """Do what the last job has put off until after its reply.
+        """Do the work that the last job has put off until after its reply.
 
-        Its duration is told with the next job of that kind. A failure is told by whatever needs
-        the sum of gradients next.
+        The reply to the next job of that kind includes its duration. If it fails, the next job that
+        needs the sum of gradients reports that.
         """
         start_s = perf_counter()
         try:
@@ -207,7 +207,7 @@ class JobRunner:
             "microbatch_memory_bytes": found.microbatch_memory_bytes,
         }
 
-    # Microbatches. An output's region is checked before the work, so that a bad one costs nothing.
+    # Microbatches. Output regions are checked before the work, so that a bad region costs nothing.
 
     def _activation(self, region: Region) -> Tensor:
         executor = self._ready
@@ -215,7 +215,7 @@ class JobRunner:
 
     def _write(self, output: Tensor, value: Tensor) -> None:
         """Copy a result from the device into the arena."""
-        # Else the copy would wait for the device, and seem to take that long.
+        # Otherwise the copy would include the wait for the device.
         synchronize(str(value.device))
         with self._watch.measure("copy"):
             output.copy_(value)
@@ -253,7 +253,7 @@ class JobRunner:
         return {}
 
     def _give_block(self, job: Job) -> Result:
-        """Take in a block of the data whose file on this host is bad."""
+        """Take in a block of the data whose file on this host is damaged."""
         job.expect(1, 0)
         if self._ready.tokens is None:
             raise malformed("a block of data for a node without data")
@@ -310,7 +310,7 @@ class JobRunner:
         return {"square_sum": executor.square_sum(mean)}
 
     def _square(self, job: Job) -> Result:
-        """Square the gradient of a node that is alone in its stage."""
+        """Return the square sum of the gradient of a node that is alone in its stage."""
         job.expect(0, 0)
         mean = self._ready.own_mean(job.number("weights_total", 1))
         return {"square_sum": self._ready.square_sum(mean)}
@@ -347,14 +347,14 @@ class JobRunner:
         return self._copy(self._ready, job, with_optimizer=job.flag("with_optimizer"))
 
     def _initial(self, job: Job) -> Result:
-        """Copy another stage's first state: this host has it, that stage's members not."""
+        """Copy another stage's initial state, which this host has and that stage's members lack."""
         own = self._ready
         other = StageExecutor(own.config, init_dir=own.init_dir, checkpoint=own.checkpoint)
         other.build(job.number("stage_index"))
         return self._copy(other, job, with_optimizer=own.checkpoint is not None)
 
     def _copy(self, executor: StageExecutor, job: Job, *, with_optimizer: bool) -> Result:
-        """Say how large a state is; where a region for it was given, write and describe it."""
+        """Return the size of a state. If the job has a region, write the state and describe it."""
         snapshot = executor.snapshot(with_optimizer=with_optimizer)
         result: Result = {"num_bytes": snapshot.num_bytes, "iteration": executor.iteration}
         if not job.outputs:

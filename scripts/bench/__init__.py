@@ -1,7 +1,7 @@
-"""Helpers of the measurements in `scripts/`: the job, the subjects, their children, the report."""
+"""Parts of the measurements in `scripts/`: the job, the subjects, their processes, the report."""
 
 import sys
 from pathlib import Path
 
-# A measurement is of this checkout, whichever decod is installed.
+# Measure this checkout, and not an installed decod.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -1,7 +1,6 @@
-"""Processes that a measurement starts: their lines with the instants they came, and their end.
+"""Processes that a measurement starts: their output lines with arrival times, and their end.
 
-Whatever happens to the measurement, nothing that it started goes on: `stop_all` is called at exit
-and on SIGTERM.
+No process outlives the measurement, even if it fails: `stop_all` is called at exit and on SIGTERM.
 """
 
 import atexit
@@ -29,13 +28,13 @@ class BenchError(Exception):
 
 
 class Child:
-    """A running process and what it prints.
+    """A running Python process and its output.
 
     Args:
-        arguments: What follows the interpreter on the command line.
-        num_threads: For the numerical libraries in it.
-        log: Takes its standard error.
-        environment: Further variables.
+        arguments: The command line after the interpreter.
+        num_threads: Threads of the numerical libraries in it.
+        log: The file for its standard error.
+        environment: Further environment variables.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Child:
                 stderr=errors,
                 text=True,
                 env={**os.environ, **threads, **paths, **(environment or {})},
-                # Signals go to the whole group, so what it starts ends with it.
+                # Signals go to the whole group, so the processes that it starts end with it.
                 start_new_session=True,
             )
         self._descendants: set[psutil.Process] = set()
@@ -74,10 +73,10 @@ class Child:
         self._lines.put(None)
 
     def next_line(self, deadline_s: float) -> tuple[float, str]:
-        """Return the next line and the instant at which it came.
+        """Return the instant at which the next line came, and the line.
 
         Raises:
-            BenchError: The process ended, or printed nothing until the deadline.
+            BenchError: The process has ended, or printed nothing until the deadline.
         """
         try:
             item = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -94,19 +93,19 @@ class Child:
         return "\n".join(f"  | {line}" for line in text.splitlines()[-_LOG_TAIL_LINES:])
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process and its group to end."""
         with suppress(psutil.Error):
             self._descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
         self._signal(signal.SIGTERM)
 
     def stop(self, *, grace_s: float = 3.0) -> None:
-        """End it and what it started: first politely, then for good. May be called twice."""
+        """End the process and its descendants: ask first, then kill. May be called twice."""
         self.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=grace_s)
         self._signal(signal.SIGKILL)
         self.process.wait()
-        # What it started may be in a group of its own; it leaves when its parent has gone.
+        # Descendants may be in groups of their own. They should end when their parent has.
         _, left = psutil.wait_procs(self._descendants, timeout=grace_s)
         for process in left:
             with suppress(psutil.Error):
@@ -125,14 +124,14 @@ _running: list[Child] = []
 
 
 def stop_all() -> None:
-    """End every process that is still there."""
+    """End every process that still runs."""
     while _running:
-        # Takes itself out.
+        # `stop` removes the process from the list.
         _running[0].stop(grace_s=1.0)
 
 
 def stop_all_at_exit() -> None:
-    """Arrange that no process outlives this one, unless it is killed outright."""
+    """Make sure that no child outlives this process, unless this is killed by SIGKILL."""
     atexit.register(stop_all)
 
     def leave(number: int, _frame: object) -> None:

@@ -1,8 +1,8 @@
 """The job that all subjects do: one run file and one corpus, so the same tokens and weights.
 
-The corpus is source text of Python's library, cut by a byte-level BPE that is trained on it to the
-model's vocabulary; both are made on the spot, in under ten seconds, and are the same on every
-machine with the same Python.
+The corpus is source text of Python's library. Its tokenizer is a byte-level BPE that is trained on
+this text, with the model's vocabulary size. Both are made in under ten seconds, and are the same on
+every machine with the same Python.
 """
 
 import sysconfig
@@ -29,7 +29,7 @@ Batch = list[npt.NDArray[np.int64]]
 """The microbatches of an iteration, each (B, T + 1) token ids."""
 
 TEXT_SIZE_MAX_BYTES = 2 << 20
-"""About 600,000 tokens: far more than a measurement reads."""
+"""Size of the corpus: about 600,000 tokens, far more than a measurement reads."""
 
 MODEL = ModelConfig(
     vocab_size=4096,
@@ -41,17 +41,17 @@ MODEL = ModelConfig(
 )
 BATCH = BatchConfig(sequence_length=256, microbatch_size=4, num_microbatches=8)
 NUM_RELAY_STAGES = 2
-"""decod also has stage 0: embedding, norm and head."""
+"""Relay stages of decod. It also has stage 0, with embedding, norm and head."""
 NUM_FIRST_BLOCKS = 2
-"""Blocks that stage 0 runs besides: so its three stages weigh about the same, and share the cores
-evenly."""
+"""Blocks that stage 0 runs too. With them, the three stages take about the same time, and share the
+cores evenly."""
 NUM_PIPELINE_STAGES = 3
-"""Of torch's pipeline, so that both have three processes that compute."""
+"""Stages of torch's pipeline, so that both subjects have three computing processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run file on disk, and what it says."""
+    """A run file on disk, and its contents."""
 
     run_file: Path
     run: RunConfig
@@ -63,7 +63,7 @@ class Job:
 
 
 def read_job(run_file: Path) -> Job:
-    """Return the job that a run file of `write_job` describes."""
+    """Return the job of a run file that `write_job` has written."""
     loaded = load_run_file(run_file)
     return Job(run_file, loaded.run, Path(loaded.data.path))
 
@@ -72,9 +72,9 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
     """Prepare corpus and run file in `folder` and return the job.
 
     Args:
-        folder: Exists.
-        num_iterations: After which a run ends.
-        model: What is trained.
+        folder: An existing folder.
+        num_iterations: The number of iterations of the run.
+        model: The model to train.
     """
     corpus = folder / "corpus"
     if not corpus.exists():
@@ -88,7 +88,7 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
         optimizer=OptimizerConfig(lr=1e-3),
     )
     run_file = folder / f"run-{num_iterations}.toml"
-    # What is measured is training: nothing else may want the disk or the links.
+    # No checkpoints: only training may use the disk and the links.
     none = CheckpointConfig(every_iterations=0)
     text = render_run_file(run, DataSource(path=str(corpus)), none)
     run_file.write_text(text, encoding="utf-8")
@@ -96,7 +96,7 @@ def write_job(folder: Path, num_iterations: int, model: ModelConfig = MODEL) -> 
 
 
 def read_batches(job: Job) -> Iterator[Batch]:
-    """Yield the microbatches of every iteration: those that the run's data node reads."""
+    """Yield the microbatches of each iteration, the same that the run's data node reads."""
     with Dataset.open(job.corpus) as dataset:
         for iteration in range(1, job.run.num_iterations + 1):
             yield [

@@ -9,7 +9,7 @@ from decod.model.stage import empty_model
 
 
 def main() -> None:
-    """Train; prints a line an iteration."""
+    """Train, and print a line an iteration."""
     options = parser().parse_args()
     torch.set_num_threads(options.threads)
     job = read_job(options.run)

@@ -1,7 +1,7 @@
 """Baseline: the job in `torch.distributed.pipelining`, 1F1B over gloo, one process a stage.
 
-The embedding is in the first stage; norm, head and loss are in the last, which gets the fewest
-blocks because the head costs about as much as one of them.
+The embedding is in the first stage. Norm, head and loss are in the last stage, which gets the
+fewest blocks, because the head costs about as much as a block.
 """
 
 import argparse
@@ -45,14 +45,14 @@ class Exit(nn.Module):
 
 
 def cut_blocks(num_blocks: int, num_stages: int) -> list[range]:
-    """Return the blocks of every stage; they differ by at most 1, longer first."""
+    """Return the blocks of every stage. Sizes differ by at most 1, and larger ones come first."""
     size, num_longer = divmod(num_blocks, num_stages)
     starts = [index * size + min(index, num_longer) for index in range(num_stages + 1)]
     return [range(starts[index], starts[index + 1]) for index in range(num_stages)]
 
 
 def build_module(run: RunConfig, rank: int) -> nn.Module:
-    """Return a rank's module. What the other end of the model needs takes no part in training."""
+    """Return a rank's module. Parameters of the other end of the model are frozen."""
     blocks = cut_blocks(run.model.num_hidden_layers, NUM_PIPELINE_STAGES)[rank]
     is_end = rank in (0, NUM_PIPELINE_STAGES - 1)
     with torch.device("meta"):
@@ -74,7 +74,7 @@ def _loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def _step(schedule: Schedule1F1B, rank: int, batch: Batch) -> float:
-    """Run one iteration's microbatches; returns the mean loss on the last rank, else 0."""
+    """Run one iteration's microbatches; return the mean loss on the last rank, else 0."""
     if rank == 0:
         tokens = torch.cat([torch.from_numpy(microbatch[:, :-1]) for microbatch in batch])
         schedule.step(tokens, return_outputs=False)
@@ -89,7 +89,7 @@ def _step(schedule: Schedule1F1B, rank: int, batch: Batch) -> float:
 
 
 def train(job: Job, rank: int) -> None:
-    """Train as one rank; the last prints a line an iteration."""
+    """Train as one rank. The last rank prints a line an iteration."""
     run = job.run
     module = build_module(run, rank)
     adamw = make_adamw((p for p in module.parameters() if p.requires_grad), run.optimizer)

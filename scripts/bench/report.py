@@ -1,4 +1,4 @@
-"""From samples to figures: medians, the best setting of threads, ratios, and the text of it."""
+"""Figures from samples: medians, the best number of threads, ratios, and a report on them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,34 +11,35 @@ from bench.subject import Sample
 SCHEMA_VERSION = 1
 
 LOSS_DIFFERENCE_MAX = 1e-4
-"""Between two subjects in the same iteration: the same job in another order of summation."""
+"""Largest difference of two subjects' losses in an iteration that counts as the same job. Only the
+order of summation may differ."""
 
 FOREIGN_CORES_MAX = 0.1
-"""More than this, kept busy by other work, makes the figures doubtful."""
+"""If other work keeps more cores than this busy, the figures are doubtful."""
 
 TARGETS = {"torch pipeline": 1.0, "one process": 0.95}
-"""What decod's rate must be, as a multiple of the other's."""
+"""The targets of decod's rate, as multiples of each other subject's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One subject at its best setting."""
+    """The result of one subject at its best number of threads."""
 
     subject: str
     num_threads: int
     tokens_per_s: float
-    """Median over rounds."""
+    """Median over the rounds."""
     samples: tuple[Sample, ...]
-    """Of this setting, in the order of the rounds."""
+    """The launches with this setting, in the order of the rounds."""
 
     @property
     def median_sample(self) -> Sample:
-        """The launch whose rate is the median, or just above."""
+        """The launch with the median rate, or the next higher one."""
         return sorted(self.samples, key=lambda each: each.tokens_per_s)[len(self.samples) // 2]
 
 
 def best_results(samples: Sequence[Sample]) -> dict[str, Result]:
-    """Return each subject's result at the thread setting whose median is highest."""
+    """Return each subject's result at the number of threads with the highest median."""
     groups: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.subject, sample.num_threads), []).append(sample)
@@ -51,7 +52,7 @@ def best_results(samples: Sequence[Sample]) -> dict[str, Result]:
 
 
 def loss_difference(samples: Sequence[Sample]) -> tuple[float, int]:
-    """Return the largest difference of losses in an iteration, and how many were compared."""
+    """Return the largest difference of losses in an iteration, and the number of iterations."""
     shared = set.intersection(*(set(sample.losses) for sample in samples)) if samples else set()
     differences = [
         max(sample.losses[iteration] for sample in samples)
@@ -62,10 +63,10 @@ def loss_difference(samples: Sequence[Sample]) -> tuple[float, int]:
 
 
 def ratios(results: Mapping[str, Result]) -> dict[str, float]:
-    """Return decod's rate over that of each other subject; empty without decod.
+    """Return decod's rate divided by each other subject's; empty without decod.
 
-    It is the median over rounds of the ratio in a round: launches that are minutes apart may have
-    run on a machine of another speed.
+    A ratio is the median over rounds of the ratio within a round: between launches that are minutes
+    apart, the speed of the machine may have changed.
     """
     if "decod" not in results:
         return {}
@@ -83,24 +84,25 @@ def ratios(results: Mapping[str, Result]) -> dict[str, float]:
 
 
 def tokens_per_cpu_s(sample: Sample) -> float:
-    """Return the tokens that a second of processor time trains.
+    """Return the tokens that are trained in a second of processor time.
 
-    Other work on the machine disturbs it less than the rate; waiting does not count, spinning does.
+    Other work on the machine disturbs this figure less than the rate. Waiting does not count, but
+    spinning does.
     """
     return sample.tokens_per_s * sample.iteration_s / max(1e-9, sum(sample.cpu_s.values()))
 
 
 def account(sample: Sample, num_cores: int) -> dict[str, float]:
-    """Return where an iteration's time on all cores went, in seconds that add up.
+    """Return how the time of all cores in an iteration was spent, in seconds.
 
     Args:
-        sample: Of decod: its nodes' own account is needed.
-        num_cores: Of the machine; they were decod's alone.
+        sample: A sample of decod, whose nodes have measured their own time.
+        num_cores: Number of cores of the machine, which decod must have had to itself.
 
     Returns:
-        `compute`: the compute processes, copies excepted. `copy`: tensors between device, arena
-        and frames. `serialization`: messages, job requests and checksums. `sockets`: the rest of
-        the node processes: gRPC, event loop, the core. `wait`: a core had nothing to do.
+        `compute`: the compute processes without copies. `copy`: tensors between device, arena and
+        frames. `serialization`: messages, job requests and checksums. `sockets`: the rest of the
+        node processes: gRPC, event loop, the core. `wait`: idle cores. The sum is the whole time.
     """
 
     def told(purpose: str) -> float:
@@ -123,7 +125,7 @@ def as_json(samples: Sequence[Sample], facts: Mapping[str, Any]) -> dict[str, An
 
     Args:
         samples: All launches, in order.
-        facts: What the measurement ran on and how.
+        facts: The machine and the settings of the measurement.
     """
     results = best_results(samples)
     difference, num_compared = loss_difference(samples)
@@ -197,7 +199,7 @@ def _losses(samples: Sequence[Sample]) -> list[str]:
 
 
 def _where_time_goes(result: Result) -> list[str]:
-    """Return the median round's processor time and, where told, the nodes' own account."""
+    """Return the processor time of the median launch and, for decod, the nodes' own figures."""
     sample = result.median_sample
     total_s = sum(sample.cpu_s.values())
     lines = ["", f"{result.subject}: an iteration takes {sample.iteration_s:.2f} s;"]

@@ -1,8 +1,8 @@
-"""The three subjects of the throughput measurement, and how one of them is measured once.
+"""The three subjects of the throughput measurement, and the measurement of one launch.
 
-All are measured alike: the subject's processes run the job, one of them prints a line an
-iteration, and this process takes the instants at which the lines arrive. The first iterations
-warm up; the rate is that of the others, from the last warm-up line to the last line.
+All are measured alike. The subject's processes run the job, and one of them prints a line an
+iteration. This process records the instants at which the lines arrive. The first iterations are a
+warm-up. The rate is that of the others, from the last warm-up line to the last line.
 """
 
 import re
@@ -32,7 +32,7 @@ _STATUS_MAX_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one launch of a subject gave."""
+    """The results of one launch of a subject."""
 
     subject: str
     num_threads: int
@@ -40,27 +40,27 @@ class Sample:
     iteration_s: float
     """Mean duration of a measured iteration."""
     losses: Mapping[int, float]
-    """Iteration to mean loss."""
+    """Mean loss by iteration."""
     cpu_s: Mapping[str, float]
-    """Processor time per measured iteration, by process."""
+    """Processor seconds per measured iteration, by process."""
     timing: Mapping[str, Mapping[str, float]]
-    """Where a node says that its time goes, by process: seconds per iteration. decod only."""
+    """The nodes' own measurements of their time, by process: seconds per iteration. decod only."""
     foreign_cores: float
-    """Mean number of cores that other work on the machine kept busy meanwhile."""
+    """Mean number of cores that other work kept busy meanwhile."""
     round_index: int = 0
 
 
 @dataclass(slots=True)
 class Running:
-    """The processes of a subject that has been started."""
+    """The processes of a running subject."""
 
     announcer: Child
-    """Prints the lines."""
+    """The process that prints a line an iteration."""
     children: dict[str, Child] = field(default_factory=dict)
 
 
 class Subject(ABC):
-    """Something that can do the job."""
+    """A program that can do the job."""
 
     name: str
 
@@ -69,10 +69,10 @@ class Subject(ABC):
         """Start its processes.
 
         Args:
-            job: What to train.
-            num_threads: Of each process that computes.
-            folder: Empty; for logs and state.
-            running: Takes each process as soon as it is there, so that it can be ended.
+            job: The job to do.
+            num_threads: Threads of each computing process.
+            folder: An empty folder for logs and state.
+            running: Gets each process as soon as it runs, so that the caller can end it.
         """
 
     def loss(self, iteration: int, printed: float, folder: Path) -> float:  # noqa: ARG002
@@ -80,12 +80,12 @@ class Subject(ABC):
         return printed
 
     def timing(self, folder: Path) -> dict[str, dict[str, float]]:  # noqa: ARG002
-        """Return where the processes say that their time went so far: name to seconds, each."""
+        """Return each process's own measurements of its time so far, in seconds by purpose."""
         return {}
 
 
 class OneProcess(Subject):
-    """A plain loop."""
+    """The baseline of a plain loop in one process."""
 
     name = "one process"
 
@@ -100,7 +100,7 @@ class OneProcess(Subject):
 
 
 class Pipeline(Subject):
-    """torch.distributed.pipelining, 1F1B, gloo."""
+    """The baseline of torch.distributed.pipelining, with 1F1B over gloo."""
 
     name = "torch pipeline"
 
@@ -150,7 +150,7 @@ class Decod(Subject):
 
     @override
     def loss(self, iteration: int, printed: float, folder: Path) -> float:
-        # The line is for people and rounded; the status has all digits.
+        # The line is rounded for people. The status has all digits.
         status = _ask_status(folder / "data")
         if status.get("iteration") == iteration and isinstance(status.get("loss"), float):
             return float(status["loss"])
@@ -172,7 +172,7 @@ def _ask_status(state_dir: Path) -> dict[str, Any]:
 def find_timing(status: Mapping[str, Any]) -> dict[str, float]:
     """Return the `timing` object of the answering node: seconds since its start, by purpose.
 
-    Empty if the daemon tells none.
+    Empty if the daemon gives none.
     """
     node = status.get("node")
     for holder in (status, node if isinstance(node, dict) else {}):
@@ -188,27 +188,27 @@ def find_timing(status: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one launch is measured."""
+    """The settings of one launch."""
 
     num_threads: int
-    """Of each process that computes."""
+    """Threads of each computing process."""
     num_warmup: int
     num_measured: int
-    """The job has at least one iteration more, so that nothing has left when the last is over."""
+    """The job must have at least one iteration more, so that no process leaves during the last."""
     folder: Path
-    """Made; for logs and state."""
+    """A folder for logs and state. It is created."""
     end_s: float
-    """Instant by which it must be over."""
+    """Instant by which the launch must be over."""
     round_index: int = 0
     give_up_tokens_per_s: float = 0.0
     """A launch that is slower than this after one measured iteration is cut short."""
 
 
 def measure(subject: Subject, job: Job, plan: Plan) -> Sample:
-    """Launch a subject, let it do the job, end it, and return what it did.
+    """Launch a subject, let it do the job, end it, and return the results.
 
     Raises:
-        BenchError: It failed, or was silent for too long.
+        BenchError: The subject failed, or was silent for too long.
     """
     assert job.run.num_iterations > plan.num_warmup + plan.num_measured, job.run.num_iterations
     plan.folder.mkdir(parents=True)
@@ -225,13 +225,13 @@ def measure(subject: Subject, job: Job, plan: Plan) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The state of things when an iteration was over. Seconds since the processes' start."""
+    """The clocks at the end of an iteration. Seconds since the processes' start."""
 
     instant_s: float
     cpu_s: Mapping[str, float]
     timing: Mapping[str, Mapping[str, float]]
     machine_s: float
-    """Processor time of everything on the machine."""
+    """Processor time of all processes on the machine."""
 
 
 def _watch(subject: Subject, running: Running, job: Job, plan: Plan) -> Sample:
@@ -295,7 +295,7 @@ def _per_iteration(
 
 
 def processor_times(children: Mapping[str, Child]) -> dict[str, float]:
-    """Return user plus system seconds so far, of every child and of what it started."""
+    """Return user plus system seconds so far, of every child and of its descendants."""
     times = {}
     for name, child in children.items():
         with suppress(psutil.Error):

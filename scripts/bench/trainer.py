@@ -1,4 +1,4 @@
-"""What the two baselines share: initial weights, AdamW, and the line after each iteration."""
+"""Common parts of the two baselines: initial weights, AdamW, and the line after an iteration."""
 
 import argparse
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from decod.train.params import OptimizerConfig
 
 
 def place_initial(stage: Stage, run: RunConfig) -> None:
-    """Give a module that was built empty the weights that decod starts from."""
+    """Fill a module that was built without weights with decod's initial weights."""
     stage.place(
         {
             name: initial_weight(run.model, seed=run.seed, name=name, shape=tuple(parameter.shape))
@@ -26,7 +26,7 @@ def place_initial(stage: Stage, run: RunConfig) -> None:
 def make_adamw(
     parameters: Iterable[nn.Parameter], optimizer: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """Return torch's fastest AdamW, with decod's rates and the same parameters decayed."""
+    """Return torch's fused AdamW, with decod's settings and weight decay on the same parameters."""
     groups: list[dict[str, object]] = [{"params": [], "weight_decay": 0.0}]
     groups.append({"params": [], "weight_decay": optimizer.weight_decay})
     for parameter in parameters:
@@ -43,7 +43,7 @@ def make_adamw(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of both baselines."""
+    """Return a parser of the options that both baselines have."""
     result = argparse.ArgumentParser()
     result.add_argument("--run", type=Path, required=True)
     result.add_argument("--threads", type=int, required=True)
