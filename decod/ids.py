@@ -47,6 +47,20 @@ class Round:
         return f"e{self.era}:{text}" if self.era else text
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class AveragingId:
+    """One average over the members of a stage. All stages average under the same id."""
+
+    round: Round
+    """Whose batch it is of."""
+    view_version: int
+    """Of the view whose members take part."""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.round}/{self.view_version}"
+
+
 def iteration_of(text: str) -> int:
     """Return the iteration of a round in text form."""
     return int(text.rpartition(":")[2].partition(".")[0])

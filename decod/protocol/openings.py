@@ -32,7 +32,7 @@ def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bo
     voted = pipeline.voted_for(committed)
     if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
-        own = pipeline.aggregation.proposal if pipeline.aggregation is not None else ""
+        own = pipeline.step.vote.proposal if pipeline.step is not None else ""
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
     return committed.iteration == pipeline.stage.iteration or voted

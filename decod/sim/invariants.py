@@ -357,15 +357,19 @@ class Checker:
 
     def _begun(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.BeginAggregation)
-        round_ = self._term_of(host, message.round)
+        named = message.averaging
+        round_ = self._term_of(host, named.round)
         num = self._announced.setdefault(round_, message.num_committed)
         self._data.put_off[round_] = message.num_deferred
         if num != message.num_committed:
-            raise self.violated("I2", host, f"two different batches announced: {message.round}")
-        reported = sum(self._reports.get((round_, message.view_version), {}).values())
+            raise self.violated(
+                "I2", host, f"two different batches announced: {message.averaging.round}"
+            )
+        key = (round_, named.view_version)
+        reported = sum(self._reports.get(key, {}).values())
         if num < reported:
             what = f"{num} microbatches announced, {reported} reported"
-            raise self.violated("I2", host, f"round {message.round}: {what}")
+            raise self.violated("I2", host, f"round {named.round}: {what}")
 
     # --- I3 -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
-from decod.ids import MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.detours import BYWAYS_MAX
 from decod.protocol.core.era import (
@@ -140,6 +140,7 @@ _SOURCE = f.Choice(
 _SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
 _ROUND = f.Struct(Round, {"iteration": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
+_AVERAGING = f.Struct(AveragingId, {"round": _ROUND, "view_version": f.ITERATION})
 _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
 )
@@ -290,8 +291,7 @@ BODIES: Mapping[str, f.Struct] = {
     "average": f.Struct(
         Average,
         {
-            "round": _ROUND,
-            "view_version": f.ITERATION,
+            "averaging": _AVERAGING,
             "part": f.INDEX,
             "num_parts": f.Plain(validate.num_parts),
             "num_microbatches": f.Plain(validate.num_summed),
@@ -383,10 +383,9 @@ BODIES: Mapping[str, f.Struct] = {
     "begin_aggregation": f.Struct(
         m.BeginAggregation,
         {
-            "round": _ROUND,
+            "averaging": _AVERAGING,
             "num_committed": f.COUNT,
             "digest": f.NUMBER,
-            "view_version": f.ITERATION,
             "loss_sum": f.FINITE,
             "num_tokens": f.NUMBER,
             "num_deferred": f.COUNT,
@@ -395,36 +394,33 @@ BODIES: Mapping[str, f.Struct] = {
     "reduce_part": f.Struct(
         m.ReducePart,
         {
-            "round": _ROUND,
+            "averaging": _AVERAGING,
             "part": f.INDEX,
             "num_microbatches": f.COUNT,
             "digest": f.NUMBER,
-            "view_version": f.ITERATION,
         },
     ),
     "reduced_part": f.Struct(
         m.ReducedPart,
-        {"round": _ROUND, "part": f.INDEX, "view_version": f.ITERATION, "square_sum": f.MAGNITUDE},
+        {"averaging": _AVERAGING, "part": f.INDEX, "square_sum": f.MAGNITUDE},
     ),
     "gradient_squares": f.Struct(
         m.GradientSquares,
         {
-            "round": _ROUND,
+            "averaging": _AVERAGING,
             "square_sums": f.Tuples(f.Repeated(_SQUARES, _STAGES_MAX, num_min=1)),
-            "view_version": f.ITERATION,
         },
         _verify_squares,
     ),
     "gradient_norm": f.Struct(
         m.GradientNorm,
-        {"round": _ROUND, "gradient_norm": f.MAGNITUDE, "view_version": f.ITERATION},
+        {"averaging": _AVERAGING, "gradient_norm": f.MAGNITUDE},
     ),
     "ready": f.Struct(
         m.Ready,
         {
-            "round": _ROUND,
+            "averaging": _AVERAGING,
             "hashes": _HASHES,
-            "view_version": f.ITERATION,
             "failure": f.REASON,
             "votes": f.Tuples(f.Repeated(_MEMBER_HASH, validate.MEMBERS_MAX)),
         },

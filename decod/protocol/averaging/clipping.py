@@ -78,12 +78,11 @@ class Clipping:
         if self._below or self._context.member.stage_index not in self._sums:
             return []
         context, parent = self._context, self._place.parent
-        round_, view_version = context.round, context.view.version
         if parent is not None:
             sums = tuple(sorted(self._sums.items()))
-            return [Send(parent, GradientSquares(round_, sums, view_version))]
+            return [Send(parent, GradientSquares(context.averaging, sums))]
         norm = math.sqrt(_sum(self._sums))
-        return [Send(context.node_id, GradientNorm(round_, norm, view_version))]
+        return [Send(context.node_id, GradientNorm(context.averaging, norm))]
 
     def found(self, message: GradientNorm) -> list[Effect]:
         """The norm has come down the tree: pass it on, once."""

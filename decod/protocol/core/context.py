@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.link_table import LinkTable
@@ -49,6 +49,11 @@ class Context:
     def __post_init__(self) -> None:
         self.compute = ComputeQueue(self.tensors)
         self.detours = Detours(self.links)
+
+    @property
+    def averaging(self) -> AveragingId:
+        """The average of the round, among the members of the view."""
+        return AveragingId(self.round, self.view.version)
 
     @property
     def member(self) -> Member:

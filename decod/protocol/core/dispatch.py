@@ -97,7 +97,7 @@ def _place_of(message: Message, round_: Round, view_version: int) -> tuple[Round
     if isinstance(message, OfView):
         return round_, message.view_version
     if isinstance(message, OfAveraging):
-        return message.round, message.view_version
+        return message.averaging.round, message.averaging.view_version
     if isinstance(message, OfPath):
         return message.round, max(message.path_version, view_version)
     return message.round, view_version

@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
@@ -151,7 +151,8 @@ class Leader:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
             self.state, self._begun = LeaderState.AGGREGATING, begun
-            self._vote, self._vote_term = Ready(self.round, won.hashes, view.version), won.view.term
+            self._vote = Ready(AveragingId(self.round, view.version), won.hashes)
+            self._vote_term = won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             notes.append(noted("round.kept", round=str(self.round), reason=reason))
             return notes + self._decide(now_s)
@@ -321,7 +322,8 @@ class Leader:
         self._round_timer.progressed(now_s)
         if len(self._reports) < len(self.view.data_nodes):
             return []
-        begin = _begin(self.round, self.view.version, self._reports.values())
+        averaging = AveragingId(self.round, self.view.version)
+        begin = _begin(averaging, self._reports.values())
         if begin.num_committed == 0:
             return self._repeat(now_s, "no microbatch found a way through", counts=True)
         self.state, self._begun = LeaderState.AGGREGATING, begin
@@ -329,7 +331,7 @@ class Leader:
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
         """All members have voted (or one against): decide, unless commits are held."""
-        late = (vote.round, vote.view_version) != (self.round, self.view.version)
+        late = vote.averaging != AveragingId(self.round, self.view.version)
         if late or self.state is not LeaderState.AGGREGATING:
             return []
         if vote.failure:
@@ -527,12 +529,11 @@ def _stalled(view: View, reports: Container[NodeId]) -> str:
     return f"no progress in time, {missing} did not come"
 
 
-def _begin(round_: Round, view_version: int, reports: Collection[Report]) -> BeginAggregation:
+def _begin(averaging: AveragingId, reports: Collection[Report]) -> BeginAggregation:
     return BeginAggregation(
-        round_,
+        averaging,
         num_committed=sum(r.num_committed for r in reports),
         digest=add_digests(r.digest for r in reports),
-        view_version=view_version,
         loss_sum=sum(r.loss_sum for r in reports),
         num_tokens=sum(r.num_tokens for r in reports),
         num_deferred=sum(r.num_deferred for r in reports),

@@ -274,7 +274,7 @@ class Leadership:
         self.leader = leader = self._leader_of(
             self._context, self._shape, pipeline, self._forwarding
         )
-        begun = pipeline.aggregation.begun if pipeline.aggregation is not None else None
+        begun = pipeline.step.begun if pipeline.step is not None else None
         won = replace(won, resigned=self.handover.resigned)
         return leader.take_over(now_s, won, begun)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from decod.ids import NodeId, Round, TensorId
+from decod.ids import AveragingId, NodeId, Round, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
@@ -83,8 +83,7 @@ class Entry(Enum):
 class _Step:
     """The averages of one iteration, as far as they have come."""
 
-    round: Round
-    view_version: int
+    averaging: AveragingId
     num_parts: int
     num_microbatches: int
     base_hash: str
@@ -92,8 +91,8 @@ class _Step:
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
-    def place(self) -> tuple[Round, int]:
-        return self.round, self.view_version
+    def round(self) -> Round:
+        return self.averaging.round
 
     @property
     def complete(self) -> bool:
@@ -275,27 +274,26 @@ class Replay:
 
     def _keep(self, sender: NodeId, message: Average, tensor: Tensor) -> tuple[bool, list[Effect]]:
         """Return whether a part is kept, and what that makes superfluous."""
-        base, round_, effects = self._held or self._base, message.round, list[Effect]()
+        base, round_, effects = self._held or self._base, message.averaging.round, list[Effect]()
         # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
         if sender != self._followed or (base is not None and not _is_behind(base, round_)):
             return False, []
-        place, iteration = (round_, message.view_version), round_.iteration
-        if self._step is not None and place <= self._step.place:
+        averaging, iteration = message.averaging, round_.iteration
+        if self._step is not None and averaging <= self._step.averaging:
             return False, []
         step = self._log.get(iteration)
-        if step is not None and step.place < place:
+        if step is not None and step.averaging < averaging:
             effects += self._drop(iteration)
             step = None
         if step is None:
             step = self._log[iteration] = _Step(
-                round_,
-                message.view_version,
+                averaging,
                 message.num_parts,
                 message.num_microbatches,
                 message.base_hash,
                 message.gradient_norm,
             )
-        alike = (step.place, step.num_parts) == (place, message.num_parts)
+        alike = (step.averaging, step.num_parts) == (averaging, message.num_parts)
         if not alike or message.part in step.parts:
             return False, effects
         step.parts[message.part] = tensor.id
@@ -401,7 +399,7 @@ class Replay:
         committed, view_version = self._target
         if step.round.iteration != committed.iteration:
             return step.round.iteration < committed.iteration
-        return step.round == committed and view_version in (0, step.view_version)
+        return step.round == committed and view_version in (0, step.averaging.view_version)
 
     def _final(self, step: _Step) -> bool | None:
         """Whether a proposed step is final; None: nobody can tell yet."""

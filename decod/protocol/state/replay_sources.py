@@ -172,18 +172,18 @@ class ReplaySource:
             parts: In order. Not released here.
             gradient_norm: With which the members take the step.
         """
-        self._past, effects = begun.round.iteration, list[Effect]()
+        iteration = begun.averaging.round.iteration
+        self._past, effects = iteration, list[Effect]()
         for node, follower in list(self._known.items()):
-            if begun.round.iteration <= follower.base.iteration:
+            if iteration <= follower.base.iteration:
                 continue
             if len(set(follower.unsent.values())) >= LAG_MAX:
                 effects += self._leave(node, "it takes averages more slowly than they are made")
                 continue
             for part, tensor in enumerate(parts):
-                follower.unsent[self._context.tensors.retain(tensor)] = begun.round.iteration
+                follower.unsent[self._context.tensors.retain(tensor)] = iteration
                 average = Average(
-                    begun.round,
-                    begun.view_version,
+                    begun.averaging,
                     part,
                     len(parts),
                     begun.num_committed,

@@ -10,7 +10,6 @@ from random import Random
 from typing import TypeVar
 
 from decod.ids import NodeId, Round
-from decod.protocol.averaging.aggregation import Aggregation, AggregationState
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
@@ -32,6 +31,7 @@ from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.idleness import Idleness
 from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from decod.protocol.strategy.step import Step, StepState
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
@@ -61,7 +61,7 @@ class Pipeline:
         self.arrival = Arrival(context, self.stage, self._state_came)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = LiveRouting(context, rng)
-        self.aggregation: Aggregation | None = None
+        self.step: Step | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
             self.microbatches = DataMicrobatches(
@@ -106,17 +106,16 @@ class Pipeline:
 
     @property
     def aggregating(self) -> bool:
-        aggregation = self.aggregation
-        return aggregation is not None and aggregation.state is not AggregationState.WAITING
+        return self.step is not None and self.step.state is not StepState.WAITING
 
     @property
     def vote(self) -> messages.Ready | None:
         """The vote of this node's subtree, once it is cast."""
-        return self.aggregation.vote if self.aggregation is not None else None
+        return self.step.vote.result if self.step is not None else None
 
     def voted_for(self, round_: Round) -> bool:
         """Whether this node holds a proposed step of `round_`."""
-        voted = self.aggregation is not None and self.aggregation.state is AggregationState.READY
+        voted = self.step is not None and self.step.state is StepState.READY
         return voted and round_ == self._context.round
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -135,22 +134,22 @@ class Pipeline:
         Who has missed the word hears of it in what opens the next round, by another leader.
         """
         voted = self.voted_for(decision.opening.committed)
-        return _commit_notes(decision, self.aggregation, self._context, voted=voted)
+        return _commit_notes(decision, self.step, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
         """End the context's round as the opening of the next says: keep its step, or undo it."""
-        committed, aggregation = self.voted_for(opening.committed), self.aggregation
+        committed, step = self.voted_for(opening.committed), self.step
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
-        effects = aggregation.abandon() if aggregation is not None else []
-        if committed and aggregation is not None:
+        effects = step.abandon() if step is not None else []
+        if committed and step is not None:
             self.num_committed += len(self.microbatches.folded)
-            if aggregation.begun is not None:
-                self.positions.committed(aggregation.begun)
+            if step.begun is not None:
+                self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
-            self.stage.parameter_hash = aggregation.proposal
+            self.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.iteration))
-        elif aggregation is not None:
+        elif step is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
 
@@ -200,7 +199,7 @@ class Pipeline:
         amended = self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
         idle = self.stage.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
-        self.aggregation = Aggregation(context, self.replay_source, loaded=self.stage.loaded)
+        self.step = Step(context, self.replay_source, loaded=self.stage.loaded)
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
@@ -228,19 +227,19 @@ class Pipeline:
 
     def end(self) -> list[Effect]:
         """The run is over: let go of what is held for a round that this node may still be in."""
-        effects = self.aggregation.abandon() if self.aggregation is not None else []
+        effects = self.step.abandon() if self.step is not None else []
         effects += self.arrival.end() + self.replay_source.end()
         return effects + self.rollback.end() + self.microbatches.reset()
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the round in the context's view, which some members are no more in."""
         context, effects = self._context, []
-        if self.aggregation is not None:
-            effects += self.aggregation.abandon()
+        if self.step is not None:
+            effects += self.step.abandon()
             if self.aggregating:
                 effects += context.compute.retract()
         effects += self.arrival.fetch_instead()
-        self.aggregation = Aggregation(context, self.replay_source, loaded=self.stage.loaded)
+        self.step = Step(context, self.replay_source, loaded=self.stage.loaded)
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
@@ -274,8 +273,8 @@ class Pipeline:
             effects += self.microbatches.mend(now_s)
         if isinstance(self.microbatches, RelayMicrobatches):
             effects += self.microbatches.admit()
-        if self.aggregation is not None:
-            effects += self.aggregation.state_loaded()
+        if self.step is not None:
+            effects += self.step.state_loaded()
         return effects
 
     # --- messages -----------------------------------------------------------------------------
@@ -325,32 +324,16 @@ class Pipeline:
                 return microbatches.reroute(now_s, sender, message)
             case messages.Mended() if isinstance(microbatches, DataMicrobatches):
                 return microbatches.mended(sender, message)
-        return self._aggregation_message(received)
-
-    def _aggregation_message(self, received: Received) -> list[Effect]:
-        message, sender, tensor = received.message, received.sender, received.tensor
-        aggregation = self.aggregation
-        assert aggregation is not None
-        match message:
-            case messages.BeginAggregation():
-                return aggregation.begin(message) + self._contribute()
-            case messages.ReducePart():
-                return aggregation.part(sender, message, tensor)
-            case messages.ReducedPart() if tensor is not None:
-                return aggregation.reduced_part(sender, message, tensor)
-            case messages.GradientSquares():
-                return aggregation.squares(sender, message)
-            case messages.GradientNorm():
-                return aggregation.norm_found(message)
-            case messages.Ready():
-                return aggregation.voted(sender, message)
-        return []
+        assert self.step is not None
+        effects = self.step.received(received)
+        begun = isinstance(message, messages.BeginAggregation)
+        return effects + (self._contribute() if begun else [])
 
     def _contribute(self) -> list[Effect]:
         """Take part in the reduction, as soon as all that this node has to add up is added."""
-        if self.aggregation is None or not self.microbatches.settled:
+        if self.step is None or not self.microbatches.settled:
             return []
-        return self.aggregation.contribute(self.microbatches.folded)
+        return self.step.contribute(self.microbatches.folded)
 
     def _peer_ready(self, peer: NodeId) -> list[Effect]:
         self.readiness.peer_ready(peer)
@@ -395,20 +378,20 @@ def awaited_by(pipeline: Pipeline) -> set[NodeId]:
     awaited = {held.downstream for held in pipeline.microbatches.held.values() if held.awaits}
     if pipeline.flows is not None:
         awaited |= pipeline.readiness.awaited(pipeline.flows)
-    if pipeline.aggregation is not None:
-        awaited |= pipeline.aggregation.awaited
+    if pipeline.step is not None:
+        awaited |= pipeline.step.awaited
     return awaited
 
 
 def _commit_notes(
     decision: messages.Open,
-    aggregation: Aggregation | None,
+    step: Step | None,
     context: Context,
     *,
     voted: bool,
 ) -> list[Effect]:
     committed = decision.opening.committed
-    begun = aggregation.begun if aggregation is not None else None
+    begun = step.begun if step is not None else None
     if decision.committed:
         loss, num_tokens = decision.loss, decision.num_tokens
     elif begun is not None and voted:
@@ -419,7 +402,7 @@ def _commit_notes(
         ("round", str(committed)),
         ("loss", loss),
         ("num_tokens", num_tokens),
-        *(aggregation.account if aggregation is not None else ()),
+        *(step.account if step is not None else ()),
         ("num_passes", context.compute.num_passes),
     )
     return [Note("round.committed", fields)]

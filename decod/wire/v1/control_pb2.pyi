@@ -228,6 +228,14 @@ class Round(_message.Message):
     era: int
     def __init__(self, iteration: _Optional[int] = ..., attempt: _Optional[int] = ..., era: _Optional[int] = ...) -> None: ...
 
+class AveragingId(_message.Message):
+    __slots__ = ("round", "view_version")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    view_version: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+
 class Mark(_message.Message):
     __slots__ = ("iteration", "hashes")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
@@ -419,22 +427,20 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("round", "view_version", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    view_version: int
+    averaging: AveragingId
     part: int
     num_parts: int
     num_microbatches: int
     base_hash: str
     gradient_norm: float
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("round",)
@@ -649,48 +655,42 @@ class Report(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
-    __slots__ = ("round", "num_committed", "digest", "view_version", "loss_sum", "num_tokens", "num_deferred")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     num_committed: int
     digest: int
-    view_version: int
     loss_sum: float
     num_tokens: int
     num_deferred: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., view_version: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., num_deferred: _Optional[int] = ...) -> None: ...
 
 class ReducePart(_message.Message):
-    __slots__ = ("round", "part", "num_microbatches", "digest", "view_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "part", "num_microbatches", "digest")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     part: int
     num_microbatches: int
     digest: int
-    view_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class ReducedPart(_message.Message):
-    __slots__ = ("round", "part", "view_version", "square_sum")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "part", "square_sum")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUM_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     part: int
-    view_version: int
     square_sum: float
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., part: _Optional[int] = ..., view_version: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
 
 class StageSquares(_message.Message):
     __slots__ = ("stage_index", "square_sum")
@@ -701,24 +701,20 @@ class StageSquares(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., square_sum: _Optional[float] = ...) -> None: ...
 
 class GradientSquares(_message.Message):
-    __slots__ = ("round", "square_sums", "view_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "square_sums")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     SQUARE_SUMS_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     square_sums: _containers.RepeatedCompositeFieldContainer[StageSquares]
-    view_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., square_sums: _Optional[_Iterable[_Union[StageSquares, _Mapping]]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., square_sums: _Optional[_Iterable[_Union[StageSquares, _Mapping]]] = ...) -> None: ...
 
 class GradientNorm(_message.Message):
-    __slots__ = ("round", "gradient_norm", "view_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "gradient_norm")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     gradient_norm: float
-    view_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
 
 class StageHash(_message.Message):
     __slots__ = ("stage_index", "parameter_hash")
@@ -729,18 +725,16 @@ class StageHash(_message.Message):
     def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("round", "hashes", "view_version", "failure", "votes")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("averaging", "hashes", "failure", "votes")
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    averaging: AveragingId
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
-    view_version: int
     failure: str
     votes: _containers.RepeatedCompositeFieldContainer[MemberHash]
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ...) -> None: ...
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., failure: _Optional[str] = ..., votes: _Optional[_Iterable[_Union[MemberHash, _Mapping]]] = ...) -> None: ...
 
 class MemberHash(_message.Message):
     __slots__ = ("node_id", "parameter_hash")

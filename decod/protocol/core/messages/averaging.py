@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfAveraging, OfRun
 
@@ -11,11 +11,9 @@ from decod.protocol.core.messages.scopes import OfAveraging, OfRun
 class BeginAggregation(OfAveraging):
     """BEGIN AGGREGATION: goes down the tree; the batch is what the digest says."""
 
-    round: Round
+    averaging: AveragingId
     num_committed: int
     digest: int
-    view_version: int
-    """Of the view whose members reduce."""
     loss_sum: float = 0.0
     """Of all reports, like what follows: whoever has to finish the round can tell of it."""
     num_tokens: int = 0
@@ -26,23 +24,19 @@ class BeginAggregation(OfAveraging):
 class ReducePart(OfAveraging):
     """With a tensor (none if `num_microbatches` is 0): one part of the sender's gradient sum."""
 
-    round: Round
+    averaging: AveragingId
     part: int
     """Index in the roster of the receiver, which reduces this part."""
     num_microbatches: int
     digest: int
-    view_version: int
-    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedPart(OfAveraging):
     """With a tensor: the average of one part over the roster."""
 
-    round: Round
+    averaging: AveragingId
     part: int
-    view_version: int
-    """Of the view whose members reduce."""
     square_sum: float = 0.0
     """Of the part's elements; 0 where no gradient is clipped."""
 
@@ -52,32 +46,26 @@ class GradientSquares(OfAveraging):
     """From the first of a stage, up the tree: how long its stage's mean gradient is, squared, and
     those of the stages below it."""
 
-    round: Round
+    averaging: AveragingId
     square_sums: tuple[tuple[int, float], ...]
     """(stage index, sum of the mean gradient's squares), in order."""
-    view_version: int
-    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm(OfAveraging):
     """Down the tree: the norm of the mean gradient over all stages. Now the step can be taken."""
 
-    round: Round
+    averaging: AveragingId
     gradient_norm: float
-    view_version: int
-    """Of the view whose members reduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(OfAveraging):
     """Goes up the tree: the sender's subtree has its next parameters, or why it has not."""
 
-    round: Round
+    averaging: AveragingId
     hashes: Hashes
     """(stage index, SHA-256 of the proposed parameters), one for each stage in the subtree."""
-    view_version: int
-    """Of the view whose members reduce."""
     failure: str = ""
     """Empty if all is well. A stage whose members differ in hash is a failure too."""
     votes: tuple[tuple[NodeId, str], ...] = ()

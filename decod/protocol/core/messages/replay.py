@@ -6,7 +6,7 @@ These are of no round: the candidate is in none yet.
 
 from dataclasses import dataclass
 
-from decod.ids import Round
+from decod.ids import AveragingId, Round
 from decod.protocol.core.messages.scopes import OfRun
 
 DONORS_MAX = 8
@@ -49,9 +49,7 @@ class Average(OfRun):
     iteration follows.
     """
 
-    round: Round
-    view_version: int
-    """Of the view whose members have reduced it."""
+    averaging: AveragingId
     part: int
     num_parts: int
     num_microbatches: int

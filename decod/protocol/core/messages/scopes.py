@@ -4,7 +4,7 @@ Each message derives from one of the classes here. `protocol.core.dispatch` comp
 the message names with the node's own.
 """
 
-from decod.ids import Round
+from decod.ids import AveragingId, Round
 
 
 class OfRun:
@@ -36,8 +36,7 @@ class OfPath(OfBatch):
 
 
 class OfAveraging:
-    """Belongs to one reduction: a try at an iteration, and the view whose members reduce."""
+    """Belongs to one average."""
 
     __slots__ = ()
-    round: Round
-    view_version: int
+    averaging: AveragingId

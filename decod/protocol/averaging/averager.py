@@ -1,0 +1,255 @@
+"""One average over some members: everybody ends with the same bits (I3).
+
+Every member of the roster sends part k of its own sum to member k. Member k adds the parts up *in
+roster order*, divides by the total weight, and sends the result back to all (a butterfly).
+
+    WAITING -> GATHERING -> REDUCING -> AVERAGED
+         `---------- or FAILED ----------'
+
+Each part says how much weight is in it, and the digest of what that weight stands for. The reducer
+of a part checks that these add up to the total: a sum that lacks or repeats something fails the
+average instead of entering the model (I2). A part that arrives early is kept.
+
+An averager knows neither stage, view nor vote. Whoever needs the average gives it the roster and
+the total.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from decod.ids import AveragingId, NodeId, TensorId
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.digest import add_digests
+from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.events import JobFinished, Tensor
+from decod.protocol.core.jobs import Gather, Job, Reduce, Squared
+from decod.protocol.core.messages.averaging import ReducedPart, ReducePart
+from decod.protocol.core.tensor_store import TensorStore
+
+
+class AveragingState(Enum):
+    WAITING = "waiting"
+    """This node's own sum is not whole, or the total is not known."""
+    GATHERING = "gathering"
+    """Parts of the members' sums are under way."""
+    REDUCING = "reducing"
+    """This node's part is being added up, or other members' averages are under way."""
+    AVERAGED = "averaged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How much a sum stands for."""
+
+    num: int
+    """Microbatches."""
+    digest: int
+    """Of their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPort:
+    """What an averager needs of its host: the tensors that it holds, and its device."""
+
+    tensors: TensorStore
+    compute: ComputeQueue
+
+
+class AveragingUser(Protocol):
+    """Who needs the average."""
+
+    def part_squared(self, part: int, square_sum: float) -> list[Effect]:
+        """One part of the average is known, and the sum of its squares."""
+        ...
+
+    def averaged(self) -> list[Effect]:
+        """All parts are here: `Averager.take` gives them."""
+        ...
+
+    def lacking(self, found: Weight) -> list[Effect]:
+        """The sums of all members do not add up to the total."""
+        ...
+
+    def averaging_failed(self, reason: str) -> list[Effect]:
+        """The device has refused a sum or a part."""
+        ...
+
+
+class Averager:
+    """One member's part in one average.
+
+    Args:
+        node_id: This node, a member of the roster.
+        averaging_id: Names the average in messages.
+        roster: All who take part. Member k reduces part k.
+        port: Tensors and device.
+        user: Told how it ends.
+    """
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        averaging_id: AveragingId,
+        roster: Sequence[NodeId],
+        port: TensorPort,
+        user: AveragingUser,
+    ) -> None:
+        self.state = AveragingState.WAITING
+        self._node_id, self._id, self._roster = node_id, averaging_id, tuple(roster)
+        self._index = self._roster.index(node_id)
+        self._port, self._user = port, user
+        self._total: Weight | None = None
+        self._own: Weight | None = None
+        self._weights: dict[NodeId, Weight] = {}
+        """Of the members whose parts are here, or that have none to send."""
+        self._parts: dict[NodeId, TensorId] = {}
+        """Of the part that this node reduces."""
+        self._averages: dict[int, TensorId] = {}
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come."""
+        if self.state is AveragingState.REDUCING:
+            return {node for k, node in enumerate(self._roster) if k not in self._averages}
+        if self.state in (AveragingState.WAITING, AveragingState.GATHERING):
+            return {*self._roster} - self._weights.keys()
+        return set()
+
+    @property
+    def num_parts(self) -> int:
+        return len(self._roster)
+
+    def abandon(self) -> list[Effect]:
+        """Release all tensors that are held for the average."""
+        tensors = [*self._parts.values(), *self._averages.values()]
+        self._parts.clear()
+        self._averages.clear()
+        return self._port.tensors.release(*tensors)
+
+    def take(self) -> list[TensorId]:
+        """Return the parts of the average, in order. Their references are the caller's."""
+        parts = [self._averages.pop(k) for k in sorted(self._averages)]
+        assert len(parts) == len(self._roster)
+        return parts
+
+    def begin(self, own: Weight, total: Weight) -> list[Effect]:
+        """Take part: this node's own sum is whole.
+
+        Args:
+            own: What is in it.
+            total: What is in all sums of the roster together.
+        """
+        assert self.state is AveragingState.WAITING
+        self.state, self._own, self._total = AveragingState.GATHERING, own, total
+        self._weights[self._node_id] = own
+        if own.num:
+            return self._port.compute.submit(Gather(len(self._roster)), self)
+        effects: list[Effect] = [
+            Send(node, self._part(k)) for k, node in enumerate(self._roster) if k != self._index
+        ]
+        return effects + self._reduce()
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """This node's sum has been cut into parts, or its part has been averaged."""
+        match job, event.result:
+            case Gather(), _:
+                return self._gathered([output.id for output in event.outputs])
+            case Reduce(), Squared(square_sum):
+                return self._reduced(event.outputs[0].id, square_sum)
+        raise AssertionError(f"{job} ended with {event.result}")
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The device has refused the sum or the parts."""
+        return self._fail(reason)
+
+    def _gathered(self, outputs: Sequence[TensorId]) -> list[Effect]:
+        effects: list[Effect] = []
+        for k, (node, tensor) in enumerate(zip(self._roster, outputs, strict=True)):
+            if k == self._index:
+                self._parts[node] = tensor
+            else:
+                effects.append(SendTensor(node, self._part(k), tensor))
+        return effects + self._reduce()
+
+    def _reduced(self, output: TensorId, square_sum: float) -> list[Effect]:
+        """The average of this node's part is there: share it."""
+        message, effects = ReducedPart(self._id, self._index, square_sum), list[Effect]()
+        for node in self._roster:
+            if node != self._node_id:
+                self._port.tensors.retain(output)
+                effects.append(SendTensor(node, message, output))
+        return effects + self._keep(self._index, output, square_sum)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> list[Effect]:
+        """A member's contribution to the part that this node reduces."""
+        tensors = self._port.tensors
+        if tensor is not None:
+            tensors.add(tensor)
+        unwanted = (
+            sender not in self._roster
+            or sender in self._weights
+            or message.part != self._index
+            or (tensor is None) != (message.num_microbatches == 0)
+        )
+        if unwanted:
+            return tensors.release(tensor.id) if tensor is not None else []
+        self._weights[sender] = Weight(message.num_microbatches, message.digest)
+        if tensor is not None:
+            self._parts[sender] = tensor.id
+        return self._reduce()
+
+    def average(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
+        """The average of another member's part."""
+        tensors = self._port.tensors
+        tensors.add(tensor)
+        expected = message.part < len(self._roster) and self._roster[message.part] == sender
+        over = self.state in (AveragingState.AVERAGED, AveragingState.FAILED)
+        if not expected or message.part in self._averages or over:
+            return tensors.release(tensor.id)
+        return self._keep(message.part, tensor.id, message.square_sum)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _part(self, part: int) -> ReducePart:
+        assert self._own is not None
+        return ReducePart(self._id, part, self._own.num, self._own.digest)
+
+    def _reduce(self) -> list[Effect]:
+        """Average this node's part when all contributions are there and add up."""
+        own, total = self._own, self._total
+        if self.state is not AveragingState.GATHERING or own is None or total is None:
+            return []
+        missing = own.num > 0 and self._node_id not in self._parts
+        if missing or len(self._weights) < len(self._roster):
+            return []
+        weights = self._weights.values()
+        found = Weight(sum(w.num for w in weights), add_digests(w.digest for w in weights))
+        if found != total:
+            self.state = AveragingState.FAILED
+            return self._user.lacking(found)
+        self.state = AveragingState.REDUCING
+        inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
+        job = Reduce(self._index, len(self._roster), total.num)
+        return self._port.compute.submit(job, self, inputs)
+
+    def _keep(self, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
+        self._averages[part] = tensor
+        effects = self._user.part_squared(part, square_sum)
+        own_done = self.state is AveragingState.REDUCING and self._index in self._averages
+        if own_done and len(self._averages) == len(self._roster):
+            self.state = AveragingState.AVERAGED
+            effects += self._user.averaged()
+        return effects
+
+    def _fail(self, reason: str) -> list[Effect]:
+        if self.state in (AveragingState.AVERAGED, AveragingState.FAILED):
+            return []
+        self.state = AveragingState.FAILED
+        return self._user.averaging_failed(reason)

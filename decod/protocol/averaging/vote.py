@@ -1,0 +1,159 @@
+"""The vote on a step: all members of a stage come to the same parameters, or nobody steps (I3).
+
+Each member says which parameters it would have after the step, by their hash. The votes go up the
+tree: those of a stage meet at its first member, and those of all stages at the leader.
+
+If members of a stage differ, its first member tells those who differ from most of it (at a tie,
+from the earliest in the roster). The round is repeated, and they fetch the state anew that all
+started from: one of its bits was another one there.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from decod.ids import AveragingId, NodeId
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.era import Hashes
+from decod.protocol.core.messages.averaging import Differs, Ready
+from decod.protocol.core.view import TreePlace
+
+
+class StepVote:
+    """One member's part in the vote on one step.
+
+    Args:
+        context: The node's.
+        averaging_id: Names the average from which the step is taken.
+        roster: The stage's members.
+        place: This node's, in the tree.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        averaging_id: AveragingId,
+        roster: Sequence[NodeId],
+        place: TreePlace,
+    ) -> None:
+        self._context, self._id = context, averaging_id
+        self._roster, self._index = tuple(roster), tuple(roster).index(context.node_id)
+        self._parent, self._children = place.parent, place.children
+        self._votes: dict[NodeId, Ready] = {}
+        self.own: Ready | None = None
+        """This node's own vote."""
+        self.cast = False
+        """Whether the vote of this node's subtree has been sent."""
+
+    @property
+    def result(self) -> Ready | None:
+        """The subtree's vote, once it is cast. At the leader: the run's."""
+        return self._combined() if self.cast else None
+
+    @property
+    def proposal(self) -> str:
+        """The hash of this node's parameters after the step; empty if it has proposed nothing."""
+        hashes = self.own.hashes if self.own is not None else ()
+        return next((parameter_hash for _, parameter_hash in hashes), "")
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom votes, or the decision, are to come."""
+        above = () if self._parent is None else (self._parent,)
+        return {*above, *self._children} - self._votes.keys()
+
+    def propose(self, parameter_hash: str) -> list[Effect]:
+        """Vote for the step."""
+        self.own = self._ready(((self._context.member.stage_index, parameter_hash),))
+        return self._cast()
+
+    def oppose(self, reason: str) -> list[Effect]:
+        """Vote against the step: it can't be taken here. A later vote changes nothing."""
+        if self.own is not None:
+            return []
+        self.own = self._ready((), failure=reason[:200] or "failed")
+        return self._cast()
+
+    def received(self, sender: NodeId, message: Ready) -> list[Effect]:
+        """A child's subtree is ready, or has failed."""
+        if sender in self._children:
+            self._votes[sender] = message
+        return self._cast()
+
+    def _cast(self) -> list[Effect]:
+        """Vote for the subtree when all of it has; against it as soon as one does."""
+        if self.cast:
+            return []
+        vote = self._combined()
+        complete = self.own is not None and len(self._votes) == len(self._children)
+        if not complete and not vote.failure:
+            return []
+        self.cast = True
+        told = self._tell_odd() if self._index == 0 else []
+        return told + ([Send(self._parent, vote)] if self._parent is not None else [])
+
+    def _tell_odd(self) -> list[Effect]:
+        """Tell the members that came to another result than most of the stage."""
+        found = self._stage_votes()
+        odd = odd_ones(self._roster, found)
+        if not odd or len(found) < len(self._roster):
+            return []
+        stage = self._context.member.stage_index
+        notes: list[Effect] = [
+            Note("member.differs", (("peer", node), ("stage", stage))) for node in odd
+        ]
+        message = Differs(self._id.round.iteration - 1, odd)
+        return notes + [Send(node, message) for node in odd]
+
+    def _stage_votes(self) -> dict[NodeId, str]:
+        """Return what each member of this node's stage in its subtree proposes."""
+        stage, found = self._context.member.stage_index, dict[NodeId, str]()
+        if self.own is not None:
+            found.update((self._context.node_id, own) for _, own in self.own.hashes)
+        for child, vote in self._votes.items():
+            if child in self._roster:
+                common, named = dict(vote.hashes).get(stage), dict(vote.votes)
+                for node in self._subtree(child):
+                    parameter_hash = named.get(node, common)
+                    if parameter_hash is not None:
+                        found[node] = parameter_hash
+        return found
+
+    def _subtree(self, node: NodeId) -> list[NodeId]:
+        """Return a member and all of its stage below it."""
+        fanout, found = self._context.config.tree_fanout, [self._roster.index(node)]
+        for index in found:
+            first = index * fanout + 1
+            found += range(first, min(first + fanout, len(self._roster)))
+        return [self._roster[index] for index in found]
+
+    def _combined(self) -> Ready:
+        votes = [v for v in (self.own, *self._votes.values()) if v is not None]
+        failure = next((v.failure for v in votes if v.failure), "")
+        stage, found = self._context.member.stage_index, self._stage_votes()
+        hashes = {index: known for vote in votes for index, known in vote.hashes}
+        hashes.update((stage, parameter_hash) for parameter_hash in found.values())
+        differ = len(set(found.values())) > 1
+        if differ and self._index == 0 and len(found) == len(self._roster):
+            failure = failure or f"members of stage {stage} differ after the step"
+        named = tuple(sorted(found.items())) if differ else ()
+        return self._ready(tuple(sorted(hashes.items())), failure, named)
+
+    def _ready(
+        self, hashes: Hashes, failure: str = "", votes: tuple[tuple[NodeId, str], ...] = ()
+    ) -> Ready:
+        return Ready(self._id, hashes, failure, votes)
+
+
+def odd_ones(roster: Sequence[NodeId], found: Mapping[NodeId, str]) -> tuple[NodeId, ...]:
+    """Return who proposes something else than most do; at a tie the earliest in the roster decide.
+
+    Args:
+        roster: The stage's members.
+        found: What each of them proposes.
+    """
+    voters = [node for node in roster if node in found]
+    counts = Counter(found[node] for node in voters)
+    # Of equals, most_common gives the one that was counted first: the earliest in the roster.
+    right = next((most for most, _ in counts.most_common(1)), "")
+    return tuple(node for node in voters if found[node] != right)

@@ -1,0 +1,220 @@
+"""One member's optimizer step of one round: the average, the norm, the proposal, the vote.
+
+    WAITING -> AVERAGING -> PROPOSING -> READY -> (committed, or repeated)
+
+After BEGIN AGGREGATION each member has its sum averaged over its stage (`averaging.averager`).
+Where gradients are clipped it waits for the norm over all stages (`averaging.clipping`). Then it
+takes the optimizer's step, undoably, and votes with the hash of the result (`averaging.vote`). An
+opening makes the step final or undoes it.
+
+A member that serves its stage alone needs no average, unless candidates replay its steps. A member
+that has not loaded its stage's state yet averages like the others, and proposes when it has.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from decod.ids import MicrobatchId, NodeId
+from decod.protocol.averaging.averager import Averager, AveragingState, TensorPort, Weight
+from decod.protocol.averaging.clipping import Clipping
+from decod.protocol.averaging.vote import StepVote
+from decod.protocol.core.context import Context
+from decod.protocol.core.digest import digest_of
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared
+from decod.protocol.core.messages import (
+    BeginAggregation,
+    GradientNorm,
+    GradientSquares,
+    Ready,
+    ReducedPart,
+    ReducePart,
+)
+from decod.protocol.core.view import tree_place
+from decod.protocol.state.replay_sources import ReplaySource
+
+
+class StepState(Enum):
+    WAITING = "waiting"
+    """No BEGIN AGGREGATION in this round yet, or this node's sum is not whole."""
+    AVERAGING = "averaging"
+    """The average or its norm is under way, or this node's state is."""
+    PROPOSING = "proposing"
+    """The device takes the step."""
+    READY = "ready"
+    """The vote of this node's subtree has been cast."""
+
+
+class Step:
+    """One member's step of one round and roster. A new round or view gets a new one.
+
+    Args:
+        context: The node's.
+        replay_source: Knows the candidates that need the average.
+        loaded: Whether this node holds the stage's committed parameters.
+    """
+
+    def __init__(self, context: Context, replay_source: ReplaySource, *, loaded: bool) -> None:
+        self._context, self._replay_source = context, replay_source
+        self.loaded = loaded
+        self.begun: BeginAggregation | None = None
+        members = context.view.roster(context.member.stage_index)
+        roster = tuple(member.node_id for member in members)
+        place = tree_place(context.view, context.node_id, fanout=context.config.tree_fanout)
+        self._children = place.children
+        port = TensorPort(context.tensors, context.compute)
+        self._id = context.averaging
+        self._averager = Averager(context.node_id, self._id, roster, port, self)
+        self._clipping = Clipping(context, roster, place)
+        self.vote = StepVote(context, self._id, roster, place)
+        self._shares = len(roster) > 1
+        """Whether an average is made: members need it, or candidates that replay it."""
+        self._own: Weight | None = None
+        """What this node's sum holds, once it is whole."""
+        self._proposing = False
+
+    @property
+    def state(self) -> StepState:
+        if self.vote.cast:
+            return StepState.READY
+        if self._proposing:
+            return StepState.PROPOSING
+        return StepState.WAITING if self._own is None else StepState.AVERAGING
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come now: parts, averages, the norm, votes or the decision."""
+        if self.begun is None:
+            return set()
+        if self.vote.own is not None:
+            return self.vote.awaited
+        if self._own is None or (self._shares and self._averager.awaited):
+            return self._averager.awaited
+        return self._clipping.awaited
+
+    @property
+    def account(self) -> tuple[tuple[str, object], ...]:
+        """What this node's vote rests on, as fields of a note: by them a run can be audited."""
+        begun, own, vote = self.begun, self._own, self.vote.own
+        if begun is None or own is None or vote is None or vote.failure:
+            return ()
+        ((stage, parameter_hash),) = vote.hashes
+        return (
+            ("term", self._context.view.term),
+            ("view_version", begun.averaging.view_version),
+            ("stage", stage),
+            ("num_members", self._averager.num_parts),
+            ("num_folded", own.num),
+            ("digest_folded", own.digest),
+            ("num_batch", begun.num_committed),
+            ("digest_batch", begun.digest),
+            ("parameter_hash", parameter_hash),
+            *((("gradient_norm", self._clipping.norm),) if self._context.clips else ()),
+        )
+
+    def abandon(self) -> list[Effect]:
+        """Release all that is held for the round."""
+        return self._averager.abandon()
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def received(self, received: Received) -> list[Effect]:
+        """Take in a message of this step."""
+        message, sender, tensor = received.message, received.sender, received.tensor
+        match message:
+            case BeginAggregation():
+                return self.begin(message)
+            case ReducePart():
+                return self._averager.part(sender, message, tensor)
+            case ReducedPart() if tensor is not None:
+                return self._averager.average(sender, message, tensor)
+            case GradientSquares():
+                return self._clipping.add_stages(sender, message)
+            case GradientNorm():
+                return self._clipping.found(message) + self._propose()
+            case Ready():
+                return self.vote.received(sender, message)
+        return []
+
+    def begin(self, message: BeginAggregation) -> list[Effect]:
+        """Take in which microbatches count, once; pass the word on down the tree."""
+        if self.begun is not None:
+            return []
+        self.begun = message
+        return [Send(child, message) for child in self._children]
+
+    def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:
+        """Take part in the average, once: this node's sum is whole.
+
+        Args:
+            folded: What is in it.
+        """
+        begun = self.begun
+        if begun is None or self._own is not None:
+            return []
+        self._own = own = Weight(len(folded), digest_of(folded))
+        total = Weight(begun.num_committed, begun.digest)
+        self._shares = self._shares or self._replay_source.wants(self._id.round)
+        if self._shares:
+            return self._averager.begin(own, total)
+        if own != total:
+            return self.lacking(own)
+        if self._clipping.norm is None:
+            return self._context.compute.submit(Square(total.num), self)
+        return self._propose()
+
+    def state_loaded(self) -> list[Effect]:
+        """This node now holds the committed parameters."""
+        self.loaded = True
+        return self._propose()
+
+    # --- the average --------------------------------------------------------------------------
+
+    def part_squared(self, part: int, square_sum: float) -> list[Effect]:
+        """One part of the average is known."""
+        return self._clipping.add_part(part, square_sum)
+
+    def averaged(self) -> list[Effect]:
+        """All of the average is here."""
+        return self._propose()
+
+    def lacking(self, found: Weight) -> list[Effect]:
+        """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
+        assert self.begun is not None
+        stage, num = self._context.member.stage_index, self.begun.num_committed
+        return self.vote.oppose(
+            f"stage {stage} folded {found.num} microbatches, not the {num} committed"
+        )
+
+    def averaging_failed(self, reason: str) -> list[Effect]:
+        """The device has refused a part."""
+        return self.vote.oppose(reason)
+
+    # --- the step -----------------------------------------------------------------------------
+
+    def _propose(self) -> list[Effect]:
+        """Take the step, once, when all that it needs is there."""
+        begun, norm = self.begun, self._clipping.norm
+        whole = self._averager.state is AveragingState.AVERAGED if self._shares else self._own
+        over = self._proposing or self.vote.own is not None
+        if begun is None or norm is None or not whole or not self.loaded or over:
+            return []
+        self._proposing = True
+        parts = self._averager.take() if self._shares else []
+        shared = self._replay_source.share(begun, parts, norm) if parts else []
+        job = Propose(begun.averaging.round.iteration, len(parts), begun.num_committed, norm)
+        return shared + self._context.compute.submit(job, self, parts)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The step has been proposed; or a lone member knows how long its gradient is."""
+        match job, event.result:
+            case Square(), Squared(square_sum):
+                return self._clipping.add_part(0, square_sum)
+            case Propose(), Proposed(parameter_hash):
+                return self.vote.propose(parameter_hash)
+        raise AssertionError(f"{job} ended with {event.result}")
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The device has refused the step."""
+        return self.vote.oppose(reason)
