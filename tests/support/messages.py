@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
@@ -89,12 +89,14 @@ def control_messages() -> list[m.Message]:
         m.Complete(ROUND, MICROBATCH, 0.1),
         m.Deny(ROUND, MICROBATCH, FLOW, "no"),
         m.Report(ROUND, 1, 1, 1, 1.0, 1, 1),
-        m.BeginAggregation(ROUND, 1, 1, 1),
-        m.ReducePart(ROUND, 0, 0, 0, 1),
-        m.ReducedPart(ROUND, 0, 1, 0.5),
-        m.GradientSquares(ROUND, ((0, 0.5), (1, 0.0)), 1),
-        m.GradientNorm(ROUND, 0.5, 1),
-        m.Ready(ROUND, ((1, "0" * 64),), 1, votes=((ALICE, "0" * 64), (BOB, "1" * 64))),
+        m.BeginAggregation(AveragingId(ROUND, 1), 1, 1),
+        m.ReducePart(AveragingId(ROUND, 1), 0, 0, 0),
+        m.ReducedPart(AveragingId(ROUND, 1), 0, 0.5),
+        m.GradientSquares(AveragingId(ROUND, 1), ((0, 0.5), (1, 0.0))),
+        m.GradientNorm(AveragingId(ROUND, 1), 0.5),
+        m.Ready(
+            AveragingId(ROUND, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
+        ),
         m.Differs(4, (ALICE, BOB)),
         m.Open(ROUND, m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1),
         m.Open(ROUND, m.Outcome.REPEATED, opening, "lost", ((1, "0" * 64),)),

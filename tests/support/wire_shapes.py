@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from decod.ids import FlowId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, NodeId, Round, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, MIB
 from decod.protocol.core import messages as m
@@ -209,7 +209,7 @@ class _Maker:
         opening = Opening(Round(2, 1), Round(1, 1), view)
         yield m.Open(Round(1, 1), m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1)
         yield m.UtilisationAnswer(1, Round(1, 1), tuple(m.NodeLoad(i, 1, 1, 1, "") for i in ids))
-        yield m.Ready(Round(1, 1), (), 1, votes=tuple((i, "0" * 64) for i in ids))
+        yield m.Ready(AveragingId(Round(1, 1), 1), (), votes=tuple((i, "0" * 64) for i in ids))
         costs = tuple((node_id, 0.5) for node_id in ids[: num // 8])
         hop = routing.Hop(ids[0], costs, costs)
         flow = FlowId(ids[0], 0)
@@ -243,7 +243,11 @@ class _Maker:
         """Yield streams with a valid beginning."""
         rng = self._rng
         message = rng.choice(
-            [m.LinkProbe(), m.ReducedPart(Round(1, 1), 1, 1), m.ReducePart(Round(1, 1), 1, 1, 1, 1)]
+            [
+                m.LinkProbe(),
+                m.ReducedPart(AveragingId(Round(1, 1), 1), 1),
+                m.ReducePart(AveragingId(Round(1, 1), 1), 1, 1, 1),
+            ]
         )
         header = tensor_pb2.TensorHeader(
             envelope=codec.encode(self._run_id, self._sender, 1, 1, message),

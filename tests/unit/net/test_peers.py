@@ -14,7 +14,7 @@ import pytest
 
 from decod.driver.loop import run_loop
 from decod.errors import NetworkError, RejectedError
-from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.net import channel
 from decod.net.ask import ask_status, hello
 from decod.net.client import PeerClient
@@ -257,8 +257,8 @@ def test_tensors_arrive_bit_for_bit(size: int) -> None:
         kinds: list[m.Message] = [
             ACTIVATION,
             m.BackwardGradient(ROUND, MICROBATCH, FLOW, (BOB,)),
-            m.ReducePart(ROUND, 1, 1, 1, 1),
-            m.ReducedPart(ROUND, 1, 1),
+            m.ReducePart(AveragingId(ROUND, 1), 1, 1, 1),
+            m.ReducedPart(AveragingId(ROUND, 1), 1),
         ]
         for token, message in enumerate(kinds):
             both.client.send_tensor(BOB, 1, message, memoryview(data), token)

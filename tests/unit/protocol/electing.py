@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import Context
@@ -327,7 +327,9 @@ class Electing:
         view = node.context.view
         node.ready = node.ready or (node_id not in self.never_ready and self.rng.random() < 0.1)
         if node.ready and not node.election.bound:
-            self._send(node_id, view.leader, m.Ready(node.context.round, HASHES, view.version))
+            self._send(
+                node_id, view.leader, m.Ready(AveragingId(node.context.round, view.version), HASHES)
+            )
         if node.lead is None:
             self._send(node_id, view.leader, m.Heartbeat(node.context.round))
             return

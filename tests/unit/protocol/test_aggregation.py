@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from decod.protocol.averaging.aggregation import Aggregation, AggregationState, odd_ones
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.aggregation import Aggregation, AggregationState, odd_ones
+from decod.ids import AveragingId, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
@@ -35,18 +35,18 @@ from tests.unit.protocol.cast import (
 )
 
 BATCH = [mb(k) for k in range(4)]
-BEGIN = BeginAggregation(ROUND, 4, digest_of(BATCH), 1)
+BEGIN = BeginAggregation(AveragingId(ROUND, 1), 4, digest_of(BATCH))
 VIEW = view_of("d0", "r1a", "r1b", "r1c")
 """Tree: d0 -> r1a -> r1b, r1c."""
 
 
 def contribution(part: int, folded: list[MicrobatchId]) -> ReducePart:
-    return ReducePart(ROUND, part, len(folded), digest_of(folded), 1)
+    return ReducePart(AveragingId(ROUND, 1), part, len(folded), digest_of(folded))
 
 
 def ready(failure: str = "", **hashes: str) -> Ready:
     stages = tuple(sorted((int(stage[1:]), value) for stage, value in hashes.items()))
-    return Ready(ROUND, stages, 1, failure)
+    return Ready(AveragingId(ROUND, 1), stages, failure)
 
 
 def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
@@ -133,11 +133,11 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
 
     effects = member.machine.reduced_here(tensor(20).id, 0.0)
     assert effects == [
-        SendTensor(R1A, ReducedPart(ROUND, 1, 1), tensor(20).id),
-        SendTensor(R1C, ReducedPart(ROUND, 1, 1), tensor(20).id),
+        SendTensor(R1A, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
+        SendTensor(R1C, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
     ]
-    assert member.machine.reduced_part(R1C, ReducedPart(ROUND, 2, 1), tensor(22)) == []
-    effects = member.machine.reduced_part(R1A, ReducedPart(ROUND, 0, 1), tensor(21))
+    assert member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(22)) == []
+    effects = member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(21))
     assert jobs_of(effects) == [Propose(1, 3, 4)]
     (start,) = (e for e in effects if hasattr(e, "inputs"))
     assert start.inputs == (tensor(21).id, tensor(20).id, tensor(22).id), "in order of parts"
@@ -209,17 +209,23 @@ def test_a_repeated_part_counts_once() -> None:
 @pytest.mark.parametrize(("sender", "part"), [(R1C, 0), (R1A, 3), (R1A, 2), (D0, 0)])
 def test_an_average_from_who_does_not_reduce_it_is_freed(sender: NodeId, part: int) -> None:
     member = Member()
-    effects = member.machine.reduced_part(sender, ReducedPart(ROUND, part, 1), tensor(1))
+    effects = member.machine.reduced_part(
+        sender, ReducedPart(AveragingId(ROUND, 1), part), tensor(1)
+    )
     assert freed(effects) == [1]
 
 
 def test_an_average_that_is_there_already_or_comes_after_the_vote_is_freed() -> None:
     member = Member()
     member.begin(BATCH)
-    assert member.machine.reduced_part(R1A, ReducedPart(ROUND, 0, 1), tensor(1)) == []
-    assert freed(member.machine.reduced_part(R1A, ReducedPart(ROUND, 0, 1), tensor(2))) == [2]
+    assert member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(1)) == []
+    assert freed(
+        member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(2))
+    ) == [2]
     member.machine.failed("no memory")
-    assert freed(member.machine.reduced_part(R1C, ReducedPart(ROUND, 2, 1), tensor(3))) == [3]
+    assert freed(
+        member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(3))
+    ) == [3]
 
 
 def test_parts_that_do_not_add_up_fail_the_round() -> None:
@@ -236,7 +242,7 @@ def test_an_abandoned_round_frees_all_that_it_held() -> None:
     member = Member()
     member.gather(BATCH[1:])
     member.machine.part(R1A, contribution(1, BATCH[:1]), tensor(1))
-    member.machine.reduced_part(R1C, ReducedPart(ROUND, 2, 1), tensor(2))
+    member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(2))
     assert sorted(freed(member.machine.abandon())) == [1, 2, 11]
     assert member.machine.abandon() == []
 
@@ -322,7 +328,9 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
     inner = member(1)
     inner.proposed("h")
     inner.voted(ids[names[4]], ready(s1="h"))
-    below = Ready(ROUND, ((1, "h"),), 1, votes=((ids[names[3]], "h"), (ids[names[8]], "x")))
+    below = Ready(
+        AveragingId(ROUND, 1), ((1, "h"),), votes=((ids[names[3]], "h"), (ids[names[8]], "x"))
+    )
     ((to, vote),) = sent(inner.voted(ids[names[3]], below))
     assert isinstance(vote, Ready)
     assert (to, vote.failure) == (ids[names[0]], "")

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
-
-from decod.ids import NodeId
 from decod.protocol.averaging.aggregation import Aggregation
+
+from decod.ids import AveragingId, NodeId
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.jobs import Propose, Square
@@ -39,12 +39,14 @@ from tests.unit.protocol.cast import (
 )
 
 BATCH = [mb(k) for k in range(4)]
-BEGIN = BeginAggregation(ROUND, 4, digest_of(BATCH), 1)
-NORM = GradientNorm(ROUND, 5.0, 1)
+BEGIN = BeginAggregation(AveragingId(ROUND, 1), 4, digest_of(BATCH))
+NORM = GradientNorm(AveragingId(ROUND, 1), 5.0)
 
 
 def squares(**sums: float) -> GradientSquares:
-    return GradientSquares(ROUND, tuple((int(name[1:]), sum_) for name, sum_ in sums.items()), 1)
+    return GradientSquares(
+        AveragingId(ROUND, 1), tuple((int(name[1:]), sum_) for name, sum_ in sums.items())
+    )
 
 
 class Member:
@@ -69,12 +71,14 @@ class Member:
         self.machine.gathered(parts)
         effects: list[Effect] = []
         for other in {R1A, R1B, R1C} - {self.context.node_id}:
-            effects += self.machine.part(other, ReducePart(ROUND, index, 0, 0, 1), None)
+            effects += self.machine.part(
+                other, ReducePart(AveragingId(ROUND, 1), index, 0, 0), None
+            )
         end_job(self.context, effects, tensor(20))
         return self.machine.reduced_here(tensor(20).id, 0.25)
 
     def reduced(self, sender: NodeId, part: int, square_sum: float) -> list[Effect]:
-        message = ReducedPart(ROUND, part, 1, square_sum)
+        message = ReducedPart(AveragingId(ROUND, 1), part, square_sum)
         return self.machine.reduced_part(sender, message, tensor(30 + part))
 
 
@@ -111,8 +115,8 @@ def test_the_first_of_a_stage_adds_up_its_parts_in_order() -> None:
 def test_the_others_of_a_stage_say_only_what_is_in_their_part() -> None:
     other = Member(R1B)
     assert sent(other.reduce(1)) == [
-        (R1A, ReducedPart(ROUND, 1, 1, 0.25)),
-        (R1C, ReducedPart(ROUND, 1, 1, 0.25)),
+        (R1A, ReducedPart(AveragingId(ROUND, 1), 1, 0.25)),
+        (R1C, ReducedPart(AveragingId(ROUND, 1), 1, 0.25)),
     ]
     assert sent(other.reduced(R1A, 0, 1.0) + other.reduced(R1C, 2, 1.0)) == []
     assert other.machine.awaited == {R1A}
@@ -176,5 +180,5 @@ def test_the_account_of_a_vote_tells_the_norm() -> None:
     end_job(alone.context, alone.begin())
     alone.machine.squared(9.0)
     end_job(alone.context, alone.machine.norm_found(NORM))
-    assert alone.machine.proposed("h") == [Send(D0, Ready(ROUND, ((2, "h"),), 1))]
+    assert alone.machine.proposed("h") == [Send(D0, Ready(AveragingId(ROUND, 1), ((2, "h"),)))]
     assert dict(alone.machine.account)["gradient_norm"] == 5.0

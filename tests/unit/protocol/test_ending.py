@@ -1,6 +1,6 @@
 """The end of a run: what was committed is finished and told, and then the node stops."""
 
-from decod.ids import Round, TensorId
+from decod.ids import AveragingId, Round, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
 from decod.protocol.core.effects import FreeTensor, Send, StartJob, Stop, StopReason
@@ -55,5 +55,5 @@ def test_a_node_that_stays_a_moment_tells_and_passes_on_that_the_run_is_over() -
     assert machine.step(0.1, ev.Received(D0, over, way=way)) == [Send(R1B, over, way)]
     ping = ev.Received(R1B, messages.Ping(7))
     assert machine.step(0.1, ping) == [Send(R1B, messages.Pong(7))]
-    part = messages.ReducedPart(Round(1, 1), 0, 1)
+    part = messages.ReducedPart(AveragingId(Round(1, 1), 1), 0)
     assert machine.step(0.1, ev.Received(R1B, part, tensor(900))) == [FreeTensor(TensorId(900))]

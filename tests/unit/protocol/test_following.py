@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from decod.ids import NodeId, Round, TensorId
+from decod.ids import AveragingId, NodeId, Round, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import (
     Effect,
@@ -100,7 +100,9 @@ class Candidate:
         self, round_: Round, base_hash: str, *, part: int = 0, view: int = 3
     ) -> list[Effect]:
         """Let one of two parts of an average come."""
-        message = Average(round_, view, part, 2, 8, base_hash, _norm_of(round_.iteration))
+        message = Average(
+            AveragingId(round_, view), part, 2, 8, base_hash, _norm_of(round_.iteration)
+        )
         arrived = tensor(next(self.tensors), 10)
         return self.take(self.machine.average(1.0, R1A, message, arrived))
 
@@ -260,7 +262,7 @@ def test_parts_that_nobody_wants_are_freed() -> None:
     candidate = Candidate()
     candidate.load()
     candidate.average(Round(5, 1), "h4")
-    message = Average(Round(5, 1), 3, 0, 2, 8, "h4")
+    message = Average(AveragingId(Round(5, 1), 3), 0, 2, 8, "h4")
     for sender, wrong in (
         (R1A, message),
         (R1B, message),
@@ -350,7 +352,7 @@ class Host:
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
-        begun = BeginAggregation(Round(iteration, 1), 8, 5, 3)
+        begun = BeginAggregation(AveragingId(Round(iteration, 1), 3), 8, 5)
         return self.machine.share(begun, [part], 0.5)
 
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core.effects import CompleteRun, Effect, Send
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
@@ -99,7 +99,8 @@ class Run:
     def commit(self, now_s: float = 2.0) -> list[Effect]:
         self.aggregate()
         return self.leader.voted(
-            now_s, Ready(self.leader.round, ((0, "a"), (1, "b")), self.leader.view.version)
+            now_s,
+            Ready(AveragingId(self.leader.round, self.leader.view.version), ((0, "a"), (1, "b"))),
         )
 
 
@@ -161,7 +162,9 @@ def test_when_all_shares_are_done_the_batch_is_their_sum() -> None:
     leader = Run(R1A).leader
     assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == []
     assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == [], "a repeat"
-    begin = BeginAggregation(leader.round, 3, 12, 1, loss_sum=7.5, num_tokens=30, num_deferred=2)
+    begin = BeginAggregation(
+        AveragingId(leader.round, 1), 3, 12, loss_sum=7.5, num_tokens=30, num_deferred=2
+    )
     assert leader.report(1.0, D1, report(leader.round, 1, digest=7)) == [Send(D0, begin)]
     assert leader.state is LeaderState.AGGREGATING
     assert leader.report(1.0, D1, report(leader.round)) == []
@@ -188,8 +191,12 @@ def test_a_vote_of_all_is_committed_once() -> None:
     assert message.opening.round == leader.round == Round(2, 1)
     assert (message.loss, message.num_tokens) == (2.5, 40)
     assert leader.state is LeaderState.TRAINING
-    assert leader.voted(3.0, Ready(Round(1, 1), (), 1)) == [], "of a round that is over"
-    assert leader.voted(3.0, Ready(Round(2, 1), (), 1)) == [], "nothing is aggregated yet"
+    assert leader.voted(3.0, Ready(AveragingId(Round(1, 1), 1), ())) == [], (
+        "of a round that is over"
+    )
+    assert leader.voted(3.0, Ready(AveragingId(Round(2, 1), 1), ())) == [], (
+        "nothing is aggregated yet"
+    )
     assert leader.hold(3.0, held=False) == []
     assert leader.committed == Round(1, 1)
 
@@ -204,7 +211,7 @@ def test_without_changes_of_membership_a_commit_keeps_the_view() -> None:
 def test_a_vote_against_repeats_the_round() -> None:
     run = Run(R1A)
     run.aggregate()
-    effects = run.leader.voted(2.0, Ready(Round(1, 1), (), 1, failure="no memory"))
+    effects = run.leader.voted(2.0, Ready(AveragingId(Round(1, 1), 1), (), failure="no memory"))
     message = decision(effects)
     assert reopens(message)
     assert (message.closed, message.opening.round) == (Round(1, 1), Round(1, 2))
@@ -284,7 +291,8 @@ def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> No
         assert run.leader.state is LeaderState.TRAINING
         run.aggregate()
         effects = run.leader.voted(
-            2.0, Ready(Round(1, 1 + k), (), run.leader.view.version, failure="no memory")
+            2.0,
+            Ready(AveragingId(Round(1, 1 + k), run.leader.view.version), (), failure="no memory"),
         )
     assert effects == [CompleteRun(0)]
     assert run.commit() == [], "nothing more is committed"
@@ -305,7 +313,10 @@ def test_a_commit_forgives_earlier_failures() -> None:
         for _ in range(4):
             run.aggregate()
             run.leader.voted(
-                2.0, Ready(run.leader.round, (), run.leader.view.version, failure="no memory")
+                2.0,
+                Ready(
+                    AveragingId(run.leader.round, run.leader.view.version), (), failure="no memory"
+                ),
             )
         run.commit()
     assert run.leader.committed.iteration == 3
@@ -553,7 +564,9 @@ def test_who_missed_a_decision_gets_the_last_one() -> None:
 def test_who_missed_the_beginning_of_aggregation_gets_that() -> None:
     run = Run(R1A)
     run.aggregate()
-    begin = BeginAggregation(Round(1, 1), 4, 14, 1, loss_sum=10, num_tokens=40, num_deferred=2)
+    begin = BeginAggregation(
+        AveragingId(Round(1, 1), 1), 4, 14, loss_sum=10, num_tokens=40, num_deferred=2
+    )
     assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, begin)]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import JobId, Round, TensorId
+from decod.ids import AveragingId, JobId, Round, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
 from decod.protocol.core.effects import (
@@ -104,7 +104,7 @@ def test_states_follow_the_life_of_a_node() -> None:
 
 def test_a_message_of_an_earlier_round_is_dropped_and_its_tensor_freed() -> None:
     world = training()
-    old = messages.ReducedPart(Round(1, 0), 0, 1)
+    old = messages.ReducedPart(AveragingId(Round(1, 0), 1), 0)
     assert world.hosts[R1A].machine.step(0.0, ev.Received(D0, old, tensor(900))) == [
         FreeTensor(TensorId(900))
     ]
@@ -118,7 +118,7 @@ def test_a_message_of_an_earlier_view_is_dropped() -> None:
 
 def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
     world = training("r1a", "r1b")
-    part = messages.ReducedPart(Round(1, 1), 0, 1)
+    part = messages.ReducedPart(AveragingId(Round(1, 1), 1), 0)
     effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
     assert effects == [FreeTensor(TensorId(900))]
     query = messages.UtilisationQuery(99, Round(1, 1))
@@ -146,7 +146,7 @@ def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
 def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
     world = training()
     machine = world.hosts[R1A].machine
-    early = messages.ReducedPart(Round(9, 1), 0, 1)
+    early = messages.ReducedPart(AveragingId(Round(9, 1), 1), 0)
     for number in range(4096):
         assert machine.step(0.0, ev.Received(D0, early, tensor(1000 + number))) == []
     effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
@@ -162,7 +162,7 @@ def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
     for message in (
         messages.ForwardActivation(Round(1, 1), mb(0), flow(0), (R1A,)),
         messages.BackwardGradient(Round(1, 1), mb(0), flow(0), (R1A,)),
-        messages.ReducedPart(Round(1, 1), 0, 1),
+        messages.ReducedPart(AveragingId(Round(1, 1), 1), 0),
     ):
         assert world.step("r1a", ev.Received(D0, message)) == []
 
@@ -502,7 +502,7 @@ def test_a_node_that_has_stopped_does_nothing_but_free_what_comes() -> None:
     world = training("r1a")
     world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
     machine = world.hosts[R1A].machine
-    part = messages.ReducedPart(Round(1, 1), 0, 1)
+    part = messages.ReducedPart(AveragingId(Round(1, 1), 1), 0)
     freed = [FreeTensor(TensorId(900))]
     assert machine.step(1.0, ev.Received(D0, part, tensor(900))) == freed
     assert machine.step(1.0, ev.StateFetched(1, 1, "", tensor(900))) == freed
@@ -555,7 +555,7 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
 def test_an_abort_frees_the_parts_that_were_gathered() -> None:
     world = training("r1a", "r1b")
     world.hosts[R1A].tensors.add(TensorId(900))
-    part = messages.ReducePart(Round(1, 1), 0, 1, 5, 1)
+    part = messages.ReducePart(AveragingId(Round(1, 1), 1), 0, 1, 5)
     assert world.step("r1a", ev.Received(R1B, part, tensor(900))) == []
     effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
     assert FreeTensor(TensorId(900)) in effects

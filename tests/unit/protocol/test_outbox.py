@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import Round
+from decod.ids import AveragingId, Round
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Send, SendTensor
 from decod.protocol.core.events import SendFailed
@@ -86,7 +86,7 @@ def test_a_tensor_waits_with_its_message_and_is_freed_with_it(context: Context) 
     outbox = Outbox(context)
     context.tensors.add(tensor(1))
     context.tensors.add(tensor(2))
-    current, stale = ReducedPart(ROUND, 0, 1), ReducedPart(EARLIER, 0, 1)
+    current, stale = ReducedPart(AveragingId(ROUND, 1), 0), ReducedPart(AveragingId(EARLIER, 1), 0)
     assert outbox.undelivered(0.0, SendFailed(D0, current, "reset", tensor(1).id)) == []
     effects = outbox.undelivered(0.0, SendFailed(D0, stale, "reset", tensor(2).id))
     assert freed(effects) == [2]
@@ -97,7 +97,9 @@ def test_a_message_that_went_stale_while_it_waited_is_dropped(context: Context) 
     outbox = Outbox(context)
     context.tensors.add(tensor(1))
     outbox.undelivered(0.0, SendFailed(D0, CanTake(ROUND), "reset"))
-    outbox.undelivered(0.5, SendFailed(D0, ReducedPart(ROUND, 0, 1), "reset", tensor(1).id))
+    outbox.undelivered(
+        0.5, SendFailed(D0, ReducedPart(AveragingId(ROUND, 1), 0), "reset", tensor(1).id)
+    )
     context.round = Round(1, 2)
     assert outbox.overdue(1.0) == []
     assert outbox.deadline_s == 1.5

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages as m
@@ -201,7 +201,7 @@ def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> N
     machine.step(world.now_s, ev.Received(D1, opening, term=2))
     assert machine.context.view.term == 2
     before = machine.context.round
-    begin = m.BeginAggregation(before, 1, 1, machine.context.view.version)
+    begin = m.BeginAggregation(AveragingId(before, machine.context.view.version), 1, 1)
     effects = machine.step(world.now_s, ev.Received(D0, begin, term=1))
     assert sent(effects) == [(D0, em.LeaderIs(2, D1, "d1:1"))]
     assert machine.pipeline.aggregation is not None
@@ -297,7 +297,7 @@ def test_a_leader_steps_down_for_a_member_that_has_voted_and_stands_again() -> N
 def test_who_has_voted_casts_no_vote_for_the_old_leaders_round() -> None:
     world = trained()
     machine = world.hosts[R1A].machine
-    ready = fx.Send(D0, m.Ready(machine.context.round, ((1, "a"),), 1))
+    ready = fx.Send(D0, m.Ready(AveragingId(machine.context.round, 1), ((1, "a"),)))
     assert not machine.leadership.fence(ready)
     machine.step(world.now_s, ev.Received(D1, em.Candidacy(2, 1, machine.context.round, 1), term=1))
     assert machine.leadership.fence(ready)

@@ -1,6 +1,6 @@
 """Broken links: what goes another way, by way of whom, and what becomes of it."""
 
-from decod.ids import NodeId, TensorId
+from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.effects import Effect, FreeTensor, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import (
@@ -29,7 +29,7 @@ from tests.unit.protocol.cast import (
 
 VIEW = view_of("d0", "r1a", "r1b", "r1c", "r2a")
 WORD = CanTake(ROUND)
-PART = ReducedPart(ROUND, 0, 1)
+PART = ReducedPart(AveragingId(ROUND, 1), 0)
 
 
 class Node:
