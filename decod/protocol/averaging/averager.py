@@ -4,7 +4,7 @@ Every member of the roster sends part k of its own sum to member k. Member k add
 roster order*, divides by the total weight, and sends the result back to all (a butterfly).
 
     WAITING -> GATHERING -> REDUCING -> AVERAGED
-         `---------- or FAILED ----------'
+         `----------- or OVER -----------'
 
 Each part says how much weight is in it, and the digest of what that weight stands for. The reducer
 of a part checks that these add up to the total: a sum that lacks or repeats something fails the
@@ -37,7 +37,8 @@ class AveragingState(Enum):
     REDUCING = "reducing"
     """This node's part is being added up, or other members' averages are under way."""
     AVERAGED = "averaged"
-    FAILED = "failed"
+    OVER = "over"
+    """It has failed, or nobody needs it any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,11 @@ class Averager:
         self._averages.clear()
         return self._port.tensors.release(*tensors)
 
+    def close(self) -> None:
+        """Nobody needs the average any longer."""
+        if self.state is not AveragingState.AVERAGED:
+            self.state = AveragingState.OVER
+
     def take(self) -> list[TensorId]:
         """Return the parts of the average, in order. Their references are the caller's."""
         parts = [self._averages.pop(k) for k in sorted(self._averages)]
@@ -210,7 +216,7 @@ class Averager:
         tensors = self._port.tensors
         tensors.add(tensor)
         expected = message.part < len(self._roster) and self._roster[message.part] == sender
-        over = self.state in (AveragingState.AVERAGED, AveragingState.FAILED)
+        over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
         if not expected or message.part in self._averages or over:
             return tensors.release(tensor.id)
         return self._keep(message.part, tensor.id, message.square_sum)
@@ -232,7 +238,7 @@ class Averager:
         weights = self._weights.values()
         found = Weight(sum(w.num for w in weights), add_digests(w.digest for w in weights))
         if found != total:
-            self.state = AveragingState.FAILED
+            self.state = AveragingState.OVER
             return self._user.lacking(found)
         self.state = AveragingState.REDUCING
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
@@ -249,7 +255,7 @@ class Averager:
         return effects
 
     def _fail(self, reason: str) -> list[Effect]:
-        if self.state in (AveragingState.AVERAGED, AveragingState.FAILED):
+        if self.state in (AveragingState.AVERAGED, AveragingState.OVER):
             return []
-        self.state = AveragingState.FAILED
+        self.state = AveragingState.OVER
         return self._user.averaging_failed(reason)

@@ -134,7 +134,7 @@ class Step:
             case GradientNorm():
                 return self._clipping.found(message) + self._propose()
             case Ready():
-                return self.vote.received(sender, message)
+                return self._voted(self.vote.received(sender, message))
         return []
 
     def begin(self, message: BeginAggregation) -> list[Effect]:
@@ -183,13 +183,12 @@ class Step:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
         assert self.begun is not None
         stage, num = self._context.member.stage_index, self.begun.num_committed
-        return self.vote.oppose(
-            f"stage {stage} folded {found.num} microbatches, not the {num} committed"
-        )
+        reason = f"stage {stage} folded {found.num} microbatches, not the {num} committed"
+        return self._voted(self.vote.oppose(reason))
 
     def averaging_failed(self, reason: str) -> list[Effect]:
         """The device has refused a part."""
-        return self.vote.oppose(reason)
+        return self._voted(self.vote.oppose(reason))
 
     # --- the step -----------------------------------------------------------------------------
 
@@ -217,4 +216,10 @@ class Step:
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """The device has refused the step."""
-        return self.vote.oppose(reason)
+        return self._voted(self.vote.oppose(reason))
+
+    def _voted(self, effects: list[Effect]) -> list[Effect]:
+        """Stop averaging if the round has failed here or below."""
+        if self.vote.cast:
+            self._averager.close()
+        return effects

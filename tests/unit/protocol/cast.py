@@ -8,7 +8,7 @@ from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.era import Hashes
-from decod.protocol.core.events import JobFailed, JobFinished, Tensor
+from decod.protocol.core.events import JobFailed, JobFinished, Received, Tensor
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import Message, Open, Outcome
@@ -126,6 +126,10 @@ def disown(context: Context) -> None:
 def not_called(*_: object) -> list[Effect]:
     """Stands for what a machine calls when something is there that the test does not bring."""
     raise AssertionError("called")
+
+
+def received(sender: NodeId, message: Message, tensor: Tensor | None = None) -> Received:
+    return Received(sender, message, tensor)
 
 
 def committed(

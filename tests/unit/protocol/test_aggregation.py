@@ -4,11 +4,11 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from decod.protocol.averaging.aggregation import Aggregation, AggregationState, odd_ones
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import AveragingId, MicrobatchId, NodeId
+from decod.protocol.averaging.vote import odd_ones
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
@@ -16,6 +16,7 @@ from decod.protocol.core.jobs import Gather, Propose, Reduce
 from decod.protocol.core.messages import BeginAggregation, Differs, Ready, ReducedPart, ReducePart
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
+from decod.protocol.strategy.step import Step, StepState
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -29,6 +30,7 @@ from tests.unit.protocol.cast import (
     jobs_of,
     mb,
     not_called,
+    received,
     sent,
     tensor,
     view_of,
@@ -49,9 +51,9 @@ def ready(failure: str = "", **hashes: str) -> Ready:
     return Ready(AveragingId(ROUND, 1), stages, failure)
 
 
-def machine_of(context: Context, *, loaded: bool = True) -> Aggregation:
+def machine_of(context: Context, *, loaded: bool = True) -> Step:
     replay_source = ReplaySource(context, StageState(context, not_called))
-    return Aggregation(context, replay_source, loaded=loaded)
+    return Step(context, replay_source, loaded=loaded)
 
 
 class Member:
@@ -68,7 +70,7 @@ class Member:
         """Begin, and end the job that cuts the gradient sum into tensors 10, 11, 12."""
         parts = [tensor(10 + k) for k in range(3)]
         end_job(self.context, self.begin(folded), *parts)
-        return self.machine.gathered(parts)
+        return self.machine._averager._gathered([each.id for each in parts])
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -76,13 +78,13 @@ class Member:
 
 def test_a_member_that_is_alone_steps_by_its_own_sum() -> None:
     alone = Member(R1A, alone=True)
-    assert alone.machine.vote is None
+    assert alone.machine.vote.result is None
     effects = alone.begin(BATCH)
     assert jobs_of(effects) == [Propose(1, 0, 4)]
-    assert alone.machine.state is AggregationState.PROPOSING
+    assert alone.machine.state is StepState.PROPOSING
     end_job(alone.context, effects)
-    assert alone.machine.proposed("h") == [Send(D0, ready(s1="h"))]
-    assert alone.machine.vote == ready(s1="h")
+    assert alone.machine.vote.propose("h") == [Send(D0, ready(s1="h"))]
+    assert alone.machine.vote.result == ready(s1="h")
 
 
 def test_the_word_goes_down_the_tree_and_a_repeat_changes_nothing() -> None:
@@ -97,7 +99,7 @@ def test_a_sum_that_is_not_the_committed_set_fails_the_round(folded: list[Microb
     alone = Member(R1A, alone=True)
     reason = f"stage 1 folded {len(folded)} microbatches, not the 4 committed"
     assert alone.begin(folded) == [Send(D0, ready(reason))]
-    assert alone.machine.state is AggregationState.READY
+    assert alone.machine.state is StepState.READY
 
 
 def test_a_member_without_its_stages_state_proposes_when_it_has_it() -> None:
@@ -120,29 +122,34 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
     assert jobs_of(effects) == [Gather(3)]
     parts = [tensor(10), tensor(11), tensor(12)]
     end_job(member.context, effects, *parts)
-    assert member.machine.gathered(parts) == [
+    assert member.machine._averager._gathered([each.id for each in parts]) == [
         SendTensor(R1A, contribution(0, mine), tensor(10).id),
         SendTensor(R1C, contribution(2, mine), tensor(12).id),
     ]
-    assert member.machine.part(R1C, contribution(1, []), None) == []
-    effects = member.machine.part(R1A, contribution(1, first), tensor(1))
+    assert member.machine.received(received(R1C, contribution(1, []), None)) == []
+    effects = member.machine.received(received(R1A, contribution(1, first), tensor(1)))
     assert jobs_of(effects) == [Reduce(1, 3, 4)]
     (start,) = (e for e in effects if hasattr(e, "inputs"))
     assert start.inputs == (tensor(1).id, tensor(11).id), "in roster order"
     assert sorted(freed(end_job(member.context, effects, tensor(20)))) == [1, 11]
 
-    effects = member.machine.reduced_here(tensor(20).id, 0.0)
+    effects = member.machine._averager._reduced(tensor(20).id, 0.0)
     assert effects == [
         SendTensor(R1A, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
         SendTensor(R1C, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
     ]
-    assert member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(22)) == []
-    effects = member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(21))
+    assert (
+        member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(22)))
+        == []
+    )
+    effects = member.machine.received(
+        received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(21))
+    )
     assert jobs_of(effects) == [Propose(1, 3, 4)]
     (start,) = (e for e in effects if hasattr(e, "inputs"))
     assert start.inputs == (tensor(21).id, tensor(20).id, tensor(22).id), "in order of parts"
     end_job(member.context, effects)
-    assert member.machine.proposed("h") == [Send(R1A, ready(s1="h"))]
+    assert member.machine.vote.propose("h") == [Send(R1A, ready(s1="h"))]
     assert freed(member.context.tensors.release(tensor(20).id, tensor(20).id)) == [20]
     for number in (10, 12):
         member.context.tensors.release(tensor(number).id)
@@ -153,8 +160,8 @@ def test_a_member_that_folded_nothing_says_so_and_reduces_what_others_send() -> 
     member = Member()
     effects = member.begin([])
     assert effects == [Send(R1A, contribution(0, [])), Send(R1C, contribution(2, []))]
-    member.machine.part(R1A, contribution(1, BATCH[:2]), tensor(1))
-    effects = member.machine.part(R1C, contribution(1, BATCH[2:]), tensor(2))
+    member.machine.received(received(R1A, contribution(1, BATCH[:2]), tensor(1)))
+    effects = member.machine.received(received(R1C, contribution(1, BATCH[2:]), tensor(2)))
     assert jobs_of(effects) == [Reduce(1, 3, 4)]
 
 
@@ -172,11 +179,13 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
             begun = True
             effects = []
         elif step == "gathered":
-            effects = member.machine.gathered(parts)
+            effects = member.machine._averager._gathered([each.id for each in parts])
         else:
             node = NodeId(step)
             message = contribution(1, others[node])
-            effects = member.machine.part(node, message, tensor(1 if node == R1A else 2))
+            effects = member.machine.received(
+                received(node, message, tensor(1 if node == R1A else 2))
+            )
         jobs += jobs_of(effects)
     assert jobs == [Reduce(1, 3, 4)]
 
@@ -194,23 +203,27 @@ def test_a_part_that_is_not_wanted_is_freed_and_does_not_count(
     sender: NodeId, message: ReducePart, with_tensor: bool
 ) -> None:
     member = Member()
-    effects = member.machine.part(sender, message, tensor(1) if with_tensor else None)
+    effects = member.machine.received(received(sender, message, tensor(1) if with_tensor else None))
     assert freed(effects) == ([1] if with_tensor else [])
     assert len(member.context.tensors) == 0
-    assert freed(member.machine.part(R1A, contribution(1, BATCH[:1]), tensor(2))) == []
+    assert (
+        freed(member.machine.received(received(R1A, contribution(1, BATCH[:1]), tensor(2)))) == []
+    )
 
 
 def test_a_repeated_part_counts_once() -> None:
     member = Member()
-    member.machine.part(R1A, contribution(1, BATCH[:1]), tensor(1))
-    assert freed(member.machine.part(R1A, contribution(1, BATCH[:1]), tensor(2))) == [2]
+    member.machine.received(received(R1A, contribution(1, BATCH[:1]), tensor(1)))
+    assert freed(member.machine.received(received(R1A, contribution(1, BATCH[:1]), tensor(2)))) == [
+        2
+    ]
 
 
 @pytest.mark.parametrize(("sender", "part"), [(R1C, 0), (R1A, 3), (R1A, 2), (D0, 0)])
 def test_an_average_from_who_does_not_reduce_it_is_freed(sender: NodeId, part: int) -> None:
     member = Member()
-    effects = member.machine.reduced_part(
-        sender, ReducedPart(AveragingId(ROUND, 1), part), tensor(1)
+    effects = member.machine.received(
+        received(sender, ReducedPart(AveragingId(ROUND, 1), part), tensor(1))
     )
     assert freed(effects) == [1]
 
@@ -218,21 +231,24 @@ def test_an_average_from_who_does_not_reduce_it_is_freed(sender: NodeId, part: i
 def test_an_average_that_is_there_already_or_comes_after_the_vote_is_freed() -> None:
     member = Member()
     member.begin(BATCH)
-    assert member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(1)) == []
+    assert (
+        member.machine.received(received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(1)))
+        == []
+    )
     assert freed(
-        member.machine.reduced_part(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(2))
+        member.machine.received(received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(2)))
     ) == [2]
-    member.machine.failed("no memory")
+    member.machine.averaging_failed("no memory")
     assert freed(
-        member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(3))
+        member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(3)))
     ) == [3]
 
 
 def test_parts_that_do_not_add_up_fail_the_round() -> None:
     member = Member()
     member.gather(BATCH[1:])
-    member.machine.part(R1A, contribution(1, BATCH[1:2]), tensor(1))
-    effects = member.machine.part(R1C, contribution(1, []), None)
+    member.machine.received(received(R1A, contribution(1, BATCH[1:2]), tensor(1)))
+    effects = member.machine.received(received(R1C, contribution(1, []), None))
     reason = "stage 1 folded 4 microbatches, not the 4 committed"
     assert sent(effects) == [(R1A, ready(reason))]
     assert jobs_of(effects) == []
@@ -241,8 +257,8 @@ def test_parts_that_do_not_add_up_fail_the_round() -> None:
 def test_an_abandoned_round_frees_all_that_it_held() -> None:
     member = Member()
     member.gather(BATCH[1:])
-    member.machine.part(R1A, contribution(1, BATCH[:1]), tensor(1))
-    member.machine.reduced_part(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(2))
+    member.machine.received(received(R1A, contribution(1, BATCH[:1]), tensor(1)))
+    member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(2)))
     assert sorted(freed(member.machine.abandon())) == [1, 2, 11]
     assert member.machine.abandon() == []
 
@@ -258,37 +274,37 @@ def test_a_subtree_votes_when_all_of_it_has() -> None:
         for node in order:
             assert votes == []
             if node == R1A:
-                votes = head.machine.proposed("h")
+                votes = head.machine.vote.propose("h")
             else:
-                votes = head.machine.voted(node, ready(s1="h"))
+                votes = head.machine.vote.received(node, ready(s1="h"))
         assert votes == [Send(D0, ready(s1="h"))]
 
 
 def test_votes_of_others_than_children_do_not_count() -> None:
     head = Member(R1A)
     head.begin(BATCH)
-    head.machine.proposed("h")
-    assert head.machine.voted(D0, ready(s1="h")) == []
-    assert head.machine.voted(R1B, ready(s1="h")) == []
-    assert head.machine.voted(R1B, ready(s1="h")) == []
-    assert sent(head.machine.voted(R1C, ready(s1="h")))
+    head.machine.vote.propose("h")
+    assert head.machine.vote.received(D0, ready(s1="h")) == []
+    assert head.machine.vote.received(R1B, ready(s1="h")) == []
+    assert head.machine.vote.received(R1B, ready(s1="h")) == []
+    assert sent(head.machine.vote.received(R1C, ready(s1="h")))
 
 
 def test_one_failure_is_enough() -> None:
     head = Member(R1A)
     head.begin(BATCH)
-    assert head.machine.voted(R1B, ready("no memory")) == [Send(D0, ready("no memory"))]
-    assert head.machine.voted(R1C, ready("later")) == []
-    assert head.machine.failed("mine too") == []
+    assert head.machine.vote.received(R1B, ready("no memory")) == [Send(D0, ready("no memory"))]
+    assert head.machine.vote.received(R1C, ready("later")) == []
+    assert head.machine.averaging_failed("mine too") == []
 
 
 def test_a_member_whose_job_fails_votes_against_once() -> None:
     member = Member()
     member.begin(BATCH)
-    assert member.machine.failed("x" * 999) == [Send(R1A, ready("x" * 200))]
-    assert member.machine.failed("again") == []
+    assert member.machine.averaging_failed("x" * 999) == [Send(R1A, ready("x" * 200))]
+    assert member.machine.averaging_failed("again") == []
     silent = Member()
-    assert silent.machine.failed("") == [Send(R1A, ready("failed"))]
+    assert silent.machine.averaging_failed("") == [Send(R1A, ready("failed"))]
 
 
 @pytest.mark.parametrize(
@@ -300,9 +316,11 @@ def test_members_that_differ_fail_the_round_and_those_who_differ_from_most_are_t
     """All members hold bit-identical parameters after a commit (I3)."""
     head, members = Member(R1A), (R1A, R1B, R1C)
     head.begin(BATCH)
-    head.machine.proposed(proposed[0])
-    assert head.machine.voted(R1B, ready(s1=proposed[1])) == [], "two can't tell who is right"
-    effects = head.machine.voted(R1C, ready(s1=proposed[2]))
+    head.machine.vote.propose(proposed[0])
+    assert head.machine.vote.received(R1B, ready(s1=proposed[1])) == [], (
+        "two can't tell who is right"
+    )
+    effects = head.machine.vote.received(R1C, ready(s1=proposed[2]))
     told = tuple(members[k] for k in odd)
     *differ, (to, vote) = sent(effects)
     assert differ == [(node, Differs(ROUND.iteration - 1, told)) for node in told]
@@ -318,7 +336,7 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
     ids = {m.name or m.node_id: m.node_id for m in view.roster(1)}
     names = sorted(ids)
 
-    def member(index: int) -> Aggregation:
+    def member(index: int) -> Step:
         context = context_of(ids[names[index]], view)
         context.config = replace(context.config, tree_fanout=2)
         machine = machine_of(context)
@@ -326,12 +344,12 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
         return machine
 
     inner = member(1)
-    inner.proposed("h")
-    inner.voted(ids[names[4]], ready(s1="h"))
+    inner.vote.propose("h")
+    inner.vote.received(ids[names[4]], ready(s1="h"))
     below = Ready(
         AveragingId(ROUND, 1), ((1, "h"),), votes=((ids[names[3]], "h"), (ids[names[8]], "x"))
     )
-    ((to, vote),) = sent(inner.voted(ids[names[3]], below))
+    ((to, vote),) = sent(inner.vote.received(ids[names[3]], below))
     assert isinstance(vote, Ready)
     assert (to, vote.failure) == (ids[names[0]], "")
     assert {names.index(node): proposed for node, proposed in vote.votes} == {
@@ -350,7 +368,7 @@ def test_the_word_goes_on_at_once_and_the_sum_when_it_is_whole() -> None:
     root = machine_of(context_of(D0, view_of("d0", "r1a")))
     assert root.contribute(BATCH) == [], "nobody has said yet what counts"
     assert root.begin(BEGIN) == [Send(R1A, BEGIN)]
-    assert root.state is AggregationState.WAITING
+    assert root.state is StepState.WAITING
     assert len(jobs_of(root.contribute(BATCH))) == 1
     assert root.contribute(BATCH) == root.begin(BEGIN) == []
 
@@ -361,8 +379,8 @@ def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     root = machine_of(context)
     root.begin(BEGIN)
     root.contribute([])
-    assert root.voted(R1A, ready(s1="b")) == []
-    assert root.voted(D1, ready(s0="a")) == []
+    assert root.vote.received(R1A, ready(s1="b")) == []
+    assert root.vote.received(D1, ready(s0="a")) == []
     assert root.vote is None
     assert root.proposed("a") == []
     assert root.vote == ready(s0="a", s1="b")
@@ -372,8 +390,8 @@ def test_a_vote_against_the_round_is_final() -> None:
     """A part that comes later must not take the vote back and start the device again."""
     head = Member(R1A)
     head.gather(BATCH[1:])
-    head.machine.part(R1B, contribution(0, []), None)
-    head.machine.voted(R1B, ready("no memory"))
-    effects = head.machine.part(R1C, contribution(0, BATCH[:1]), tensor(1))
+    head.machine.received(received(R1B, contribution(0, []), None))
+    head.machine.vote.received(R1B, ready("no memory"))
+    effects = head.machine.received(received(R1C, contribution(0, BATCH[:1]), tensor(1)))
     assert jobs_of(effects) == []
-    assert head.machine.state is AggregationState.READY
+    assert head.machine.state is StepState.READY

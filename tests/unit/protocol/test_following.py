@@ -266,8 +266,8 @@ def test_parts_that_nobody_wants_are_freed() -> None:
     for sender, wrong in (
         (R1A, message),
         (R1B, message),
-        (R1A, dataclasses.replace(message, round=Round(4, 1))),
-        (R1A, dataclasses.replace(message, round=Round(5, 1, 1))),
+        (R1A, dataclasses.replace(message, averaging=AveragingId(Round(4, 1), 3))),
+        (R1A, dataclasses.replace(message, averaging=AveragingId(Round(5, 1, 1), 3))),
         (R1A, dataclasses.replace(message, num_parts=3, part=2)),
     ):
         assert freed(candidate.machine.average(1.0, sender, wrong, tensor(900))) == [900]

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from decod.ids import NodeId, Round
+from decod.ids import AveragingId, NodeId, Round
 from decod.protocol.core.messages import BeginAggregation
 from decod.protocol.strategy.data_positions import Positions, shares_of
 from tests.unit.protocol.cast import view_of
@@ -30,10 +30,9 @@ def test_a_data_node_that_is_alone_reads_everything() -> None:
 
 def begun(num_committed: int, num_deferred: int = 0) -> BeginAggregation:
     return BeginAggregation(
-        Round(1, 1),
+        AveragingId(Round(1, 1), 1),
         num_committed=num_committed,
         digest=0,
-        view_version=1,
         loss_sum=0.0,
         num_tokens=0,
         num_deferred=num_deferred,

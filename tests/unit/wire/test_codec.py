@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
-from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.era import Holders, Kept, Mark, Origin, Source
 from decod.protocol.core.messages import election as em
@@ -160,6 +160,7 @@ def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "round": rounds,
+    "averaging": st.builds(AveragingId, rounds, iterations),
     "committed": rounds,
     "closed": rounds,
     "outcome": st.sampled_from(m.Outcome),
@@ -443,25 +444,33 @@ BAD: dict[str, pb.Envelope] = {
     ),
     "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
     "square sum NaN": envelope(
-        reduced_part=pb.ReducedPart(round=pb.Round(), square_sum=math.nan),
+        reduced_part=pb.ReducedPart(averaging=pb.AveragingId(), square_sum=math.nan),
     ),
     "square sum negative": envelope(
         gradient_squares=pb.GradientSquares(
-            round=pb.Round(), square_sums=[pb.StageSquares(square_sum=-1.0)]
+            averaging=pb.AveragingId(), square_sums=[pb.StageSquares(square_sum=-1.0)]
         )
     ),
     "a stage's squares twice": envelope(
-        gradient_squares=pb.GradientSquares(round=pb.Round(), square_sums=[pb.StageSquares()] * 2)
+        gradient_squares=pb.GradientSquares(
+            averaging=pb.AveragingId(), square_sums=[pb.StageSquares()] * 2
+        )
     ),
-    "squares of no stage": envelope(gradient_squares=pb.GradientSquares(round=pb.Round())),
+    "squares of no stage": envelope(
+        gradient_squares=pb.GradientSquares(averaging=pb.AveragingId())
+    ),
     "norm infinite": envelope(
-        gradient_norm=pb.GradientNorm(round=pb.Round(), gradient_norm=math.inf)
+        gradient_norm=pb.GradientNorm(averaging=pb.AveragingId(), gradient_norm=math.inf)
     ),
     "average's norm negative": envelope(
-        average=pb.Average(round=pb.Round(), num_parts=1, num_microbatches=1, gradient_norm=-0.5)
+        average=pb.Average(
+            averaging=pb.AveragingId(), num_parts=1, num_microbatches=1, gradient_norm=-0.5
+        )
     ),
     "too many hashes": envelope(
-        ready=pb.Ready(round=pb.Round(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097)
+        ready=pb.Ready(
+            averaging=pb.AveragingId(), hashes=[pb.StageHash(parameter_hash="0" * 64)] * 4097
+        )
     ),
     "view without members": commit(),
     "member twice": commit(member(0), member(1), member(1)),
