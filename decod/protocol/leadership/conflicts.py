@@ -167,10 +167,11 @@ class Conflicts:
             reason = f"{self._num_stalls} rounds stood still while {names} waited for it"
             self._gone = (now_s, {goes: reason})
 
-    def due(self) -> dict[NodeId, str]:
-        """Return who goes, and why; once."""
+    def due(self, view: View) -> dict[NodeId, str]:
+        """Return who goes, and why; once. The view may have changed since that was decided."""
         gone, self._gone = self._gone, None
-        return gone[1] if gone is not None else {}
+        members = {} if gone is None else {n: why for n, why in gone[1].items() if n in view}
+        return members if self._first_able(view, members) is not None else {}
 
     def _first_able(self, view: View, order: Collection[NodeId]) -> NodeId | None:
         """Return the first without whom the run can go on; None if there is none."""

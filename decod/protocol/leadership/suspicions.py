@@ -111,6 +111,6 @@ class Suspicions:
         probes = self.probes
         effects = probes.ask_all(now_s, self._admission.doubt(now_s), "not heard of")
         effects += probes.overdue(now_s)
-        apart = self._conflicts.due()
+        apart = self._conflicts.due(view)
         effects += [self.cooldowns.put(now_s, view.by_id[node], apart[node]) for node in apart]
         return effects, probes.silent(now_s) | apart
