@@ -27,7 +27,6 @@ from decod.protocol.identity import Identity
 from decod.protocol.jobs import Build, Built, Job, JobResult, Load
 from decod.protocol.keeping import inventory
 from decod.protocol.messages import Assign, CatchUp, Join, Prepared, Refuse
-from decod.protocol.state import StageState
 from decod.protocol.view import Opening
 
 _AMONG_MEMBERS = (
@@ -133,11 +132,15 @@ class Joining:
         new = self.following.abreast and self.following.level != self._told
         return self._say_ready() if new else []
 
-    def fetched(self, event: StateFetched, stage: StageState) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> list[Effect]:
         """A state has come that this candidate asked for, or that it needs no more."""
+        context = self._context
         if self.following.takes(event):
             return self.following.fetched(event)
-        return stage.fetched(event) if self._fetching else [FreeTensor(event.tensor.id)]
+        if not self._fetching or event.iteration != context.start_iteration:
+            return [FreeTensor(event.tensor.id)]
+        context.tensors.add(event.tensor)
+        return context.compute.submit(Load(event.iteration, event.manifest), [event.tensor.id])
 
     def exchanged(self, now_s: float, received: Received, followers: Followers) -> list[Effect]:
         """A candidate follows this member, or the member that this node follows says something."""

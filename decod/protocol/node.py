@@ -277,7 +277,7 @@ class NodeMachine:
             case StateRequested():
                 return self.work.stage.requested(event)
             case StateFetched() if not self.in_view:
-                return self._joining.fetched(event, self.work.stage)
+                return self._joining.fetched(event)
             case StateFetched():
                 return self.work.fetched(event)
             case StateFetchFailed() if not self.in_view:
