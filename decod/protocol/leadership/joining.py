@@ -130,13 +130,14 @@ class Joining:
 
     def fetched(self, event: StateFetched) -> list[Effect]:
         """A state has come that this candidate asked for, or that it needs no more."""
+        context = self._context
         if self.replay.takes(event):
             return self.replay.fetched(event)
-        if not self._fetching or event.iteration != self._context.start_iteration:
+        if not self._fetching or event.iteration != context.start_iteration:
             return [FreeTensor(event.tensor.id)]
-        self._context.tensors.add(event.tensor)
+        context.tensors.add(event.tensor)
         load = Load(event.iteration, event.manifest)
-        return self._context.compute.submit(load, self, [event.tensor.id])
+        return context.compute.submit(load, self, [event.tensor.id])
 
     def exchanged(
         self, now_s: float, received: Received, replay_source: ReplaySource

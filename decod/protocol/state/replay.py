@@ -121,6 +121,8 @@ class Replay:
         self._choice = 0
         self._request_id = incarnation // 2  # Half: so that there are numbers behind it.
         self._followed: NodeId | None = None
+        self._since = 0
+        """The iteration with which that member was admitted."""
         self._heard_s = 0.0
         self._base: Round | None = None
         """Whose state is fetched."""
@@ -196,7 +198,8 @@ class Replay:
         if self._followed is not None and now_s - self._heard_s > _SILENT_S:
             return self._restart(now_s, f"{self._followed[:8]} says nothing")
         if self._followed is None:
-            self._followed = self._donors[self._choice % len(self._donors)].node_id
+            donor = self._donors[self._choice % len(self._donors)]
+            self._followed, self._since = donor.node_id, donor.since_iteration
             self._request_id += 1
             self._heard_s = now_s
         return [Send(self._followed, Follow(self._request_id, self._stage, self._address))]
@@ -464,8 +467,8 @@ class Replay:
         if self.arrived:
             return Entry.READY, effects
         donor = None if self._followed is None else opening.view.by_id.get(self._followed)
-        # One that became a member later has started again: it knows of no follower.
-        if self._held is None or donor is None or donor.since_iteration > self._held.iteration:
+        # One that was admitted again has started again: it knows of no follower.
+        if self._held is None or donor is None or donor.since_iteration != self._since:
             return Entry.LOST, effects + self.end()
         self.deadline_s = now_s + self._context.config.complete_timeout_s
         return Entry.WAITING, effects

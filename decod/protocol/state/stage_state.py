@@ -67,6 +67,8 @@ class StageState:
         """Of this node's committed parameters; empty if it is not known."""
         self._wanted_hash = ""
         self._donors: deque[NodeId] = deque()
+        self._asked = False
+        """A state is on its way here. What was asked for before, as a candidate, counts no more."""
         self._num_loads_left = 0
         """A blob that can't be loaded is fetched again, once from each donor first."""
         self._job: Job | None = None
@@ -106,12 +108,13 @@ class StageState:
 
     def holds(self, iteration: int) -> list[Effect]:
         """The node takes part from now on, and holds the state of the last commit already."""
-        self.iteration, self.loaded = iteration, True
+        self.iteration, self.loaded, self._asked = iteration, True, False
         return [Note("state.loaded", (("iteration", iteration),))]
 
     def lacks(self, iteration: int, parameter_hash: str) -> None:
         """The node takes part from now on, and is about to step to the state of `iteration`."""
         self.iteration, self._wanted_hash, self.loaded = iteration, parameter_hash, False
+        self._asked = False
 
     def fetch_back(self, iteration: int) -> list[Effect]:
         """This node has given up what it held, and could not go back: ask the others of its stage
@@ -130,6 +133,7 @@ class StageState:
         fields = (("num_donors", len(donors)), ("iteration", self.iteration))
         alike = self._amended == self.iteration
         wanted = FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike)
+        self._asked = True
         return [Note("state.requested", fields), wanted]
 
     def give_up(self, reason: str) -> list[Effect]:
@@ -142,12 +146,15 @@ class StageState:
     def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)
         same_stage = member is None or event.stage_index == member.stage_index
-        return same_stage and not self.loaded and event.iteration == self.iteration
+        lacking = self._asked and not self.loaded
+        return same_stage and lacking and event.iteration == self.iteration
 
     def fetched(self, event: StateFetched) -> list[Effect]:
+        """A state has come: load it, if that is what this node lacks."""
         self._context.tensors.add(event.tensor)
         if not self._wants(event):
             return self._context.tensors.release(event.tensor.id)
+        self._asked = False
         self._job = job = Load(event.iteration, event.manifest)
         return self._context.compute.submit(job, self, [event.tensor.id])
 
@@ -173,7 +180,7 @@ class StageState:
 
     def unload(self, iteration: int) -> list[Effect]:
         """The run goes back to `iteration`: its state is not here yet."""
-        self.loaded, self.iteration, self._job = False, iteration, None
+        self.loaded, self.iteration, self._job, self._asked = False, iteration, None, False
         self._odd, self._amended = (), None
         early, self._early = self._early, []
         return self._refuse(early, "the run has gone back to an earlier iteration")

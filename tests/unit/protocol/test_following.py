@@ -307,7 +307,9 @@ def test_the_last_average_may_come_after_it_has_entered() -> None:
     assert candidate.pipeline(Nothing())[0] == CommitStep(5)
 
 
-@pytest.mark.parametrize("trouble", ["hash", "era", "host gone", "host back", "nothing"])
+@pytest.mark.parametrize(
+    "trouble", ["hash", "era", "host gone", "host back", "host back soon", "nothing"]
+)
 def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) -> None:
     candidate = Candidate()
     if trouble != "nothing":
@@ -316,9 +318,11 @@ def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) ->
     entered = opening(committed)
     if trouble == "host gone":
         entered = opening(Round(5, 1), "d0", "r1b", "r1c")
-    if trouble == "host back":
+    if trouble.startswith("host back"):
+        # Soon: while the state was fetched that it had promised to send the averages behind.
+        since = 3 if trouble == "host back soon" else 5
         entered = opening(Round(5, 1))
-        back = [dataclasses.replace(m, since_iteration=5) for m in entered.view.members]
+        back = [dataclasses.replace(m, since_iteration=since) for m in entered.view.members]
         entered = dataclasses.replace(entered, view=entered.view.successor(back, leader=D0))
     wanted = "other" if trouble == "hash" else ""
     assert candidate.machine.enter(2.0, entered, 3, wanted)[0] is Entry.LOST

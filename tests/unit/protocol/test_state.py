@@ -221,6 +221,18 @@ def test_a_node_that_has_not_loaded_gives_nothing() -> None:
     assert isinstance(state.requested(ask(1))[0], RefuseState)
 
 
+def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() -> None:
+    """It entered on its way to the state: the last average is coming, and a state may come too."""
+    context = context_of(X, VIEW)
+    state = StageState(context)
+    state.lacks(4, "")
+    effects = state.fetched(StateFetched(1, 4, "{}", tensor(1)))
+    assert (jobs_of(effects), freed(effects)) == ([], [1])
+    assert state.fetch_failed(StateFetchFailed(1, 4, "gone")) == []
+    assert fetch_of(state.fetch_entered())
+    assert jobs_of(state.fetched(StateFetched(1, 4, "{}", tensor(2)))) == [Load(4, "{}")]
+
+
 def test_a_request_for_the_next_iteration_waits_for_its_commit() -> None:
     state, _ = holder()
     assert state.requested(ask(1, 5)) == []
