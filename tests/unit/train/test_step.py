@@ -129,6 +129,23 @@ def test_members_on_different_devices_take_the_same_step(dtype: ModelDtype, devi
 
 
 @on_devices
+@pytest.mark.parametrize("weights_total", [1, 3, 8, 17])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_mean_has_the_same_bits_on_every_device(
+    dtype: torch.dtype, weights_total: int, device: str
+) -> None:
+    """Whoever repeats a sum for a member that was lost may have another device."""
+    generator = torch.Generator().manual_seed(weights_total)
+    parts = [torch.randn(10_001, generator=generator).to(dtype) for _ in range(3)]
+    wide = torch.promote_types(dtype, torch.float32)
+    here, there = (
+        reduce_part(parts, weights_total=weights_total, dtype=wide, device=where)
+        for where in ("cpu", device)
+    )
+    assert torch.equal(there.cpu(), here)
+
+
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
 def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype, device: str) -> None:
     relay = make_relay(dtype, device=device)
