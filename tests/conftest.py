@@ -18,6 +18,26 @@ settings.register_profile("search", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "decod"))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Allow torch's warnings in tests on a GPU.
+
+    Which of them come depends on the host. Torch warns of a build that does not fit the device, for
+    example, and of a thread that uses cuBLAS first. The result of a test is what counts.
+    """
+    if item.get_closest_marker("gpu"):
+        item.add_marker(pytest.mark.filterwarnings("default::UserWarning"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs CUDA, with the reason, before its fixtures are made."""
+    if item.get_closest_marker("gpu"):
+        from tests.support.devices import cuda_absence
+
+        if absence := cuda_absence():
+            pytest.skip(f"needs a CUDA device: {absence}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Deals tests out as `scripts/test` wants it."""

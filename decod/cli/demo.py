@@ -24,8 +24,11 @@ from decod.cli.demo_nodes import (
     interrupted_by_signals,
 )
 from decod.cli.demo_progress import DemoCommit, Display, make_display, parse_progress
+from decod.cli.node_options import device_option
+from decod.config.node import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
+from decod.obs.text import clean_text
 
 if TYPE_CHECKING:
     from decod.config import RunConfig
@@ -57,6 +60,8 @@ class DemoPlan:
     folder: Path
     model_dir: Path
     num_iterations: int
+    device: str
+    """Of all nodes, as `--device` of `decod leader` takes it."""
     program: Sequence[str] = PROGRAM
 
 
@@ -87,8 +92,9 @@ class Story:
     metavar="OUT",
     help="Where the trained model goes; in the demo's folder if left out.",
 )
+@device_option
 @click.option("--keep", is_flag=True, help="Keep the nodes' state folders too, not only the logs.")
-def demo(*, iterations: int, model_dir: Path | None, keep: bool) -> int:
+def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) -> int:
     """Train a small model with five nodes on this machine.
 
     \b
@@ -98,10 +104,12 @@ def demo(*, iterations: int, model_dir: Path | None, keep: bool) -> int:
 
     A leader and four relays in two stages learn from the source text of Python's library. Half-way
     one relay is killed without warning; training goes on. Takes about two minutes.
+    All nodes share the device.
     """
+    check_device(device)
     folder = Path(tempfile.mkdtemp(prefix="decod-demo-"))
     chosen = (model_dir or folder / "model").expanduser().absolute()
-    plan = DemoPlan(folder=folder, model_dir=chosen, num_iterations=iterations)
+    plan = DemoPlan(folder=folder, model_dir=chosen, num_iterations=iterations, device=device)
     try:
         with interrupted_by_signals(), make_display(iterations) as display:
             display.note(f"everything is in {folder}; logs in {folder / 'logs'}")
@@ -170,11 +178,12 @@ def play(plan: DemoPlan, display: Display, *, ask: Ask) -> Story:
     run_path = plan.folder / "run.toml"
     _write_run_file(plan, run_path, display)
     story = Story()
-    with Fleet(plan.folder, program=plan.program) as fleet:
+    options = ("--device", plan.device)
+    with Fleet(plan.folder, program=plan.program, options=options) as fleet:
         display.note("starting the leader")
         arguments = ["leader", str(run_path), "--export", str(plan.model_dir)]
         leader = fleet.start("leader", arguments, listen=True)
-        join_string = _wait_for_join_string(fleet, leader)
+        join_string = _wait_for_join_string(fleet, leader, display)
         display.note(f"the leader's join string: {join_string}")
         for name in _relay_names():
             fleet.start(name, ["join", join_string, "--stage", "auto"])
@@ -221,12 +230,14 @@ def _write_run_file(plan: DemoPlan, path: Path, display: Display) -> None:
     path.write_text(render_run_file(run_config(plan.num_iterations)), encoding="utf-8")
 
 
-def _wait_for_join_string(fleet: Fleet, leader: Child) -> str:
+def _wait_for_join_string(fleet: Fleet, leader: Child, display: Display) -> str:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         line = fleet.next_line(timeout_s=0.2)
         if line is not None and line.startswith(LABEL):
             return line.removeprefix(LABEL).strip()
+        if line is not None and line.startswith(DEVICE_LABEL):
+            display.note(f"the leader's {clean_text(line)}")
         if line is None:
             _refuse_end(leader)
     raise blame(leader, f"no join string within {_START_TIMEOUT_S:.0f} s", why=_STUCK)

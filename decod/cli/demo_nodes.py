@@ -67,11 +67,15 @@ class Fleet:
     Args:
         folder: Gets a state folder for each node, and `logs/`.
         program: Command line that starts `decod`.
+        options: Given to every daemon.
     """
 
-    def __init__(self, folder: Path, *, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(
+        self, folder: Path, *, program: Sequence[str] = PROGRAM, options: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
         self._program = tuple(program)
+        self._options = tuple(options)
         self._readers: list[threading.Thread] = []
         self.children: list[Child] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -100,7 +104,8 @@ class Fleet:
         state_dir = self._folder / name
         log_path = self._folder / "logs" / f"{name}.log"
         common = ["--listen", "127.0.0.1:0", "--threads", "1", "--name", name]
-        command = [*self._program, *arguments, *common, "--state-dir", str(state_dir)]
+        command = [*self._program, *arguments, *common, *self._options]
+        command += ["--state-dir", str(state_dir)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own program, arguments as a list.
                 command,

@@ -33,7 +33,7 @@ def join(join_string: str | None, **options: Any) -> int:
     \b
     Examples:
       decod join JOINSTRING
-      decod join JOINSTRING --device cuda:0 --name brave-otter
+      decod join JOINSTRING --device cuda:1 --name brave-otter
       decod join JOINSTRING --listen 127.0.0.1:0 --state-dir /tmp/relay-1
       decod join --join-file join.txt
 

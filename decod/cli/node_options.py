@@ -51,6 +51,14 @@ join_file_option = click.option(
     " host can see a command line.",
 )
 
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="DEVICE",
+    help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU.",
+)
+
 _OPTIONS = (
     click.option(
         "--listen",
@@ -65,9 +73,7 @@ _OPTIONS = (
         metavar="HOST:PORT",
         help="Where others reach this node, if not there: behind a router, say.",
     ),
-    click.option(
-        "--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda or cuda:N."
-    ),
+    device_option,
     click.option(
         "--capacity",
         type=AutoOrCount(minimum=1, maximum=CAPACITY_MAX),

@@ -79,6 +79,7 @@ SystemCallArchitectures=native
 
 _MODPROBE = """\
 # A confined process can't load the driver's module for unified memory, which CUDA does by itself.
+# systemd goes on where there is no such program.
 ExecStartPre=-+/usr/bin/nvidia-modprobe -c 0 -u
 """
 
@@ -106,6 +107,7 @@ class Service:
     """Further folders to which the node writes."""
     drain_timeout_s: float
     uses_cuda: bool = False
+    """Whether the node computes with CUDA if CUDA works."""
 
     @property
     def leads(self) -> bool:

@@ -16,10 +16,13 @@ NUM_THREADS_MAX = 1024
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
 
+DEVICE_LABEL = "device:"
+"""Start of the line that names a node's device to its operator."""
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
 )
-_DEVICE = re.compile(r"(cpu|cuda(:[0-9]{1,3})?)\Z")
+_DEVICE = re.compile(r"(auto|cpu|cuda(:[0-9]{1,3})?)\Z")
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 
 
@@ -49,8 +52,9 @@ class NodeConfig:
     advertise: str | None = None
     """HOST:PORT under which others reach this node, if it is not the address on which it listens:
     behind a router, say. Absent: the node asks a peer."""
-    device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`. `auto` is `cuda:0` if a trial on it succeeds, and the CPU
+    otherwise. A named device is used, or the node does not start."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     num_threads: int | None = None
@@ -74,13 +78,7 @@ class NodeConfig:
             _, port = parse_listen(self.advertise)
             if port == 0:
                 raise _bad_address(self.advertise, "others cannot connect to port 0")
-        if not _DEVICE.match(self.device):
-            raise ConfigError(
-                f"device is {ascii(self.device)[:60]}",
-                why="decod computes on a CPU or a CUDA device",
-                fix="give cpu, cuda or cuda:0",
-                code="E-CFG-021",
-            )
+        check_device(self.device)
         for name, limit in (("capacity", CAPACITY_MAX), ("num_threads", NUM_THREADS_MAX)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= limit:
@@ -104,6 +102,21 @@ class NodeConfig:
                 fix="give 1 to 32 characters of letters, digits, dot, _ and -",
                 code="E-CFG-023",
             )
+
+
+def check_device(device: str) -> None:
+    """Check the name of a device.
+
+    Raises:
+        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`.
+    """
+    if not _DEVICE.match(device):
+        raise ConfigError(
+            f"device is {ascii(device)[:60]}",
+            why="decod computes on a CPU or a CUDA device",
+            fix="give auto, cpu, cuda or cuda:0",
+            code="E-CFG-021",
+        )
 
 
 def _bad_address(text: str, why: str) -> ConfigError:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.config.node import NodeConfig
+from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import Manifest, activation_size_bytes
 from decod.daemon.control import ControlServer
 from decod.daemon.data_supply import DataSupply
@@ -186,7 +186,9 @@ class Node:
         self.identity: KeyIdentity = host.identity
         self.files: FileLimit = host.files
         self.host, self.leaving = host, host.leaving
-        self.address = ""
+        self.address, self.device = "", config.device
+        """The device is what the operator asked for, such as `auto`, until the compute process has
+        tried it. Then it is the device in use."""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
         self.happenings = Happenings()
         self.driver: NodeDriver | None = None
@@ -365,7 +367,9 @@ class Node:
                 "checkpoint_sha256": part.manifest.initial_weights,
             },
         )
-        self.note("worker.started", device=facts["device"])
+        self.device = facts["device"]
+        self.say(f"{DEVICE_LABEL} {facts['device_text']}")
+        self.note("worker.started", device=facts["device_text"])
         # Any relay stage will do: the stages differ by one block at most.
         stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
         await self.ask("build", {"stage_index": stage})
@@ -381,7 +385,7 @@ class Node:
         fits = int(_MEMORY_SHARE * facts["memory_bytes"] / max(1, each_bytes))
         if fits < 1:
             raise HardwareError(
-                f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.config.device}",
+                f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.device}",
                 why=f"one microbatch of this run takes {each_bytes / 2**30:.1f} GiB there",
                 fix="free memory, use a larger device, or set --capacity 1 to try anyway",
                 code="E-HW-003",

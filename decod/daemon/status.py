@@ -128,7 +128,7 @@ def status_of(node: "Node") -> dict[str, Any]:
         "role": part.role.value,
         "stage_index": None,
         "capacity": machine.own_load().capacity if machine is not None else None,
-        "device": node.config.device,
+        "device": node.device,
         "device_free": False,
         "state": _state(node, machine),
     }

@@ -51,7 +51,7 @@ _SPECS = (
     EventSpec(
         "stage.held", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),
-    EventSpec("worker.started", "compute process runs on {device}"),
+    EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
         "worker.hung",
         "compute process has not answered for {waited_s} s (job: {job}): it is ended",

@@ -28,6 +28,7 @@ from decod.train.output import Output
 from decod.train.reduction import (
     check_weights_total,
     cut,
+    divisor,
     reduce_part,
     require_finite,
     square_sum,
@@ -281,7 +282,8 @@ class StageExecutor(StageHolder):
             NonFiniteError: The sum holds NaN or infinity.
         """
         check_weights_total(weights_total)
-        return self._own_gradient() / weights_total
+        gradient_P = self._own_gradient()
+        return gradient_P / divisor(weights_total, gradient_P)
 
     def propose(
         self,

@@ -77,7 +77,7 @@ def reduce_part(
     total_N = contributions_N[0].to(device, dtype, copy=True)
     for part_N in contributions_N[1:]:
         total_N.add_(part_N.to(device, dtype))
-    total_N.div_(weights_total)
+    total_N.div_(divisor(weights_total, total_N))
     if not is_finite(total_N):
         bad = [index for index, part in enumerate(contributions_N) if not is_finite(part)]
         raise NonFiniteError(
@@ -86,6 +86,15 @@ def reduce_part(
             fix="repeat the round without those members",
         )
     return total_N
+
+
+def divisor(weights_total: int, total_N: Tensor) -> Tensor:
+    """Return the divisor of a mean, a scalar with the dtype and device of the sum.
+
+    Torch 2.13 does not divide a CUDA tensor by a Python number: it multiplies by the reciprocal,
+    which rounds once more. A member that repeats the sum on a CPU would get other bits.
+    """
+    return torch.full((), weights_total, dtype=total_N.dtype, device=total_N.device)
 
 
 def square_sum(gradient_N: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 
 from decod.data.params import BatchConfig
-from decod.errors import ConfigError, HardwareError
+from decod.errors import ConfigError
 from decod.model.config import ModelConfig, StagesConfig
 from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
@@ -16,6 +16,7 @@ from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
+from decod.worker.device import AUTO, CPU, ChosenDevice, TorchCuda, choose_device, free_bytes
 
 _C = TypeVar("_C")
 
@@ -57,15 +58,15 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
     )
 
 
-def make_executor(message: Mapping[str, Any], watch: Stopwatch) -> StageExecutor:
+def make_executor(
+    message: Mapping[str, Any], device: ChosenDevice, watch: Stopwatch
+) -> StageExecutor:
     """Return an executor for the run that a `configure` message describes.
 
     Raises:
         ConfigError: A field is missing or wrong.
         DataError: The data folder cannot be read.
-        HardwareError: There is no such device.
     """
-    device = _parse_device(message.get("device", "cpu"))
     num_threads = message.get("num_threads")
     if num_threads is not None:
         if type(num_threads) is not int or num_threads < 1:
@@ -81,7 +82,7 @@ def make_executor(message: Mapping[str, Any], watch: Stopwatch) -> StageExecutor
         optimizer=parse_dataclass(OptimizerConfig, "optimizer", message.get("optimizer")),
         reduction=parse_dataclass(ReductionConfig, "reduction", message.get("reduction")),
         seed=seed,
-        device=device,
+        device=device.name,
     )
     data_dir, init_dir = (_parse_path(message, name) for name in ("data_dir", "init_dir"))
     tokens = None if data_dir is None else _open_tokens(data_dir)
@@ -111,22 +112,6 @@ def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _parse_device(value: object) -> str:
-    if not isinstance(value, str) or not (value == "cpu" or value.startswith("cuda")):
-        raise _refuse("device", value, "it is cpu, or cuda with a number")
-    try:
-        torch.zeros(1, device=value)
-    except (RuntimeError, AssertionError) as error:
-        # A build of torch without CUDA raises an AssertionError.
-        raise HardwareError(
-            f"device {value} cannot be used",
-            why=str(error).split("\n", maxsplit=1)[0],
-            fix="see `nvidia-smi`, install a build of torch for it, or use device cpu",
-            code="E-HW-002",
-        ) from error
-    return value
-
-
 def _open_tokens(folder: Path) -> TokenSource:
     # Imported here, since relays have no data and do not need it.
     from decod.data.dataset import Dataset
@@ -134,17 +119,24 @@ def _open_tokens(folder: Path) -> TokenSource:
     return Dataset.open(folder)
 
 
-def device_facts(device: str) -> dict[str, Any]:
-    """Return the reply to `configure`: torch's version, the device's name and free memory."""
-    if device.startswith("cuda"):
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-    else:
-        free_bytes, name = _free_host_bytes(), "cpu"
-    return {"torch": torch.__version__, "device": name, "memory_bytes": free_bytes}
+def parse_device(message: Mapping[str, Any]) -> ChosenDevice:
+    """Return the device that a `configure` message asks for. See `choose_device`.
+
+    Raises:
+        ConfigError: The message asks for a device of another kind.
+        HardwareError: The named CUDA device is missing or does not work.
+    """
+    asked = message.get("device", CPU)
+    if not isinstance(asked, str) or not (asked in (AUTO, CPU) or asked.startswith("cuda")):
+        raise _refuse("device", asked, "it is auto, cpu, or cuda with a number")
+    return choose_device(asked, TorchCuda())
 
 
-def _free_host_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+def device_facts(device: ChosenDevice) -> dict[str, Any]:
+    """Return the reply to `configure`: torch's version, the device and its free memory."""
+    return {
+        "torch": torch.__version__,
+        "device": device.name,
+        "device_text": device.text,
+        "memory_bytes": free_bytes(device),
+    }

@@ -28,7 +28,7 @@ from decod.train.layout import Layout
 from decod.train.measure import measure, synchronize
 from decod.train.snapshot import read_state
 from decod.worker.arena import Arena, Region
-from decod.worker.configure import device_facts, make_executor
+from decod.worker.configure import device_facts, make_executor, parse_device
 
 Result = dict[str, Any]
 
@@ -186,9 +186,10 @@ class JobRunner:
         return self._executor
 
     def _configure(self, job: Job) -> Result:
-        executor = make_executor(job.message, self._watch)
-        self._executor = executor
-        return device_facts(executor.config.device)
+        # The device comes first: capacity and speed are measured on it.
+        device = parse_device(job.message)
+        self._executor = make_executor(job.message, device, self._watch)
+        return device_facts(device)
 
     def _build(self, job: Job) -> Result:
         report = self._ready.build(job.number("stage_index"))

@@ -128,11 +128,12 @@ class Decod(Subject):
     @override
     def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
         deadline_s = time.monotonic() + _START_MAX_S
-        node_options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads))
+        # What it is compared with computes on the CPU.
+        options = ("--listen", "127.0.0.1:0", "--threads", str(num_threads), "--device", "cpu")
 
         def launch(name: str, *arguments: str) -> Child:
             child = Child(
-                ("-m", "decod", *arguments, *node_options, "--state-dir", str(folder / name)),
+                ("-m", "decod", *arguments, *options, "--state-dir", str(folder / name)),
                 num_threads=num_threads,
                 log=folder / f"log-{name}",
             )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
+from tests.support.devices import CUDA
 from tests.support.oracle import assert_agreement, transformers_loss
 from tests.support.runs import make_run, microbatches
 
@@ -124,6 +125,16 @@ def test_a_node_listens_before_torch_has_loaded(tmp_path: Path, corpus: Path) ->
         print(f"listens after {wall_s:.2f} s, {cpu_s:.2f} s of them on the CPU")
         assert min(wall_s, cpu_s) < LISTEN_MAX_S
         assert decod_status(leader)["state"] == "starting"
+
+
+def test_a_leader_that_chooses_its_device_says_which(tmp_path: Path, corpus: Path) -> None:
+    """Whatever there is on this host: what is said before the join string is what is shown."""
+    with Cluster(tmp_path, make_run(), corpus, fork=False, device="auto") as cluster:
+        leader = cluster.start_leader()
+        (line,) = [line for line in leader.stdout.splitlines() if line.startswith("device: ")]
+        device = decod_status(leader)["node"]["device"]
+        assert device in ("cpu", CUDA)
+        assert line.startswith("device: CPU (" if device == "cpu" else f"device: {CUDA}, ")
 
 
 def cpu_seconds(pid: int) -> float:

@@ -92,6 +92,7 @@ def start(cluster: Cluster, name: str, redirection: str, *arguments: str | Path)
     folder.mkdir()
     command = [sys.executable, "-m", "decod", *map(str, arguments), "--name", name]
     command += ["--threads", "1", "--state-dir", str(folder / "state"), "--listen", "127.0.0.1:0"]
+    command += ["--device", "cpu"]
     start_s = time.monotonic()
     process = subprocess.Popen(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],

@@ -175,6 +175,8 @@ class Cluster:
         fork: Whether to fork daemons from a process that has loaded all their imports, if
             possible. That saves most of the cost of a start. Otherwise each is started by itself,
             as by an operator.
+        device: What daemons compute on that get no other `--device`. The CPU is the default, so
+            that a test does not depend on whether its host has a GPU.
     """
 
     def __init__(
@@ -185,8 +187,10 @@ class Cluster:
         network: Network | None = None,
         *,
         fork: bool = True,
+        device: str = "cpu",
     ) -> None:
         self.fork = fork
+        self.device = device
         self.folder = folder
         self.run = run
         self.corpus = corpus
@@ -226,6 +230,8 @@ class Cluster:
             host, namespace = self.network.address(name), self.network.namespace(name)
         if "--listen" not in command:
             command += ["--listen", f"{host}:0"]
+        if "--device" not in command:
+            command += ["--device", self.device]
         start_s = time.monotonic()
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             process = _started(command, stdout, stderr, fork=self.fork, namespace=namespace)

@@ -22,6 +22,7 @@ def lead() -> int:
             print("port 7700 is taken", file=sys.stderr)
             return 4 if behaviour == "leader-dies" else 0
     print("decod 0.1.0 is starting")
+    print(f"device: {option('--device')}")
     print("join string: decod1-fake@127.0.0.1:1", flush=True)
     if (folder / "leader-hangs").exists():
         threading.Event().wait()

@@ -56,6 +56,7 @@ def plan(tmp_path: Path) -> DemoPlan:
         folder=tmp_path,
         model_dir=tmp_path / "model",
         num_iterations=NUM_ITERATIONS,
+        device="cuda:3",
         program=(sys.executable, "-S", str(FAKE)),
     )
 
@@ -96,6 +97,7 @@ def test_a_relay_is_killed_half_way_and_the_rest_goes_on(
     assert story.recovery_s is not None
     assert [seen.iteration for seen in display.seen] == list(range(1, NUM_ITERATIONS + 1))
     text = "\n".join(display.notes)
+    assert "the leader's device: cuda:3" in text
     assert "killing relay-4" in text
     assert "SIGKILL after iteration 4" in text
     assert "training goes on without relay-4: iteration 5" in text

@@ -240,6 +240,26 @@ def test_a_node_of_the_machine_runs_as_somebody(
 
 
 @pytest.mark.parametrize(
+    ("given", "loads"),
+    [
+        ([], True),
+        (["--device", "auto"], True),
+        (["--device", "cuda:1"], True),
+        (["--device", "cpu"], False),
+    ],
+)
+def test_the_driver_is_loaded_for_every_node_that_may_use_cuda(
+    host: Path, given: list[str], loads: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Confined, it can't do that itself, and a trial of CUDA would fail for that alone."""
+    shown = ["service", "install", "--system", "--print", "--run-as", "daemon"]
+    assert main([*shown, "join", JOIN, *given]) == 0
+    text = capsys.readouterr().out
+    assert ("nvidia-modprobe" in text) == loads
+    assert ("--device" in start_of(text)) == bool(given)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code"),
     [
         ([], 2),

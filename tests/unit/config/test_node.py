@@ -92,5 +92,5 @@ def test_impossible_settings_are_refused(tmp_path: Path, changes: dict[str, Any]
 
 def test_the_defaults_are_a_valid_node() -> None:
     node = NodeConfig()
-    assert (node.listen_port, node.device, node.capacity) == (7700, "cpu", None)
+    assert (node.listen_port, node.device, node.capacity) == (7700, "auto", None)
     assert node.state_dir.name == "decod"

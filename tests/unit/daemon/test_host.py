@@ -12,7 +12,7 @@ import pytest
 
 from decod.config.node import NodeConfig
 from decod.daemon import host as module
-from decod.daemon.host import Host
+from decod.daemon.host import Host, Node
 from decod.daemon.leaving import Leaving
 from decod.daemon.presence import NodePresence
 from decod.daemon.reach import advertised
@@ -180,6 +180,45 @@ def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) 
                 await node.unless_drained(fail())
 
     asyncio.run(test())
+
+
+def test_a_node_says_and_shows_which_device_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capacity and cost are measured on that one, so it is chosen before them."""
+    asked: list[str] = []
+    said: list[str] = []
+    shown: list[str] = []
+    gibibyte = 1 << 30
+
+    async def ask(node: Node, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        asked.append(kind)
+        shown.append(node.local_status()["node"]["device"])
+        if kind == "configure":
+            assert fields["device"] == "auto"
+            text = "CPU (no CUDA device is visible)"
+            return {"device": "cpu", "device_text": text, "memory_bytes": gibibyte}
+        if kind == "measure":
+            memory = {"microbatch_memory_bytes": gibibyte // 16}
+            return {"forward_s": 1.0, "backward_s": 2.0, **memory}
+        return {}
+
+    async def test() -> list[tuple[int, float]]:
+        started: list[tuple[int, float]] = []
+        monkeypatch.setattr(Node, "ask", ask)
+        monkeypatch.setattr(Node, "_start_core", lambda _, *found: started.append(found))
+        with make_node(tmp_path, leads=False) as node:
+            node.compute = cast("Any", object())
+            node.say = said.append
+            await node.prepare()
+            shown.append(node.local_status()["node"]["device"])
+        return started
+
+    started = asyncio.run(test())
+    assert asked == ["configure", "build", "measure"]
+    assert said == ["device: CPU (no CUDA device is visible)"]
+    assert shown == ["auto", "cpu", "cpu", "cpu"]
+    assert started == [(7, 1.5)], "half of what is free on the device, by one microbatch's memory"
 
 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:

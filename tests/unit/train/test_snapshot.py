@@ -15,11 +15,14 @@ from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
 
 
-def make_relay(dtype: ModelDtype = ModelDtype.FLOAT32, seed: int = 3) -> StageExecutor:
+def make_relay(
+    dtype: ModelDtype = ModelDtype.FLOAT32, seed: int = 3, device: str = "cpu"
+) -> StageExecutor:
     config = ExecutorConfig(
         model=ModelConfig(
             dtype=dtype, vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1
@@ -29,6 +32,7 @@ def make_relay(dtype: ModelDtype = ModelDtype.FLOAT32, seed: int = 3) -> StageEx
         optimizer=OptimizerConfig(lr=1e-2),
         reduction=ReductionConfig(),
         seed=seed,
+        device=device,
     )
     relay = StageExecutor(config)
     relay.build(1)
@@ -54,9 +58,10 @@ def take(
     return blob, entries
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
-def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype) -> None:
-    donor, newcomer = make_relay(dtype), make_relay(dtype, seed=4)
+def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype, device: str) -> None:
+    donor, newcomer = make_relay(dtype, device=device), make_relay(dtype, seed=4, device=device)
     digest = train(donor, 1)
     blob, entries = take(donor)
     assert parse_entries([entry_json(entry) for entry in entries]) == entries
@@ -65,9 +70,23 @@ def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype) -> None:
     assert train(newcomer, 2) == train(donor, 2)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
-def test_weights_alone_can_be_loaded(dtype: ModelDtype) -> None:
-    donor, newcomer = make_relay(dtype), make_relay(dtype, seed=4)
+def test_a_state_is_the_same_on_every_device(dtype: ModelDtype, device: str) -> None:
+    """A stage's members need not have the same kind of device, and neither need who comes later."""
+    here, there = make_relay(dtype), make_relay(dtype, seed=4, device=device)
+    digest = train(here, 1)
+    assert there.load(*take(here), 1) == digest
+    assert torch.equal(take(there)[0], take(here)[0])
+    digest = train(there, 2)
+    assert here.load(*take(there), 2) == digest
+    assert torch.equal(take(there)[0], take(here)[0])
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_weights_alone_can_be_loaded(dtype: ModelDtype, device: str) -> None:
+    donor, newcomer = make_relay(dtype, device=device), make_relay(dtype, seed=4, device=device)
     train(donor, 1)
     newcomer.load(*take(donor, with_optimizer=False), 1)
     for name, weight in donor.weights().items():

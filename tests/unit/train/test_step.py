@@ -20,6 +20,7 @@ from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
 from decod.train.reduction import reduce_part, square_sum
+from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
 
@@ -31,6 +32,7 @@ def make_relay(
     dtype: ModelDtype = ModelDtype.FLOAT32,
     wire: WireDtype = WireDtype.FLOAT32,
     clip_norm: float = 0.0,
+    device: str = "cpu",
 ) -> StageExecutor:
     config = ExecutorConfig(
         model=ModelConfig(
@@ -41,6 +43,7 @@ def make_relay(
         optimizer=OptimizerConfig(lr=1e-2, clip_norm=clip_norm),
         reduction=ReductionConfig(wire_dtype=wire),
         seed=3,
+        device=device,
     )
     relay = StageExecutor(config)
     relay.build(1)
@@ -73,9 +76,79 @@ def same(first: Any, second: Any) -> bool:
     return first[0] == second[0] and torch.equal(first[1], second[1])
 
 
+@on_devices
+def test_a_relay_computes_what_it_computes_on_a_cpu(device: str) -> None:
+    """In float64 an operation is off by 1e-16 of its terms. Here some hundred follow each other,
+    with terms of about 1, so 1e-13 is what rounding can come to. The tolerance is 100 times that.
+    """
+    here = make_relay(ModelDtype.FLOAT64)
+    there = make_relay(ModelDtype.FLOAT64, device=device)
+    entry, gradient = noise(here, 0), noise(here, 1)
+    found = [
+        (relay.forward(MB, entry), relay.backward(MB, gradient), *relay.gather(2))
+        for relay in (here, there)
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert theirs.device == torch.device(device)
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-11, atol=1e-11)
+        assert float(ours.abs().max()) > 0.01
+
+
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
-def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype) -> None:
-    relay = make_relay(dtype)
+def test_two_runs_on_one_device_give_the_same_bits(dtype: ModelDtype, device: str) -> None:
+    first, second = make_relay(dtype, device=device), make_relay(dtype, device=device)
+    for iteration in (1, 2, 3):
+        digests = set()
+        for relay in (first, second):
+            for index in range(3):
+                contribute(relay, MicrobatchId(iteration, 0, index))
+            digests.add(relay.propose(iteration, [], weights_total=3))
+            relay.commit(iteration)
+        assert len(digests) == 1
+    assert same(blob_of(first), blob_of(second))
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_members_on_different_devices_take_the_same_step(dtype: ModelDtype, device: str) -> None:
+    """The members of a stage prove to each other by a hash that they hold the same bits."""
+    here = make_relay(dtype, clip_norm=0.5)
+    there = make_relay(dtype, clip_norm=0.5, device=device)
+    for iteration in (1, 2, 3):
+        contribute(here, MicrobatchId(iteration, 0, 0))
+        parts = [part.to(here.wide) for part in here.gather(2)]
+        digests = {
+            relay.propose(iteration, parts, gradient_norm=0.7 * iteration)
+            for relay in (here, there)
+        }
+        assert len(digests) == 1
+        here.commit(iteration)
+        there.commit(iteration)
+    assert same(blob_of(here), blob_of(there))
+
+
+@on_devices
+@pytest.mark.parametrize("weights_total", [1, 3, 8, 17])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_mean_has_the_same_bits_on_every_device(
+    dtype: torch.dtype, weights_total: int, device: str
+) -> None:
+    """Whoever repeats a sum for a member that was lost may have another device."""
+    generator = torch.Generator().manual_seed(weights_total)
+    parts = [torch.randn(10_001, generator=generator).to(dtype) for _ in range(3)]
+    wide = torch.promote_types(dtype, torch.float32)
+    here, there = (
+        reduce_part(parts, weights_total=weights_total, dtype=wide, device=where)
+        for where in ("cpu", device)
+    )
+    assert torch.equal(there.cpu(), here)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype, device: str) -> None:
+    relay = make_relay(dtype, device=device)
     contribute(relay)
     relay.propose(1, [], weights_total=1)
     relay.commit(1)
@@ -94,19 +167,21 @@ def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype) -> None:
     assert not torch.equal(relay.forward(MB, noise(relay, 9)), output_before)
 
 
-def test_a_second_proposal_replaces_the_first_one() -> None:
+@on_devices
+def test_a_second_proposal_replaces_the_first_one(device: str) -> None:
     """A member died during the round: the rest agree on a smaller roster."""
-    relay, other = make_relay(), make_relay()
+    relay, other = make_relay(device=device), make_relay(device=device)
     contribute(relay)
     contribute(other)
     relay.propose(1, relay.gather(2))
     assert relay.propose(1, [], weights_total=3) == other.propose(1, [], weights_total=3)
 
 
-def test_a_retracted_step_can_be_taken_again_with_more_in_it() -> None:
+@on_devices
+def test_a_retracted_step_can_be_taken_again_with_more_in_it(device: str) -> None:
     """A member died during the round: what it had folded in is computed here, and added."""
     more = MicrobatchId(1, 0, 1)
-    relay, other = make_relay(), make_relay()
+    relay, other = make_relay(device=device), make_relay(device=device)
     contribute(relay)
     before = blob_of(relay)
     relay.propose(1, [], weights_total=2)
@@ -122,8 +197,9 @@ def test_a_retracted_step_can_be_taken_again_with_more_in_it() -> None:
     assert same(blob_of(relay), blob_of(other)), "what is final can't be retracted"
 
 
-def test_a_repeated_backward_answers_again_and_adds_nothing() -> None:
-    relay = make_relay()
+@on_devices
+def test_a_repeated_backward_answers_again_and_adds_nothing(device: str) -> None:
+    relay = make_relay(device=device)
     first = contribute(relay)
     (total,) = relay.gather(1)
     total = total.clone()
@@ -134,8 +210,9 @@ def test_a_repeated_backward_answers_again_and_adds_nothing() -> None:
     assert torch.equal(relay.gather(1)[0], total)
 
 
-def test_nothing_is_computed_with_weights_that_may_be_undone() -> None:
-    relay = make_relay()
+@on_devices
+def test_nothing_is_computed_with_weights_that_may_be_undone(device: str) -> None:
+    relay = make_relay(device=device)
     contribute(relay)
     relay.forward(MicrobatchId(1, 0, 5), noise(relay, 0))
     relay.propose(1, [], weights_total=1)
@@ -150,10 +227,13 @@ def test_nothing_is_computed_with_weights_that_may_be_undone() -> None:
         relay.propose(1, [], weights_total=1)
 
 
+@on_devices
 @pytest.mark.parametrize("wire", list(WireDtype))
 @pytest.mark.parametrize("num_members", [1, 3])
-def test_members_that_reduce_in_parts_take_the_same_step(num_members: int, wire: WireDtype) -> None:
-    members = [make_relay(wire=wire) for _ in range(num_members)]
+def test_members_that_reduce_in_parts_take_the_same_step(
+    num_members: int, wire: WireDtype, device: str
+) -> None:
+    members = [make_relay(wire=wire, device=device) for _ in range(num_members)]
     for index, member in enumerate(members):
         contribute(member, MicrobatchId(1, 0, index))
     gathered = [[part.clone() for part in member.gather(num_members)] for member in members]
@@ -171,10 +251,11 @@ def test_members_that_reduce_in_parts_take_the_same_step(num_members: int, wire:
     torch.testing.assert_close(torch.cat(reduced), plain, rtol=1e-6, atol=0)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
-def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype) -> None:
+def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype, device: str) -> None:
     """The first moment is a tenth of what the step was taken with."""
-    relay = make_relay(dtype, clip_norm=0.5)
+    relay = make_relay(dtype, clip_norm=0.5, device=device)
     contribute(relay)
     mean = relay.own_mean(1)
     norm = math.sqrt(relay.square_sum(mean))
@@ -187,26 +268,29 @@ def test_a_gradient_is_scaled_to_the_norm_that_is_allowed(dtype: ModelDtype) -> 
     assert torch.equal(relay._committed.mean, expected)
 
 
-def test_squares_of_parts_add_up_to_those_of_the_whole() -> None:
-    relay = make_relay(ModelDtype.FLOAT64, clip_norm=1.0)
+@on_devices
+def test_squares_of_parts_add_up_to_those_of_the_whole(device: str) -> None:
+    relay = make_relay(ModelDtype.FLOAT64, clip_norm=1.0, device=device)
     contribute(relay)
     parts = [relay.square_sum(part) for part in relay.gather(3)]
     assert sum(parts) == pytest.approx(relay.square_sum(relay.own_mean(1)), rel=1e-14)
-    assert make_relay().square_sum(torch.ones(3)) == 0.0, "nothing is clipped"
+    assert make_relay(device=device).square_sum(torch.ones(3)) == 0.0, "nothing is clipped"
 
 
-def test_squares_are_summed_in_float64() -> None:
+@on_devices
+def test_squares_are_summed_in_float64(device: str) -> None:
     """In float32 the ones would vanish beside 2^26, and 1e30 squared would be infinite."""
-    ones = torch.ones(1 << 18)
+    ones = torch.ones(1 << 18, device=device)
     ones[0] = 2.0**13
     assert square_sum(ones) == 2.0**26 + (1 << 18) - 1
-    assert square_sum(torch.tensor([1e30])) == pytest.approx(1e60)
+    assert square_sum(torch.tensor([1e30], device=device)) == pytest.approx(1e60)
 
 
+@on_devices
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e200])
-def test_a_norm_that_is_not_finite_is_refused(value: float) -> None:
+def test_a_norm_that_is_not_finite_is_refused(value: float, device: str) -> None:
     with pytest.raises(NonFiniteError, match="squares of the gradient"):
-        square_sum(torch.tensor([1.0, value], dtype=torch.float64))
+        square_sum(torch.tensor([1.0, value], dtype=torch.float64, device=device))
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-9, 0.3, 0.999999, 1.0, 1.5, 1e12])
@@ -228,18 +312,20 @@ def test_parts_cover_everything_and_differ_by_one(num_elements: int, num_parts: 
     assert sizes[0] - sizes[-1] <= 1
 
 
-def test_sums_are_wider_than_what_travels() -> None:
+@on_devices
+def test_sums_are_wider_than_what_travels(device: str) -> None:
     """In bfloat16 the ones would vanish beside 256."""
     parts = [torch.full((1,), value, dtype=torch.bfloat16) for value in (256, 1, 1, 1)]
-    total = reduce_part(parts, weights_total=1, dtype=torch.float32, device="cpu")
+    total = reduce_part(parts, weights_total=1, dtype=torch.float32, device=device)
     assert total.dtype == torch.float32
     assert total.item() == 259
 
 
-def test_a_member_with_bad_values_is_named() -> None:
+@on_devices
+def test_a_member_with_bad_values_is_named(device: str) -> None:
     parts = [torch.zeros(3), torch.tensor([0.0, math.inf, 0.0]), torch.zeros(3)]
     with pytest.raises(NonFiniteError, match=r"positions \[1\]"):
-        reduce_part(parts, weights_total=3, dtype=torch.float32, device="cpu")
+        reduce_part(parts, weights_total=3, dtype=torch.float32, device=device)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
@@ -257,8 +343,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         relay.propose(1, [], weights_total=0)
 
 
-def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean() -> None:
-    relay = make_relay()
+@on_devices
+def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean(device: str) -> None:
+    relay = make_relay(device=device)
     contribute(relay)
     before = relay.gather(1)[0].clone()
     bad = noise(relay, 1)
@@ -272,9 +359,10 @@ def test_bad_values_are_stopped_at_the_door_and_leave_the_sum_clean() -> None:
     assert torch.equal(relay.gather(1)[0], before)
 
 
-def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset() -> None:
+@on_devices
+def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset(device: str) -> None:
     """As when memory runs out: some parameters have got their share and some have not."""
-    relay = make_relay()
+    relay = make_relay(device=device)
     relay.forward(MB, noise(relay, 0))
 
     def stop(gradient: torch.Tensor) -> None:
@@ -291,8 +379,9 @@ def test_a_backward_that_stops_halfway_spoils_the_sum_until_reset() -> None:
     assert relay.gather(1)[0].isfinite().all()
 
 
-def test_a_spoiled_sum_stays_so_when_the_next_backward_goes_well() -> None:
-    relay = make_relay()
+@on_devices
+def test_a_spoiled_sum_stays_so_when_the_next_backward_goes_well(device: str) -> None:
+    relay = make_relay(device=device)
     contribute(relay)
     relay._later.put_off(next(iter(relay._stage.parameters())), torch.ones(3, 2), torch.ones(4, 5))
     with pytest.raises(RuntimeError):
@@ -302,9 +391,10 @@ def test_a_spoiled_sum_stays_so_when_the_next_backward_goes_well() -> None:
         relay.gather(1)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", list(ModelDtype))
-def test_what_was_put_off_is_in_the_sum_once(dtype: ModelDtype) -> None:
-    late, soon = make_relay(dtype), make_relay(dtype)
+def test_what_was_put_off_is_in_the_sum_once(dtype: ModelDtype, device: str) -> None:
+    late, soon = make_relay(dtype, device=device), make_relay(dtype, device=device)
     contribute(late)
     contribute(soon)
     partly = late._gradient_P.clone()
@@ -318,9 +408,10 @@ def test_what_was_put_off_is_in_the_sum_once(dtype: ModelDtype) -> None:
     assert torch.equal(late.gather(1)[0], soon.gather(1)[0])
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", [ModelDtype.FLOAT32, ModelDtype.BFLOAT16])
-def test_measuring_changes_neither_weights_nor_gradients(dtype: ModelDtype) -> None:
-    relay = make_relay(dtype)
+def test_measuring_changes_neither_weights_nor_gradients(dtype: ModelDtype, device: str) -> None:
+    relay = make_relay(dtype, device=device)
     contribute(relay)
     before, total = blob_of(relay), relay.gather(1)[0].clone()
     found = measure(relay, 1)
@@ -331,10 +422,11 @@ def test_measuring_changes_neither_weights_nor_gradients(dtype: ModelDtype) -> N
     assert not torch.equal(relay.gather(1)[0], total)
 
 
+@on_devices
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 70_000), st.integers(0, 5), st.integers(0, 1000))
-def test_steps_equal_those_of_torch(size: int, warmup: int, seed: int) -> None:
-    """Against the reference implementation, over chunk borders, in float64."""
+def test_steps_equal_those_of_torch(device: str, size: int, warmup: int, seed: int) -> None:
+    """Against the reference implementation on the CPU, over chunk borders, in float64."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = OptimizerConfig(warmup_iterations=warmup)
     start = torch.randn(size, generator=generator, dtype=torch.float64)
@@ -349,7 +441,8 @@ def test_steps_equal_those_of_torch(size: int, warmup: int, seed: int) -> None:
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
     )
-    state = AdamWState(start, torch.zeros_like(start), torch.zeros_like(start))
+    zeros = torch.zeros(size, dtype=torch.float64, device=device)
+    state = AdamWState(start.to(device), zeros, zeros.clone())
     for iteration in (1, 2, 3):
         gradient = torch.randn(size, generator=generator, dtype=torch.float64)
         expected[0].grad, expected[1].grad = gradient[:middle].clone(), gradient[middle:].clone()
@@ -357,11 +450,13 @@ def test_steps_equal_those_of_torch(size: int, warmup: int, seed: int) -> None:
             group["lr"] = learning_rate(optimizer, iteration)
         adamw.step()
         new = state.empty_like()
+        gradient = gradient.to(device)
         adamw_step(
             state, new, gradient, segments=segments, optimizer=optimizer, iteration=iteration
         )
         state = new
-    torch.testing.assert_close(state.weights, torch.cat(expected).detach(), rtol=1e-12, atol=1e-14)
+    found = state.weights.cpu()
+    torch.testing.assert_close(found, torch.cat(expected).detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_the_rate_rises_linearly_to_its_peak() -> None:

@@ -11,6 +11,7 @@ import torch
 from decod.data.prepare import PrepareConfig, prepare
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner
+from tests.support.devices import on_devices
 
 torch.set_num_threads(1)
 
@@ -53,7 +54,10 @@ def test_a_bad_block_is_named_and_can_be_given(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(tmp_path: Path) -> None:
+@on_devices
+def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(
+    tmp_path: Path, device: str
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
     prepare(tmp_path / "corpus", [text], PrepareConfig())
@@ -76,6 +80,7 @@ def test_a_data_node_embeds_its_own_tokens_and_computes_the_loss(tmp_path: Path)
         optimizer={},
         reduction={},
         seed=1,
+        device=device,
         data_dir=str(tmp_path / "corpus"),
     )
     ask("build", stage_index=0)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor
 from decod.train.holder import ExecutorConfig, StageReport
 from decod.train.params import OptimizerConfig, ReductionConfig
+from tests.support.devices import CUDA, DEVICES
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 BATCH = {"sequence_length": 8, "microbatch_size": 2}
@@ -43,9 +45,13 @@ DEADLINE_S = 60
 
 
 class Node:
-    """The node's end: one request, one reply."""
+    """The node's end: one request, one reply.
 
-    def __init__(self) -> None:
+    Args:
+        variables: Of the process's environment, beside those of this one.
+    """
+
+    def __init__(self, **variables: str) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(DEADLINE_S)
         self.arena_fd = os.memfd_create("arena")
@@ -56,6 +62,7 @@ class Node:
             pass_fds=(theirs.fileno(), self.arena_fd),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={**os.environ, **variables},
         )
         theirs.close()
         self.lines = self.socket.makefile("rb")
@@ -91,17 +98,24 @@ class Node:
         return self.process.returncode, output
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+def node(device: str) -> Iterator[Node]:
+    """A process that computes on the device."""
     node = Node()
-    facts = node.result("configure", **CONFIGURE)
+    facts = node.result("configure", **CONFIGURE | {"device": device})
     assert facts["torch"] == torch.__version__
     assert facts["memory_bytes"] > 0
+    assert facts["device"] == device
     yield node
     assert node.close() == (0, b"")
 
 
-def local_executor() -> tuple[StageExecutor, StageReport]:
+def local_executor(device: str) -> tuple[StageExecutor, StageReport]:
     config = ExecutorConfig(
         model=ModelConfig(**MODEL),
         stages=StagesConfig(num_relay_stages=1),
@@ -109,6 +123,7 @@ def local_executor() -> tuple[StageExecutor, StageReport]:
         optimizer=OptimizerConfig(**OPTIMIZER),
         reduction=ReductionConfig(),
         seed=7,
+        device=device,
     )
     executor = StageExecutor(config)
     return executor, executor.build(1)
@@ -117,9 +132,10 @@ def local_executor() -> tuple[StageExecutor, StageReport]:
 MB = {"iteration": 1, "data_node_index": 0, "index": 0}
 
 
-def test_an_iteration_in_the_process_equals_one_here(node: Node) -> None:
+def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) -> None:
+    """To the last bit: on CUDA, that is what two processes on one device compute."""
     torch.set_num_threads(1)
-    executor, report = local_executor()
+    executor, report = local_executor(device)
     built = node.result("build", stage_index=1)
     assert built["hash"] == report.hash
     assert built["activation_bytes"] == SIZE
@@ -130,13 +146,13 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node) -> None:
 
     node.result("forward", mb=MB, inputs=inputs, outputs=[output])
     expected = executor.forward(mb, torch.from_numpy(hidden))
-    np.testing.assert_array_equal(node.read(output), expected.numpy().ravel())
+    np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # The input's memory may be used again at once: backward must not depend on it.
     inputs = [node.write(0, gradient)]
     node.result("backward", mb=MB, inputs=inputs, outputs=[output])
     expected = executor.backward(mb, torch.from_numpy(gradient))
-    np.testing.assert_array_equal(node.read(output), expected.numpy().ravel())
+    np.testing.assert_array_equal(node.read(output), expected.cpu().numpy().ravel())
 
     # Two parts of the gradient, each reduced over a roster of one.
     num_parameters = built["num_parameters"]
@@ -167,6 +183,25 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node) -> None:
     node.result("build", stage_index=1)
     loaded = node.result("load", tensors=described["tensors"], iteration=1, inputs=[blob])
     assert loaded == {"hash": digest}
+
+
+def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
+    with closing(Node(CUDA_VISIBLE_DEVICES="")) as node:
+        facts = node.result("configure", **CONFIGURE | {"device": "auto"})
+    assert facts["device"] == "cpu"
+    assert facts["device_text"].startswith("CPU (")
+    assert facts["memory_bytes"] > 0
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_first_device_that_is_visible() -> None:
+    with closing(Node()) as node:
+        facts = node.result("configure", **CONFIGURE | {"device": "auto"})
+        built = node.result("build", stage_index=1)
+    assert facts["device"] == CUDA
+    assert facts["device_text"] == f"{CUDA}, {torch.cuda.get_device_name(CUDA)}"
+    assert 0 < facts["memory_bytes"] <= torch.cuda.get_device_properties(CUDA).total_memory
+    assert built["hash"] == local_executor("cpu")[1].hash
 
 
 def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
