@@ -21,29 +21,29 @@ JobId = NewType("JobId", int)
 
 @total_ordering
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One attempt at one iteration. A later attempt fences everything of an earlier one.
+class Iteration:
+    """One batch and its optimizer step, at one attempt. A later attempt fences an earlier one.
 
-    Rounds are ordered by era first: after a rollback, everything of the abandoned future is old.
+    Iterations are ordered by era first: after a rollback, the abandoned future is old.
     """
 
-    iteration: int
+    number: int
     """Counted from 1; iteration 0 is the initial state."""
     attempt: int
     """Counted from 1 within the iteration."""
     era: int = 0
     """Number of times that the run has restarted from an earlier state, or with a rebuilt stage."""
 
-    def __lt__(self, other: "Round") -> bool:
+    def __lt__(self, other: "Iteration") -> bool:
         return self._place < other._place
 
     @property
     def _place(self) -> tuple[int, int, int]:
-        return self.era, self.iteration, self.attempt
+        return self.era, self.number, self.attempt
 
     @override
     def __str__(self) -> str:
-        text = f"{self.iteration}.{self.attempt}"
+        text = f"{self.number}.{self.attempt}"
         return f"e{self.era}:{text}" if self.era else text
 
 
@@ -51,18 +51,18 @@ class Round:
 class AveragingId:
     """One average over the members of a stage. All stages average under the same id."""
 
-    round: Round
+    iteration: Iteration
     """Whose batch it is of."""
     view_version: int
     """Of the view whose members take part."""
 
     @override
     def __str__(self) -> str:
-        return f"{self.round}/{self.view_version}"
+        return f"{self.iteration}/{self.view_version}"
 
 
 def iteration_of(text: str) -> int:
-    """Return the iteration of a round in text form."""
+    """Return the number of an iteration in text form."""
     return int(text.rpartition(":")[2].partition(".")[0])
 
 

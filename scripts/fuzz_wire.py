@@ -1,7 +1,7 @@
 """Throws messages of all shapes at a real run, and measures how long its event loops stand still.
 
     python scripts/fuzz_wire.py
-    python scripts/fuzz_wire.py --seed 7 --rounds 3 --limit-ms 50
+    python scripts/fuzz_wire.py --seed 7 --iterations 3 --limit-ms 50
 
 Starts a leader and two relays that train on the loopback. The leader and one relay then get many
 small messages, few large ones, deep ones and repeated ones, on every method and on the UDP port
@@ -33,7 +33,7 @@ from tests.support.wire_shapes import throws  # noqa: E402
 def fuzz(cluster: Cluster, options: argparse.Namespace) -> int:
     """Throw all messages at the leader and a relay; return the exit code."""
     complaints: list[str] = []
-    for round_index in range(options.rounds):
+    for round_index in range(options.iterations):
         for daemon in cluster.daemons[:2]:
             complaints += fuzz_daemon(daemon, f"{options.seed} {round_index}", options)
     cluster.wait_for_iteration(cluster.leader.iteration + 2)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("--seed", type=int, default=None, help="decides what is not systematic; else the clock")
-    add("--rounds", type=int, default=1, help="times that everything is thrown (default: 1)")
+    add("--iterations", type=int, default=1, help="times that everything is thrown (default: 1)")
     add("--limit-ms", type=float, default=50.0, help="longest pause allowed (default: 50)")
     add("--processor", action="store_true", help="count processor time, for a busy machine")
     add("--verbose", action="store_true", help="show every throw")

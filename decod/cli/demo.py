@@ -43,7 +43,7 @@ _MODEL_PREFIX = "model of iteration "
 _START_TIMEOUT_S = 120.0
 """Timeout of the leader's join string. The first start of torch may be slow."""
 _SILENCE_MAX_S = 180.0
-"""Longest time between two iterations. A repeated round takes far less."""
+"""Longest time between two iterations. A repeated iteration takes far less."""
 _LEAVE_TIMEOUT_S = 60.0
 """Timeout of the final export and of all nodes' leaving."""
 _STUCK = "the leader has got stuck"
@@ -158,7 +158,7 @@ def run_config(num_iterations: int) -> "RunConfig":
             heartbeat_timeout_s=3.0,
             probe_timeout_s=2.0,
             complete_timeout_s=10.0,
-            round_timeout_s=60.0,
+            iteration_timeout_s=60.0,
             min_nodes_per_stage=NUM_RELAYS // NUM_RELAY_STAGES,
         ),
     )

@@ -104,7 +104,7 @@ def kept_iterations(node: "Node") -> list[int] | None:
     if leader is None or not node.device_gone:
         return None
     marks = [mark.iteration for mark in leader.recovery.marks]
-    return sorted((i for i in marks if i <= leader.committed.iteration), reverse=True)
+    return sorted((i for i in marks if i <= leader.committed.number), reverse=True)
 
 
 class _Gathering:
@@ -127,7 +127,7 @@ class _Gathering:
         self._driver: NodeDriver = driver
         self._view: View = leader.view
         self._mark = mark
-        self._iteration = leader.committed.iteration if mark is None else mark
+        self._iteration = leader.committed.number if mark is None else mark
         # The core knows the loss only of its own last commit. The node's notes know those of
         # iterations that others committed, or that preceded a rollback.
         newest = mark is None and leader.loss is not None

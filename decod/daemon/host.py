@@ -551,7 +551,7 @@ class Node:
         self.progress.take(note.event, fields, now_s=time.monotonic())
         if note.event == "leader.elected":
             self.elected.set()
-        elif note.event == "round.opened" and fields["view_version"] != self._view_version:
+        elif note.event == "iteration.opened" and fields["view_version"] != self._view_version:
             self._view_version = fields["view_version"]
             self._entered_s, self.reconnecting = self._entered_s or time.monotonic(), False
             self._remember_members()

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 _REASONED = frozenset(
     (
-        "round.aborted",
+        "iteration.aborted",
         "member.lost",
         "member.aside",
         "peer.suspected",
@@ -78,12 +78,12 @@ class RunProgress:
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
         """Take in one note."""
-        if event == "round.committed":
+        if event == "iteration.committed":
             if self._committed_s is not None:
                 self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
             self._committed_s = now_s
             self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
-            self.iteration = iteration_of(str(fields["round"]))
+            self.iteration = iteration_of(str(fields["iteration"]))
             self._losses[self.iteration] = fields["loss"]
             if len(self._losses) > _LOSSES_MAX:
                 del self._losses[next(iter(self._losses))]

@@ -1,8 +1,8 @@
 """The operator's requests to a running node: to leave, to pause, to resume.
 
 Signals and the commands of the local socket come here, and go on to the core, which decides. A
-command that pauses waits only for the leader's answer, and not for the next round, since iterations
-may be long.
+command that pauses waits only for the leader's answer, and not for the next iteration, since
+iterations may be long.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 Members that build the same stage on different hosts must hold the same bits, whatever the device,
 the cut into stages, or the host's vector instructions. `torch.normal_` does not promise that,
-because its vectorised path rounds differently from its plain one. This module uses only integer
+because its vectorised path iterations differently from its plain one. This module uses only integer
 sums and single correctly rounded multiplications, on a bit stream that NumPy guarantees not to
 change (NEP 19).
 """

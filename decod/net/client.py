@@ -509,7 +509,7 @@ class PeerClient:
     ) -> T:
         """Return the result of `attempt`, repeated while the peer is unavailable.
 
-        Repeats are harmless: messages name the round, view or request that they belong to.
+        Repeats are harmless: messages name the iteration, view or request that they belong to.
 
         Args:
             attempt: Makes one try.

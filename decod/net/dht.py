@@ -31,7 +31,7 @@ from decod.net.dht_record import (
 _log = logging.getLogger(__name__)
 
 _PARALLEL = 4
-_ROUNDS_MAX = 12
+_ITERATIONS_MAX = 12
 _ANSWERS_WANTED = 3
 _REOPEN_DELAY_S = 1.0
 _BOOTSTRAP_MAX = 32
@@ -272,7 +272,7 @@ class Dht:
         """Ask nodes nearer and nearer to `key`; return the nearest that answered, and their
         records.
 
-        Ends after 12 rounds of 4 requests, however many contacts the answers invent.
+        Ends after 12 iterations of 4 requests, however many contacts the answers invent.
 
         Args:
             key: A place in the DHT, 20 bytes.
@@ -289,7 +289,7 @@ class Dht:
         asked: set[bytes] = set()
         answered: dict[bytes, Node] = {}
         values: list[bytes] = []
-        for _ in range(_ROUNDS_MAX):
+        for _ in range(_ITERATIONS_MAX):
             nearest = sorted(known.values(), key=target.distance_to)[:BUCKET_SIZE]
             batch = [node for node in nearest if node.id not in asked][:_PARALLEL]
             if not batch or len(values) >= _ANSWERS_WANTED:

@@ -140,7 +140,7 @@ _SPECS = (
     EventSpec("link.restored", "the link to {peer} works again"),
     # Elections.
     EventSpec("leader.doubted", "nothing heard from {peer}, leader of term {term}", _W),
-    EventSpec("leader.standing", "standing for leader of term {term} in round {round}", _W),
+    EventSpec("leader.standing", "standing for leader of term {term} in iteration {iteration}", _W),
     EventSpec("leader.elected", "this node leads term {term}, by {num_votes} votes", _W),
     EventSpec("leader.stopped", "this node's term {term} is over: another was voted for", _W),
     EventSpec("leader.resigned", "this node gives up term {term}, for another to lead"),
@@ -156,9 +156,15 @@ _SPECS = (
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),
-    # Rounds, as a member sees them.
-    EventSpec("round.opened", "round {round} with {num_members} members, view {view_version}", _D),
-    EventSpec("round.committed", "round {round} loss {loss} over {num_tokens} tokens", _D),
+    # Iterations, as a member sees them.
+    EventSpec(
+        "iteration.opened",
+        "iteration {iteration} with {num_members} members, view {view_version}",
+        _D,
+    ),
+    EventSpec(
+        "iteration.committed", "iteration {iteration} loss {loss} over {num_tokens} tokens", _D
+    ),
     EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),
@@ -192,11 +198,13 @@ _SPECS = (
         "NO QUORUM: {num_gone} of {num_total} members are gone, and training waits for some",
         _E,
     ),
-    EventSpec("run.opened", "training begins with round {round}: {reason}"),
-    EventSpec("iteration.committed", "iteration {round} is committed, loss {loss}", _D),
-    EventSpec("round.mended", "round {round} goes on: {reason}; others do its part again", _W),
-    EventSpec("round.aborted", "round {round} is repeated: {reason}", _W),
-    EventSpec("round.kept", "round {round} is committed all the same: {reason}", _W),
+    EventSpec("run.opened", "training begins with iteration {iteration}: {reason}"),
+    EventSpec("iteration.committed", "iteration {iteration} is committed, loss {loss}", _D),
+    EventSpec(
+        "iteration.mended", "iteration {iteration} goes on: {reason}; others do its part again", _W
+    ),
+    EventSpec("iteration.aborted", "iteration {iteration} is repeated: {reason}", _W),
+    EventSpec("iteration.kept", "iteration {iteration} is committed all the same: {reason}", _W),
 )
 
 EVENTS: dict[str, EventSpec] = {spec.name: spec for spec in _SPECS}

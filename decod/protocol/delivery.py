@@ -28,7 +28,7 @@ class Delivery:
     Args:
         context: The node's.
         ways: How its messages get to others.
-        work: What it does in the rounds.
+        work: What it does in the iterations.
         office: Who leads.
         joining: Its way in.
     """

@@ -1,20 +1,20 @@
 """The door to the core: one node's whole protocol as a single machine. Start reading here.
 
 `NodeMachine.step` takes what happened and returns what to do. It owns the other machines and
-decides only what concerns them all: which round and view they are in.
+decides only what concerns them all: which iteration and view they are in.
 
     JOINING    -> offers itself to the leader, gets a stage, builds it
     SYNCING    -> is in the view; loads the stage's state from a member
     TRAINING   -> flows and microbatches
-    AGGREGATING-> reduces, votes; a commit or abort opens the next round (-> TRAINING)
+    AGGREGATING-> reduces, votes; a commit or abort opens the next iteration (-> TRAINING)
     PAUSED     -> its operator lent it to nobody for a while, or all iterations are done; it holds
                   its state for whoever needs it
     DRAINING   -> as TRAINING, and leaves with the next commit
     STOPPED
 
-A message of a later round or view than this node's is kept until the node gets there; one of an
+A message of a later iteration or view than this node's is kept until the node gets there; one of an
 earlier is dropped. A message that could not be delivered is reported to the leader as a doubt about
-its receiver, and tried again as long as its round lasts.
+its receiver, and tried again as long as its iteration lasts.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import get_args
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
@@ -87,7 +87,7 @@ from decod.protocol.strategy.pipeline import Pipeline
 
 _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
 
-_OF_ROUND = (
+_OF_ITERATION = (
     messages.ForwardActivation,
     messages.BackwardGradient,
     messages.Complete,
@@ -133,7 +133,7 @@ class NodeMachine:
             config=config,
             links=LinkTable(activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s),
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
-            round=Round(0, 0),
+            iteration=Iteration(0, 0),
             start_iteration=facts.shape.start_iteration,
             fetches_initial=facts.initial_from_leader and leader != identity.node_id,
             num_shares=facts.shape.num_data_nodes,
@@ -303,7 +303,9 @@ class NodeMachine:
                 return self.leader.hold(now_s, held=held) if self.leader is not None else []
 
     def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
-        """Let one machine after the other act, each in the round that the one before has left."""
+        """Let one machine after the other act, each in the iteration that the one before has
+        left.
+        """
         yield self._delivery.overdue(now_s)
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
@@ -329,7 +331,7 @@ class NodeMachine:
         register(self._mended, messages.Mend)
         register(self._of_view, messages.LinkReport, *view)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
-        register(self._of_round, *_OF_ROUND)
+        register(self._of_iteration, *_OF_ITERATION)
         register(self.pipeline.stage.received, messages.Differs)
         register(lambda _, received: released(received), messages.LinkProbe)
         self._dispatch.check()
@@ -350,10 +352,10 @@ class NodeMachine:
         self._measuring.heard(received.sender, received.message)
         return self.pipeline.flow_message(now_s, received.sender, received.message)
 
-    def _of_round(self, now_s: float, received: Received) -> list[Effect]:
+    def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
-        return self.pipeline.round_message(now_s, received) + self.leadership.voted(now_s)
+        return self.pipeline.iteration_message(now_s, received) + self.leadership.voted(now_s)
 
     def _counted(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.UtilisationQuery):
@@ -366,14 +368,17 @@ class NodeMachine:
         self._liveness.announced(now_s)
         self.leadership.election.heard(now_s, sender, announced=True)
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def _opened(self, now_s: float, received: Received) -> list[Effect]:
-        """A round is over, one way or the other; pass the word on and open the next."""
+        """An iteration is over, one way or the other; pass the word on and open the next."""
         message = received.message
         assert isinstance(message, messages.Open)
         opening, node_id = message.opening, self.identity.node_id
-        if (opening.view.term, opening.round) <= (self.context.view.term, self.context.round):
+        if (opening.view.term, opening.iteration) <= (
+            self.context.view.term,
+            self.context.iteration,
+        ):
             return []
         effects: list[Effect] = []
         if node_id in opening.view:
@@ -391,7 +396,7 @@ class NodeMachine:
         if not self.in_view and not self._joining.admitted(opening):
             return effects
         if self.in_view and not in_step(self.context, self.pipeline, message):
-            detail = f"the run has committed iteration {opening.committed.iteration} without it"
+            detail = f"the run has committed iteration {opening.committed.number} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
         effects += self.pipeline.note_commit(message)
         return effects + self._open(now_s, message)
@@ -400,12 +405,12 @@ class NodeMachine:
         """The run has ended. What was committed last may only be learnt from that."""
         effects = self.pipeline.note_commit(decision)
         effects += self.pipeline.close(decision.opening)[1] + self.pipeline.end()
-        self.context.round = decision.opening.round
+        self.context.iteration = decision.opening.iteration
         self._ending = Ending(now_s, self.context, decision)
         return effects
 
     def _mended(self, now_s: float, received: Received) -> list[Effect]:
-        """Members are lost, but the round is not: pass the word on, and go on without them."""
+        """Members are lost, but the iteration is not: pass the word on, and go on without them."""
         message = received.message
         assert isinstance(message, messages.Mend)
         context, view = self.context, message.view
@@ -434,7 +439,7 @@ class NodeMachine:
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.round = opening.round
+        context.iteration = opening.iteration
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)
@@ -450,7 +455,7 @@ class NodeMachine:
         elif entering:
             effects += pipeline.arrival.enter(now_s, decision, self._joining.replay)
         elif committed:
-            effects += pipeline.stage.committed(opening.committed.iteration)
+            effects += pipeline.stage.committed(opening.committed.number)
         effects += pipeline.mirrors.opened(opening, stepped=committed)
         effects += pipeline.replay_source.opened(now_s, opening, stepped=committed)
         effects.append(note_opening(context))

@@ -16,7 +16,7 @@ def changes_view(opening: Opening, context: Context) -> bool:
 
 def begins_era(opening: Opening, context: Context) -> bool:
     """Return whether the run goes back to an earlier state."""
-    return opening.round.era > context.round.era
+    return opening.iteration.era > context.iteration.era
 
 
 def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bool:
@@ -28,14 +28,14 @@ def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bo
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
-        return back or (origin is not None and committed.iteration == pipeline.stage.iteration)
+        return back or (origin is not None and committed.number == pipeline.stage.iteration)
     voted = pipeline.voted_for(committed)
     if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
         own = pipeline.step.vote.proposal if pipeline.step is not None else ""
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
-    return committed.iteration == pipeline.stage.iteration or voted
+    return committed.number == pipeline.stage.iteration or voted
 
 
 def superseded(view: View) -> Stop:
@@ -45,12 +45,12 @@ def superseded(view: View) -> Stop:
 
 
 def note_opening(context: Context) -> Note:
-    """Return the note that a round has begun."""
+    """Return the note that an iteration has begun."""
     fields = (
-        ("round", str(context.round)),
+        ("iteration", str(context.iteration)),
         ("view_version", context.view.version),
         ("num_members", len(context.view.members)),
         ("term", context.view.term),
         ("leader", context.view.leader),
     )
-    return Note("round.opened", fields)
+    return Note("iteration.opened", fields)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from decod.ids import FlowId, NodeId, Round
+from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.graph import Route
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
@@ -106,7 +106,7 @@ class NodeProgress(NamedTuple):
 
     term: int
     """Term of its view."""
-    round: Round
+    iteration: Iteration
     leads: bool
     """Whether it leads that term."""
     in_view: bool
@@ -118,23 +118,23 @@ def place_of(machine: object) -> NodeProgress | None:
     if core is None:
         return None
     context, leads = core.context, core.leader is not None
-    return NodeProgress(context.view.term, context.round, leads, core.in_view)
+    return NodeProgress(context.view.term, context.iteration, leads, core.in_view)
 
 
 class Whereabouts:
     """A node's progress, looked up again only if a part of its state was replaced.
 
-    Views and rounds are immutable, so comparing identities is enough: a node that moves holds new
-    objects.
+    Views and iterations are immutable, so comparing identities is enough: a node that moves holds
+    new objects.
     """
 
-    __slots__ = ("_leader", "_machine", "_round", "_view", "place")
+    __slots__ = ("_iteration", "_leader", "_machine", "_view", "place")
 
     def __init__(self) -> None:
         self.place: NodeProgress | None = None
         self._machine: object = None
         self._view: object = None
-        self._round: object = None
+        self._iteration: object = None
         self._leader: object = None
 
     def moved(self, machine: object) -> bool:
@@ -146,12 +146,12 @@ class Whereabouts:
         context, leader = core.context, core.leadership.leader
         if (
             context.view is self._view
-            and context.round is self._round
+            and context.iteration is self._iteration
             and leader is self._leader
             and machine is self._machine
         ):
             return False
-        self._machine, self._view, self._round = machine, context.view, context.round
+        self._machine, self._view, self._iteration = machine, context.view, context.iteration
         self._leader, self.place = leader, place_of(machine)
         return True
 
@@ -190,8 +190,8 @@ class FlowTable:
     def version(self) -> tuple[int, int, bool]:
         """Version of the view, epoch of its settlement, and whether the flows are final.
 
-        Only tables of equal versions fit together. The flows of a mended round are final; the next
-        round finds new ones.
+        Only tables of equal versions fit together. The flows of a mended iteration are final; the
+        next iteration finds new ones.
         """
         return self._core.context.view.version, self._core.pipeline.routing.epoch, self.flows.final
 
@@ -253,7 +253,7 @@ def members_wanted(machine: object, *, data: bool) -> int:
     leader = core.leader if core is not None else None
     if leader is None or leader.state is not LeaderState.GATHERING:
         return 0
-    if leader.committed.iteration > leader.shape.start_iteration:
+    if leader.committed.number > leader.shape.start_iteration:
         return 1
     return leader.config.min_data_nodes if data else leader.config.min_nodes_per_stage
 
@@ -372,8 +372,8 @@ class LeadershipStanding:
     """A node's part in leadership, as a checker sees it."""
 
     in_view: bool
-    place: tuple[int, Round, int]
-    """Its view's term, its round and its view's version."""
+    place: tuple[int, Iteration, int]
+    """Its view's term, its iteration and its view's version."""
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
     """Electors of the last settled view."""
@@ -406,7 +406,7 @@ def standing_of(machine: object) -> LeadershipStanding | None:
     member = context.view.by_id.get(context.node_id)
     return LeadershipStanding(
         in_view=core.in_view,
-        place=(context.view.term, context.round, context.view.version),
+        place=(context.view.term, context.iteration, context.view.version),
         members=ids_of(context.view),
         electors=electors,
         needed=needed,

@@ -5,7 +5,7 @@ A part of the checker in `decod.sim.invariants`, which raises the violations fou
 
 from collections.abc import Mapping
 
-from decod.ids import MicrobatchId, Round
+from decod.ids import Iteration, MicrobatchId
 from decod.sim.compute import Step
 from decod.sim.core import positions_of
 from decod.sim.host import SimHost
@@ -19,11 +19,12 @@ class DataChecker:
         bases: The iteration that each era of the run began with.
 
     Attributes:
-        put_off: Number of microbatches deferred in each round, by the leader's term and the round.
+        put_off: Number of microbatches deferred in each iteration, by the leader's term and the
+        iteration.
     """
 
     def __init__(self, batch: int, bases: Mapping[int, int]) -> None:
-        self.put_off: dict[tuple[int, Round], int] = {}
+        self.put_off: dict[tuple[int, Iteration], int] = {}
         self._batch = batch
         self._bases = bases
         self._used: dict[MicrobatchId, int] = {}
@@ -42,9 +43,9 @@ class DataChecker:
             if used != step.iteration:
                 return f"microbatch {microbatch} is in iterations {used} and {step.iteration}"
         place = (era, step.iteration)
-        rounds = [(t, r) for t, r in self.put_off if (r.era, r.iteration) == place]
+        iterations = [(t, r) for t, r in self.put_off if (r.era, r.number) == place]
         own = sum(microbatch.iteration == step.iteration for microbatch, _ in step.counts)
-        if rounds and self.put_off[max(rounds)] == 0 and own != self._batch:
+        if iterations and self.put_off[max(iterations)] == 0 and own != self._batch:
             text = f"iteration {step.iteration} has {own} of its own {self._batch} microbatches"
             return f"{text}, and nothing is put off"
         return ""

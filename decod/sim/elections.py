@@ -90,7 +90,7 @@ def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int =
             heartbeat_timeout_s=1.0,
             probe_timeout_s=0.6,
             election_timeout_s=rng.choice((0.4, 0.4, 1.0)),
-            round_timeout_s=20.0,
+            iteration_timeout_s=20.0,
             leader_timeout_s=15.0,
         ),
     )
@@ -166,7 +166,7 @@ def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut
 
 
 def _slow_one(rng: random.Random, scenario: Scenario) -> tuple[str, Scenario]:
-    """Make one node that does not lead the last to vote, by far, in every round."""
+    """Make one node that does not lead the last to vote, by far, in every iteration."""
     one = rng.choice(scenario.host_names[1:])
     slow = HostFault(FaultKind.SLOW, one, at_s=_BEGIN_S - 0.5, duration_s=60.0)
     profile = replace(scenario.profile, optimizer_s=0.3)
@@ -273,11 +273,13 @@ def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
 
 
 _EARLY = (("Abort", 4), ("Abort", 4), ("Heartbeat", 12), ("ForwardActivation", 4))
-"""Messages before which the leader is lost in the first round, with the largest number of each."""
+"""Messages before which the leader is lost in the first iteration, with the largest number of
+each."""
 
 
 def early_loss(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:  # noqa: ARG001
-    """Lose the leader while the first round begins, before all nodes have heard of the round."""
+    """Lose the leader while the first iteration begins, before all nodes have heard of the
+    iteration."""
     said, num = rng.choice(_EARLY)
     lost = rng.choice((FaultKind.KILL, FaultKind.VANISH))
     fault = HostFault(lost, scenario.host_names[0], before_message=(said, rng.randint(1, num)))

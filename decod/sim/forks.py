@@ -8,7 +8,7 @@ parameters until a batch differs.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.messages import Message, Open
 from decod.sim.core import NodeProgress
 from decod.sim.host import SimHost
@@ -18,14 +18,14 @@ from decod.sim.host import SimHost
 class _Known:
     """One iteration's commit."""
 
-    told: tuple[Round, int, int]
-    """The round, and the term and version of the view that voted."""
+    told: tuple[Iteration, int, int]
+    """The iteration, and the term and version of the view that voted."""
     lives: dict[NodeId, int] = field(default_factory=dict)
     """Hosts that know of it, with the life in which they heard."""
 
 
 class Commits:
-    """Remembers the round in which each iteration was committed, and the hosts that know of it.
+    """Remembers the attempt at which each iteration was committed, and the hosts that know of it.
 
     If all those hosts have restarted since, the commit is forgotten and the others must repeat the
     iteration.
@@ -39,9 +39,9 @@ class Commits:
 
     def decided(self, host: SimHost, message: Open) -> str:
         """Take in a commit that a host announces. Return what is wrong, or an empty text."""
-        round_ = message.closed
-        told = (round_, message.view_term, message.view_version)
-        place = (round_.era, round_.iteration)
+        iteration = message.closed
+        told = (iteration, message.view_term, message.view_version)
+        place = (iteration.era, iteration.number)
         known = self._known.setdefault(place, _Known(told))
         if known.told != told and not self._remembered(known):
             known = self._known[place] = _Known(told)
@@ -49,7 +49,7 @@ class Commits:
             known.lives[host.node_id] = host.life
             return ""
         was, now = (f"{r} by view {v} of term {t}" for r, t, v in (known.told, told))
-        return f"iteration {round_.iteration} is committed twice: in round {was}, and {now}"
+        return f"iteration {iteration.number} is committed twice: in iteration {was}, and {now}"
 
     def stepped(self, host: SimHost, era: int, iteration: int) -> None:
         """Take in that a host has taken the committed step of an iteration."""
@@ -62,17 +62,19 @@ class Commits:
 
 
 class Decisions:
-    """Remembers whether the leaders have committed or aborted each round."""
+    """Remembers whether the leaders have committed or aborted each iteration."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[int, Round], tuple[str, str, int]] = {}
-        """The first decision of each round, by its members' term: decision, host, host's term."""
+        self._first: dict[tuple[int, Iteration], tuple[str, str, int]] = {}
+        """The first decision of each iteration, by its members' term: decision, host, host's
+        term."""
 
     def decided(self, name: str, term_before: int, message: Open) -> str:
         """Take in a leader's decision. Return what is wrong, or an empty text.
 
-        The next leader may commit a round that its predecessor aborted, if the members that elected
-        it had not heard of the abort. Whether other members had heard shows in their commits.
+        The next leader may commit an iteration that its predecessor aborted, if the members that
+        elected it had not heard of the abort. Whether other members had heard shows in their
+        commits.
 
         Args:
             name: Name of the host that decides.
@@ -85,7 +87,9 @@ class Decisions:
         if decision == "commit" and first[2] < told[2]:
             self._first[term_before, message.closed] = told
         elif first[0] != decision:
-            return f"{decision} of round {message.closed}, which {first[1]} says is a {first[0]}"
+            return (
+                f"{decision} of iteration {message.closed}, which {first[1]} says is a {first[0]}"
+            )
         return ""
 
 
@@ -103,4 +107,5 @@ def missed(host: SimHost, place: NodeProgress, message: Message) -> str:
     term = opening.view.term
     if not place.in_view or host.node_id not in opening.view or term <= place.term:
         return ""
-    return f"it stays in term {place.term} though it is told of round {opening.round} of {term}"
+    told = f"iteration {opening.iteration} of {term}"
+    return f"it stays in term {place.term} though it is told of {told}"

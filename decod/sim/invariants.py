@@ -4,10 +4,10 @@
   within the relay's capacity. A complete flow ends where it began.
 - I2 once: a committed step contains every microbatch exactly once, the same ones at every stage.
   Their number is the number that the leader announced and the data nodes reported.
-- I3 same: all members of a stage hold the same parameters after the same step. No round is
+- I3 same: all members of a stage hold the same parameters after the same step. No iteration is
   committed by one node and aborted by another. After a rollback, recomputing the same microbatches
   gives the same result to the last bit.
-- I4 one leader: no term has two leaders. A node's term and round never go back,
+- I4 one leader: no term has two leaders. A node's term and iteration never go back,
   whatever it hears.
 - I5 data: at most one committed batch contains each microbatch of an iteration. If nothing is put
   off, that is the microbatch's own batch. A node that took part from the first iteration on counts
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
-from decod.ids import FlowId, NodeId, Round
+from decod.ids import FlowId, Iteration, NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
@@ -124,8 +124,8 @@ class NodeCounts:
     control_per_iteration: list[int] = field(default_factory=list)
 
 
-_Term = tuple[int, Round]
-"""A round with the term that opened it: two leaders may give the same attempt number."""
+_Term = tuple[int, Iteration]
+"""An iteration with the term that opened it: two leaders may give the same attempt number."""
 
 
 @dataclass(slots=True)
@@ -338,38 +338,40 @@ class Checker:
             extra = [str(m) for m, _ in step.counts if m not in dict(known.counts)]
             what = f"lacks {missing} and has too much {extra}, compared with {known.first}"
             raise self.violated("I2", host, f"iteration {step.iteration} {what}")
-        rounds = [
-            (t, r) for t, r in self._announced if (r.era, r.iteration) == (era, step.iteration)
+        iterations = [
+            (t, r) for t, r in self._announced if (r.era, r.number) == (era, step.iteration)
         ]
-        if rounds and self._announced[max(rounds)] != len(step.counts):
-            what = f"{len(step.counts)} microbatches, {self._announced[max(rounds)]} announced"
-            raise self.violated("I2", host, f"round {max(rounds)[1]} committed {what}")
+        if iterations and self._announced[max(iterations)] != len(step.counts):
+            what = f"{len(step.counts)} microbatches, {self._announced[max(iterations)]} announced"
+            raise self.violated("I2", host, f"iteration {max(iterations)[1]} committed {what}")
 
     def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)
         if message.failure:
-            return  # It asks for the round to be repeated: nothing of this one is committed.
+            return  # It asks for the iteration to be repeated: nothing of this one is committed.
         # A loss changes the view, which voids earlier reports.
-        key = (self._term_of(host, message.round), message.view_version)
+        key = (self._term_of(host, message.iteration), message.view_version)
         reports = self._reports.setdefault(key, {})
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
-            raise self.violated("I2", host, f"two different reports of round {message.round}")
+            raise self.violated(
+                "I2", host, f"two different reports of iteration {message.iteration}"
+            )
 
     def _begun(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.BeginAggregation)
         named = message.averaging
-        round_ = self._term_of(host, named.round)
-        num = self._announced.setdefault(round_, message.num_committed)
-        self._data.put_off[round_] = message.num_deferred
+        iteration = self._term_of(host, named.iteration)
+        num = self._announced.setdefault(iteration, message.num_committed)
+        self._data.put_off[iteration] = message.num_deferred
         if num != message.num_committed:
             raise self.violated(
-                "I2", host, f"two different batches announced: {message.averaging.round}"
+                "I2", host, f"two different batches announced: {message.averaging.iteration}"
             )
-        key = (round_, named.view_version)
+        key = (iteration, named.view_version)
         reported = sum(self._reports.get(key, {}).values())
         if num < reported:
             what = f"{num} microbatches announced, {reported} reported"
-            raise self.violated("I2", host, f"round {named.round}: {what}")
+            raise self.violated("I2", host, f"iteration {named.iteration}: {what}")
 
     # --- I3 -----------------------------------------------------------------------------------
 
@@ -414,15 +416,15 @@ class Checker:
             self._refuse("I3", host, self._decisions.decided(host.name, before.term, message))
 
     def _note_era(self, opening: Opening) -> None:
-        origin, era = opening.origin, opening.round.era
+        origin, era = opening.origin, opening.iteration.era
         if origin is None:
             return
-        self._bases[era] = opening.committed.iteration
+        self._bases[era] = opening.committed.number
         if origin.source is Source.NEIGHBOURS or era - 1 in self._made_up:
             self._made_up.add(era)
 
     def _check_loss(self, host: SimHost, message: msg.Open) -> None:
-        iteration, era = message.closed.iteration, message.closed.era
+        iteration, era = message.closed.number, message.closed.era
         known = self._iterations.get((era, iteration))
         again = known is not None and known.again is not None
         first = self._losses.get(iteration, message.loss)
@@ -444,17 +446,17 @@ class Checker:
         if not moved:
             return
         before = self._places.get((host.node_id, host.life), place)
-        if (place.term, place.round) < (before.term, before.round):
-            was, now = f"{before.term}/{before.round}", f"{place.term}/{place.round}"
-            raise self.violated("I4", host, f"term and round went back from {was} to {now}")
+        if (place.term, place.iteration) < (before.term, before.iteration):
+            was, now = f"{before.term}/{before.iteration}", f"{place.term}/{place.iteration}"
+            raise self.violated("I4", host, f"term and iteration went back from {was} to {now}")
         self._places[host.node_id, host.life] = place
         leader = self._leaders.setdefault(place.term, host.name) if place.leads else host.name
         if leader != host.name:
             raise self.violated("I4", host, f"it leads term {place.term}, which {leader} has led")
 
-    def _term_of(self, host: SimHost, round_: Round) -> "_Term":
+    def _term_of(self, host: SimHost, iteration: Iteration) -> "_Term":
         place = place_of(host.machine)
-        return (place.term if place is not None else 0, round_)
+        return (place.term if place is not None else 0, iteration)
 
     # --- I6 -----------------------------------------------------------------------------------
 
@@ -462,7 +464,7 @@ class Checker:
         """Return the most that a member may store, in bytes. Candidates have no bound.
 
         - Two activations and two gradients, in and out, per microbatch that the node holds.
-        - Until the end of the round, the outgoing activation and gradient of each microbatch of
+        - Until the end of the iteration, the outgoing activation and gradient of each microbatch of
           the batch or ever put off. If the microbatch is shed, also its incoming activation.
         - The node's own sum, the parts that it reduces, and the reduced parts. Each is as large as
           the stage's parameters. Parts are rounded up to a byte, hence the small addition.
@@ -500,7 +502,7 @@ class Checker:
         - Announcements, reports and the leader's queries, to neighbours in the tree.
         - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
           on either side, and repeats by the clock.
-        - News of two unchanged walks to each neighbour and data node, every other search round.
+        - News of two unchanged walks to each neighbour and data node, every other search iteration.
         - One or two acknowledgements per pass of a microbatch.
         - With each further view, new link reports, new walks and new paths of microbatches.
         """
@@ -550,4 +552,4 @@ def _era_of(host: SimHost, step: Step) -> int:
     place = place_of(host.machine) if host.reachable else None
     if place is None:
         return 0
-    return place.round.era - (place.round.iteration <= step.iteration)
+    return place.iteration.era - (place.iteration.number <= step.iteration)

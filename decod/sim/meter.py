@@ -22,7 +22,7 @@ _ENDS = ("host.killed", "host.stopped", "host.compute_killed")
 
 @dataclass(frozen=True, slots=True)
 class IterationFigures:
-    """Figures of one committed iteration, over all its rounds."""
+    """Figures of one committed iteration, over all its attempts."""
 
     iteration: int
     duration_s: float
@@ -31,7 +31,7 @@ class IterationFigures:
     """Number of committed microbatches."""
     communication_s: float
     """Time of activations and gradients from sender to receiver, including the wait for the link.
-    The sum over all of them, in repeated rounds too."""
+    The sum over all of them, in repeated iterations too."""
     wasted_s: float
     """Compute on microbatches whose result is in no committed step, over all hosts."""
     useful_s: float
@@ -64,7 +64,7 @@ class Meter:
     kernel: Kernel
     inner: Observer
     opened: Callable[[int], None] = lambda _: None
-    """Called with each iteration when the first host opens a round of it."""
+    """Called with each iteration when the first host opens it."""
     _tallies: dict[int, _Tally] = field(default_factory=lambda: defaultdict(_Tally))
     _num_committed: int = 0
     _num_opened: int = 0
@@ -74,7 +74,7 @@ class Meter:
     )
     """Compute of each host since its last step, by microbatch."""
     _stepped_s: dict[str, float] = field(default_factory=dict)
-    """When each host took its last step or opened its first round."""
+    """When each host took its last step or opened its first iteration."""
 
     @property
     def figures(self) -> list[IterationFigures]:
@@ -140,10 +140,10 @@ class Meter:
         self.inner.committed(host, step)
 
     def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
-        """Note the opening of a round, or the end of a host."""
-        if event == "round.opened":
+        """Note the opening of an iteration, or the end of a host."""
+        if event == "iteration.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
-            self._open(iteration_of(str(dict(fields)["round"])))
+            self._open(iteration_of(str(dict(fields)["iteration"])))
         elif event in _ENDS:
             self._tallies[self._num_committed + 1].lost_s += self._throw_away(host)
         self.inner.noted(host, event, fields)
@@ -169,7 +169,7 @@ class Meter:
 
 def _iteration(message: Message) -> int:
     assert isinstance(message, (ForwardActivation, BackwardGradient))
-    return message.round.iteration
+    return message.iteration.number
 
 
 def mean_figures(figures: Sequence[IterationFigures]) -> dict[str, float | None]:

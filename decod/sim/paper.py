@@ -18,8 +18,8 @@ from decod.sim.instances import TABLE_4, TABLE_5, table4, table5
 from decod.sim.kernel import seeded
 from decod.sim.routing import negotiate
 
-NUM_ROUNDS = 120
-"""Number of rounds that the paper gives every algorithm of the flow tests."""
+NUM_ITERATIONS = 120
+"""Number of iterations that the paper gives every algorithm of the flow tests."""
 
 JOIN_RATIO_MIN = 0.75
 """The paper's rule is "never more than 25 % slower than the optimal schedule": a bound."""
@@ -74,7 +74,7 @@ def flow_tests(
 
 def _negotiated(algorithm: str) -> Callable[[FlowGraph, int], list[Route]]:
     return lambda graph, seed: (
-        negotiate(graph, algorithm=algorithm, rounds=NUM_ROUNDS, seed=seed).routes
+        negotiate(graph, algorithm=algorithm, rounds=NUM_ITERATIONS, seed=seed).routes
     )
 
 

@@ -8,7 +8,7 @@ it refuses nothing, and only timeouts reveal the crash.
 
 Four policies meet the same hosts, links and losses:
 
-- `flow`: decod, with the machines of real nodes, their messages and timeouts. The round itself
+- `flow`: decod, with the machines of real nodes, their messages and timeouts. The iteration itself
   mends the work of a lost relay.
 - `restart`: SWARM as GWTF describes it. A pipeline that breaks in the backward pass begins again.
 - `closest`: the same, with the wiring of GWTF's baseline: to the closest node.
@@ -253,7 +253,7 @@ _PROTOCOL = ProtocolConfig(
     min_nodes_per_stage=_NUM_RELAYS // _NUM_RELAY_STAGES,
     # Four activations in a row take three minutes on the slowest link.
     complete_timeout_s=600.0,
-    round_timeout_s=3600.0,
+    iteration_timeout_s=3600.0,
     utilisation_interval_s=30.0,
     negotiation_interval_s=4.0,
     keep_max_bytes=_ENLARGED * ProtocolConfig().keep_max_bytes,

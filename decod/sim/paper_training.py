@@ -132,7 +132,7 @@ def table6(seed: int, routing: RoutingKind) -> Scenario:
             min_data_nodes=_NUM_DATA_NODES,
             min_nodes_per_stage=_NUM_PER_STAGE,
             complete_timeout_s=_PATIENCE_S,
-            round_timeout_s=_PATIENCE_S,
+            iteration_timeout_s=_PATIENCE_S,
             heartbeat_interval_s=10.0,
             heartbeat_timeout_s=60.0,
             utilisation_interval_s=60.0,

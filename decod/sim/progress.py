@@ -59,7 +59,7 @@ class ProgressCheck:
         """When the leader was last seen frozen. Afterwards it gets the full time again."""
         protocol = scenario.protocol
         self._bound_s = (
-            protocol.round_timeout_s
+            protocol.iteration_timeout_s
             + 2 * protocol.leader_timeout_s
             + 4 * (protocol.heartbeat_timeout_s + protocol.probe_timeout_s)
         )
@@ -112,8 +112,8 @@ class ProgressCheck:
     def _whole(self) -> bool:
         """Return whether all members of the view are present and nobody is awaited.
 
-        The round must also have room for the batch. In a round with less room, a late member finds
-        all flows taken and gets more time.
+        The iteration must also have room for the batch. In an iteration with less room, a late
+        member finds all flows taken and gets more time.
         """
         leader = self._run.acting
         standing = standing_of(leader.machine) if leader is not None else None

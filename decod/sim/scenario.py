@@ -364,7 +364,7 @@ PART_OPTIONS = {
     ("link_faults", "until_s"): "--link-faults-until-s",
     ("protocol", "min_nodes_per_stage"): "--min-nodes-per-stage",
     ("protocol", "min_data_nodes"): "--min-data-nodes",
-    ("protocol", "round_timeout_s"): "--round-timeout-s",
+    ("protocol", "iteration_timeout_s"): "--iteration-timeout-s",
     ("protocol", "heartbeat_interval_s"): "--heartbeat-interval-s",
     ("protocol", "heartbeat_timeout_s"): "--heartbeat-timeout-s",
     ("protocol", "probe_timeout_s"): "--probe-timeout-s",

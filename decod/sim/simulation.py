@@ -365,7 +365,7 @@ class Simulation:
     def _seeks(self, host: SimHost, acting: SimHost) -> bool:
         place = place_of(host.machine)
         if place is None or not place.leads:
-            return place is not None and not place.round.iteration
+            return place is not None and not place.iteration.number
         standing = standing_of(host.machine)
         lacks = standing is not None and standing.wait is Wait.QUORUM
         return lacks and self.world.network.joins(host, acting)

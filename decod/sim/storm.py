@@ -80,10 +80,10 @@ def weather(
         tally["iterations"] += result.num_iterations
         tally["events"] += result.num_events
         record = result.record
-        tally["rounds mended"] += record.counts["round.mended"]
-        tally["rounds repeated"] += record.counts["round.aborted"]
+        tally["iterations mended"] += record.counts["iteration.mended"]
+        tally["iterations repeated"] += record.counts["iteration.aborted"]
         tally["leaders elected"] += record.counts["leader.elected"]
-        aborted = record.of("round.aborted")
+        aborted = record.of("iteration.aborted")
         if uneven := next((line for line in aborted if " folded " in line), ""):
             replay = simulation.scenario.command()
             failures.append(f"seed {seed}: {uneven}\nReplay: {replay}")
@@ -135,7 +135,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         protocol=ProtocolConfig(
             min_nodes_per_stage=2,
             min_data_nodes=num_data,
-            round_timeout_s=60.0,
+            iteration_timeout_s=60.0,
             routing=Routing.FLOW if seed % 4 == 0 else Routing.GREEDY,
         ),
     )

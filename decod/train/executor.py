@@ -258,7 +258,7 @@ class StageExecutor(StageHolder):
             raise ShapeError(
                 f"part {part} of {num_parts} came with {[x.numel() for x in inputs_N][:8]}",
                 why=f"it has {size} elements",
-                fix="repeat the round; a member cut its gradient differently",
+                fix="repeat the iteration; a member cut its gradient differently",
             )
         return reduce_part(
             inputs_N, weights_total=weights_total, dtype=self.wide, device=self.config.device
@@ -345,7 +345,7 @@ class StageExecutor(StageHolder):
             raise ShapeError(
                 f"parts of {[part.numel() for part in parts_N][:8]} elements",
                 why=f"this stage's gradient has {sum(sizes)}, cut in {len(sizes)}",
-                fix="repeat the round",
+                fix="repeat the iteration",
             )
         gradient_P = torch.cat([part.to(self.config.device, self.wide) for part in parts_N])
         require_finite(gradient_P, "reduced gradient")

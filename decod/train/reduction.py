@@ -71,7 +71,7 @@ def reduce_part(
         raise ShapeError(
             f"contributions of {[part.numel() for part in contributions_N][:8]} elements",
             why="a sum needs at least one, and all of the same length",
-            fix="repeat the round with a new roster",
+            fix="repeat the iteration with a new roster",
         )
     check_weights_total(weights_total)
     total_N = contributions_N[0].to(device, dtype, copy=True)
@@ -83,7 +83,7 @@ def reduce_part(
         raise NonFiniteError(
             f"the gradients of roster positions {bad} are not finite",
             why="they would spoil the weights of the whole stage",
-            fix="repeat the round without those members",
+            fix="repeat the iteration without those members",
         )
     return total_N
 
@@ -92,7 +92,7 @@ def divisor(weights_total: int, total_N: Tensor) -> Tensor:
     """Return the divisor of a mean, a scalar with the dtype and device of the sum.
 
     Torch 2.13 does not divide a CUDA tensor by a Python number: it multiplies by the reciprocal,
-    which rounds once more. A member that repeats the sum on a CPU would get other bits.
+    which iterations once more. A member that repeats the sum on a CPU would get other bits.
     """
     return torch.full((), weights_total, dtype=total_N.dtype, device=total_N.device)
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from decod.errors import MalformedMessageError
-from decod.ids import AveragingId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.detours import BYWAYS_MAX
 from decod.protocol.core.era import (
@@ -139,8 +139,8 @@ _SOURCE = f.Choice(
 )
 _SLACK = f.Plain(validate.within(1.0, SLACK_MAX))
 
-_ROUND = f.Struct(Round, {"iteration": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
-_AVERAGING = f.Struct(AveragingId, {"round": _ROUND, "view_version": f.ITERATION})
+_ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "era": f.COUNT})
+_AVERAGING = f.Struct(AveragingId, {"iteration": _ITERATION, "view_version": f.ITERATION})
 _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
 )
@@ -201,8 +201,8 @@ _ORIGIN = f.Struct(
 _OPENING = f.Struct(
     Opening,
     {
-        "round": _ROUND,
-        "committed": _ROUND,
+        "iteration": _ITERATION,
+        "committed": _ITERATION,
         "view": _VIEW,
         "paused": f.BOOLEAN,
         "epoch": f.NUMBER,
@@ -227,10 +227,14 @@ _LOAD = f.Struct(
 _MEMBER_HASH = f.Struct(_MemberHash, {"node_id": f.NODE_ID, "parameter_hash": f.SHA256})
 _PLACE: Mapping[str, f.Field] = {
     "view_term": f.ITERATION,
-    "round": _ROUND,
+    "iteration": _ITERATION,
     "view_version": f.ITERATION,
 }
-_TRAVELLING: Mapping[str, f.Field] = {"round": _ROUND, "microbatch": _MICROBATCH, "flow_id": f.FLOW}
+_TRAVELLING: Mapping[str, f.Field] = {
+    "iteration": _ITERATION,
+    "microbatch": _MICROBATCH,
+    "flow_id": f.FLOW,
+}
 _PATH = f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, num_min=1, unique=True)
 _NEW_PATH: Mapping[str, f.Field] = {"path": _PATH, "path_version": f.ITERATION}
 
@@ -274,7 +278,7 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION, "over": f.BOOLEAN}),
     "prepared": f.Struct(
-        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ROUND}
+        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ITERATION}
     ),
     "follow": f.Struct(
         Follow, {"request_id": f.NUMBER, "stage_index": f.STAGE, "address": f.ADDRESS}
@@ -284,7 +288,7 @@ BODIES: Mapping[str, f.Struct] = {
         {
             "request_id": f.NUMBER,
             "stage_index": f.STAGE,
-            "committed": _ROUND,
+            "committed": _ITERATION,
             "refusal": f.REASON,
         },
     ),
@@ -300,7 +304,7 @@ BODIES: Mapping[str, f.Struct] = {
         },
         _verify_average,
     ),
-    "heartbeat": f.Struct(m.Heartbeat, {"round": _ROUND}),
+    "heartbeat": f.Struct(m.Heartbeat, {"iteration": _ITERATION}),
     "suspect": f.Struct(m.Suspect, {"node_id": f.NODE_ID, "reason": f.REASON, "slack": _SLACK}),
     "passed": f.Struct(Passed, {"ticket": f.NUMBER, "arrived": f.BOOLEAN}),
     "ping": f.Struct(m.Ping, {"nonce": f.NUMBER}),
@@ -308,7 +312,7 @@ BODIES: Mapping[str, f.Struct] = {
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
     "capacity": f.Struct(m.Capacity, {"request_id": f.NUMBER, "capacity": f.USABLE_CAPACITY}),
     "capacity_answer": f.Struct(m.CapacityAnswer, {"request_id": f.NUMBER, "refusal": f.REASON}),
-    "catch_up": f.Struct(m.CatchUp, {"round": _ROUND}),
+    "catch_up": f.Struct(m.CatchUp, {"iteration": _ITERATION}),
     "link_report": f.Struct(
         m.LinkReport,
         {
@@ -355,7 +359,7 @@ BODIES: Mapping[str, f.Struct] = {
     "forward_activation": f.Struct(m.ForwardActivation, {**_TRAVELLING, **_NEW_PATH}),
     "backward_gradient": f.Struct(m.BackwardGradient, {**_TRAVELLING, **_NEW_PATH}),
     "complete": f.Struct(
-        m.Complete, {"round": _ROUND, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
+        m.Complete, {"iteration": _ITERATION, "microbatch": _MICROBATCH, "compute_s": f.DURATION}
     ),
     "deny": f.Struct(m.Deny, {**_TRAVELLING, "reason": f.REASON}),
     "reroute": f.Struct(
@@ -366,11 +370,11 @@ BODIES: Mapping[str, f.Struct] = {
             "owing": f.Scalars(validate.node_id, validate.STAGE_INDEX_MAX, unique=True),
         },
     ),
-    "mended": f.Struct(m.Mended, {"round": _ROUND, "microbatch": _MICROBATCH}),
+    "mended": f.Struct(m.Mended, {"iteration": _ITERATION, "microbatch": _MICROBATCH}),
     "report": f.Struct(
         m.Report,
         {
-            "round": _ROUND,
+            "iteration": _ITERATION,
             "num_committed": f.COUNT,
             "digest": f.NUMBER,
             "num_deferred": f.COUNT,
@@ -428,14 +432,14 @@ BODIES: Mapping[str, f.Struct] = {
     "differs": f.Struct(
         m.Differs,
         {
-            "iteration": f.ITERATION,
+            "base": f.ITERATION,
             "nodes": f.Scalars(validate.node_id, validate.MEMBERS_MAX, num_min=1, unique=True),
         },
     ),
     "open": f.Struct(
         m.Open,
         {
-            "closed": _ROUND,
+            "closed": _ITERATION,
             "outcome": _OUTCOME,
             "opening": _OPENING,
             "reason": f.REASON,
@@ -447,14 +451,18 @@ BODIES: Mapping[str, f.Struct] = {
             "failed": f.BOOLEAN,
         },
     ),
-    "mend": f.Struct(m.Mend, {"round": _ROUND, "view": _VIEW, "reason": f.REASON}),
-    "can_take": f.Struct(m.CanTake, {"round": _ROUND}),
+    "mend": f.Struct(m.Mend, {"iteration": _ITERATION, "view": _VIEW, "reason": f.REASON}),
+    "can_take": f.Struct(m.CanTake, {"iteration": _ITERATION}),
     "utilisation_query": f.Struct(
-        m.UtilisationQuery, {"query_id": f.NUMBER, "round": _ROUND, "with_kept": f.BOOLEAN}
+        m.UtilisationQuery, {"query_id": f.NUMBER, "iteration": _ITERATION, "with_kept": f.BOOLEAN}
     ),
     "utilisation_answer": f.Struct(
         m.UtilisationAnswer,
-        {"query_id": f.NUMBER, "round": _ROUND, "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX)},
+        {
+            "query_id": f.NUMBER,
+            "iteration": _ITERATION,
+            "loads": f.Repeated(_LOAD, validate.MEMBERS_MAX),
+        },
     ),
     "canvass": f.Struct(em.Canvass, _PLACE),
     "canvass_answer": f.Struct(em.CanvassAnswer, {**_PLACE, "silent": f.BOOLEAN}),

@@ -15,7 +15,7 @@ import pytest
 
 from decod.config.schema import Manifest
 from decod.daemon.manifests import KnownManifests
-from decod.ids import NodeId, Round, RunId
+from decod.ids import Iteration, NodeId, RunId
 from decod.net.ask import hello
 from decod.net.channel import (
     CONTROL_SERVICE,
@@ -230,7 +230,7 @@ def test_a_state_folder_serves_one_daemon(training: Cluster) -> None:
 
 
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, corpus: Path) -> None:
-    """A relay waits for the round's end, which a hanging device elsewhere keeps from coming."""
+    """A relay waits for the iteration's end, which a hanging device elsewhere keeps from coming."""
     with Cluster(tmp_path, make_run(min_nodes_per_stage=1), corpus) as cluster:
         cluster.start_leader(program=unhurried.PROGRAM)
         relay, hanging = cluster.start_relays(1)
@@ -355,7 +355,7 @@ def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
     run_id, stranger = run_id_of(training.leader), NodeId("b" * 51 + "a")
     relay = next(node for node in stage_nodes(status) if node["name"] == "relay-1-0")
     said: list[Message] = [
-        Heartbeat(Round(1_000_000, 1)),
+        Heartbeat(Iteration(1_000_000, 1)),
         Leave("I was never here", at_once=True),
         Suspect(NodeId(relay["id"]), "I do not like it"),
     ]
@@ -367,4 +367,4 @@ def test_a_stranger_is_not_obeyed(training: Cluster) -> None:
     for daemon in training.daemons:
         assert call(daemon, METHODS[0], payload) is grpc.StatusCode.OK
     assert_unimpressed(training)
-    assert not training.leader.events("round.aborted")[1:], "the first is the run's opening"
+    assert not training.leader.events("iteration.aborted")[1:], "the first is the run's opening"

@@ -110,7 +110,7 @@ def test_changed_data_come_from_the_other_data_node(
         assert set(named) <= {str(shard) for shard in shards}
         assert len(named) == len(set(named)), "each file is told once in a while"
         assert {record["source"] for record in leader.events("data.restored")} == {"data-1"}
-        assert not leader.events("round.aborted")
+        assert not leader.events("iteration.aborted")
         assert not leader.events("microbatch.deferred")
 
 

@@ -63,7 +63,7 @@ def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) ->
     have another and come back. Then the leader ends it."""
     run = make_run()
     # A process that hangs is given a quarter of it.
-    run = replace(run, protocol=replace(run.protocol, round_timeout_s=30.0))
+    run = replace(run, protocol=replace(run.protocol, iteration_timeout_s=30.0))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = cluster.start_relays(2)

@@ -33,9 +33,9 @@ def start_doomed(cluster: Cluster, stage: int, *, iteration: int) -> Daemon:
 
 
 def norms_of(daemon: Daemon) -> dict[str, float]:
-    """Returns the norms of the steps that a node has taken with the others, by round."""
-    commits = daemon.events("round.committed")
-    return {commit["round"]: commit["gradient_norm"] for commit in commits if "stage" in commit}
+    """Returns the norms of the steps that a node has taken with the others, by iteration."""
+    commits = daemon.events("iteration.committed")
+    return {commit["iteration"]: commit["gradient_norm"] for commit in commits if "stage" in commit}
 
 
 @pytest.mark.parametrize("dtype", [ModelDtype.FLOAT64, ModelDtype.FLOAT32])
@@ -59,7 +59,7 @@ def test_a_run_that_clips_learns_what_one_process_learns(
         norms = norms_of(leader)
         for daemon in cluster.daemons:
             assert norms_of(daemon).items() <= norms.items(), "all scale by the same number"
-    assert [event["round"] for event in leader.events("round.mended")] == ["5.1"]
+    assert [event["iteration"] for event in leader.events("iteration.mended")] == ["5.1"]
     assert max(norms.values()) > CLIP_NORM > min(norms.values()), norms
     print(f"losses differ by {error:.1e}, weights by", end=" ")
     print(f"{weight_error(tmp_path / 'model', weights):.1e}; norms {sorted(norms.values())}")
@@ -87,7 +87,7 @@ def test_a_newcomer_takes_the_clipped_steps_that_it_has_missed(
         leader.end_run()
         assert set(cluster.wait_for_end().values()) == {0}
         assert not newcomer.events("following.failed")
-        assert not leader.events("round.aborted")
+        assert not leader.events("iteration.aborted")
         found = leader.losses()
         losses, _ = reference(run, corpus, len(found))
         assert loss_error(found, losses) < 1e-12

@@ -32,7 +32,7 @@ WEIGHT_ERROR_MAX = {
     (CUDA, ModelDtype.FLOAT32): 5e-2,
 }
 """Adam moves a weight whose gradient is nothing but rounding (a key's bias) as far as any other,
-and devices round differently. Noise of 4 units in the last place, put into every product and
+and devices iteration differently. Noise of 4 units in the last place, put into every product and
 gradient on a CPU, came to 2e-11 in float64 and to 1e-2 in float32; losses changed by 3e-7 at most.
 """
 

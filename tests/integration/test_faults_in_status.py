@@ -99,7 +99,7 @@ def start(cluster: Cluster, hosts: dict[str, int]) -> None:
 def test_every_fault_is_named_with_who_and_what_is_done(cluster: Cluster) -> None:
     nodes = {daemon.name: daemon for daemon in cluster.daemons}
     leader = nodes["data-0"]
-    goes_on = ("round.mended", "others do its part again")
+    goes_on = ("iteration.mended", "others do its part again")
 
     nodes["relay-1-0"].send(signal.SIGKILL)
     lost = ("member.lost", "relay-1-0")
@@ -125,7 +125,7 @@ def test_every_fault_is_named_with_who_and_what_is_done(cluster: Cluster) -> Non
     follower = nodes["data-1"]
     elected = ("leader.elected", "data-1 leads term 2")
     lost = ("member.lost", "data-0")
-    wait_until_named(cluster, follower, "a lost leader", elected, lost, ("round.", "lost"))
+    wait_until_named(cluster, follower, "a lost leader", elected, lost, ("iteration.", "lost"))
     cluster.wait_for_iteration(follower.iteration + 2, node=follower)
 
 

@@ -82,7 +82,7 @@ def standing_still(cluster: Cluster, nodes: dict[str, Daemon]) -> Iterator[int]:
         leader = nodes["leader"]
 
         def still() -> bool:
-            commits = leader.events("round.committed")
+            commits = leader.events("iteration.committed")
             longest_s = max(at_s(b) - at_s(a) for a, b in pairwise(commits[-6:]))
             # A member takes a run that has lasted so much longer for one that stands still.
             return seconds_since(commits[-1]) > 3 * longest_s + 3.0
@@ -238,6 +238,6 @@ def test_a_full_disk_keeps_the_last_states_says_so_and_stops_nobody(
             cluster.wait_for(
                 lambda: status_of(full)["states"]["problem"] is None, "no problem any more"
             )
-            assert not leader.events("round.aborted")
+            assert not leader.events("iteration.aborted")
             assert not leader.events("member.lost")
             end(cluster, leader)

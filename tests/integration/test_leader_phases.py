@@ -1,4 +1,4 @@
-"""The leader is killed in every phase of a round, and the other data node goes on from there.
+"""The leader is killed in every phase of an iteration, and the other data node goes on from there.
 
 One run for all: who was killed comes back, and is the other one next time. The relays' wall clocks
 jump by hours meanwhile, which nobody minds.

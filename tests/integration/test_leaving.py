@@ -130,7 +130,7 @@ def test_a_pause_that_frees_the_device_ends_the_compute_process_and_loses_nothin
         cluster.wait_for(lambda: node_of(cluster, relay).get("microbatches"), "its work")
         assert relay.compute_pid() is not None
         assert not leader.events("member.lost")
-        assert not leader.events("round.aborted")
+        assert not leader.events("iteration.aborted")
 
         run_decod("pause", "--free-device", "--state-dir", relay.state_dir)
         cluster.wait_for(freed, "its device to be free again")

@@ -10,7 +10,7 @@ import pytest
 
 from decod.daemon.gateway import Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
-from decod.ids import AveragingId, NodeId, Round, RunId
+from decod.ids import AveragingId, Iteration, NodeId, RunId
 from decod.net.server import PeerServer
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import Event, LinkMeasured
@@ -167,7 +167,7 @@ def test_tensors_that_overlap_show_the_whole_links_bandwidth_each() -> None:
         async with connected() as (alice, driver):
             await alice.probe(BOB, 1, 0)  # Opens the connection.
             for part in range(6):
-                message = ReducedPart(AveragingId(Round(1, 1), 1), part)
+                message = ReducedPart(AveragingId(Iteration(1, 1), 1), part)
                 alice.send_tensor(BOB, 1, message, memoryview(bytes(SIZE_BYTES)), part)
             await wait_until(lambda: len(driver.rates) == 6)
             assert sorted(driver.rates)[3] == close(BANDWIDTH_BYTES_PER_S)
@@ -182,7 +182,7 @@ def test_latency_is_that_of_small_messages_on_an_idle_link() -> None:
             for nonce in range(4):
                 alice.send(BOB, 1, Ping(nonce))
                 await alice.client.flush(timeout_s=10)
-            message = ReducedPart(AveragingId(Round(1, 1), 1), 0)
+            message = ReducedPart(AveragingId(Iteration(1, 1), 1), 0)
             alice.send_tensor(BOB, 1, message, memoryview(bytes(SIZE_BYTES)), 0)
             await wait_until(lambda: alice.client._links[BOB].share.num)
             alice.send(BOB, 1, Ping(4))

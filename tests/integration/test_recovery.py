@@ -1,7 +1,7 @@
 """Relays vanish at every moment of an iteration, and it costs no iteration and nothing learnt.
 
 What a lost relay had done is done again by another, from what its neighbours kept; so the run's
-losses and weights equal those of one undisturbed process, and no round is repeated.
+losses and weights equal those of one undisturbed process, and no iteration is repeated.
 """
 
 import signal
@@ -52,8 +52,8 @@ def test_a_relay_that_dies_costs_no_iteration(moment: str, tmp_path: Path, corpu
         assert codes.pop(doomed.name) == -signal.SIGKILL
         assert set(codes.values()) == {0}, codes
         check(cluster, corpus, tmp_path / "model")
-        assert [event["round"] for event in leader.events("round.mended")] == ["5.1"]
-        assert not leader.events("round.aborted")
+        assert [event["iteration"] for event in leader.events("iteration.mended")] == ["5.1"]
+        assert not leader.events("iteration.aborted")
         durations_s = [event["duration_s"] for event in leader.events("iteration.committed")]
         print(f"iteration 5 took {durations_s[4]:.1f} s, others {min(durations_s):.1f} s")
 
@@ -68,8 +68,8 @@ def test_relays_of_two_adjacent_stages_vanish_at_once(tmp_path: Path, corpus: Pa
             start_doomed(cluster, name, stage, how="kill", moment="in_backward", iteration=5)
         cluster.wait_for_end()
         check(cluster, corpus, tmp_path / "model")
-        assert {event["round"] for event in leader.events("round.mended")} == {"5.1"}
-        assert not leader.events("round.aborted")
+        assert {event["iteration"] for event in leader.events("iteration.mended")} == {"5.1"}
+        assert not leader.events("iteration.aborted")
 
 
 def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, corpus: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, cor
         leader.send(signal.SIGTERM)
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes
-        assert not leader.events("round.aborted")
+        assert not leader.events("iteration.aborted")
         losses, _ = reference(cluster.run, corpus, len(leader.losses()))
         assert loss_error(leader.losses(), losses) < 1e-8
 

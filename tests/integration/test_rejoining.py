@@ -55,7 +55,7 @@ def test_relays_that_slept_or_lost_their_device_are_back_by_themselves(
 ) -> None:
     run = make_run(min_nodes_per_stage=1)
     # A process that hangs is given a quarter of it.
-    run = replace(run, protocol=replace(run.protocol, round_timeout_s=30.0))
+    run = replace(run, protocol=replace(run.protocol, iteration_timeout_s=30.0))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader(program=unhurried.PROGRAM)
         relays = [cluster.start_relay(f"relay-1-{k}", "--stage", "1") for k in range(2)]

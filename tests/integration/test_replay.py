@@ -88,7 +88,7 @@ def test_old_messages_that_come_again_change_nothing(tmp_path: Path, corpus: Pat
         cluster.wait_for_iteration(leader.iteration + 3)
         for daemon in cluster.daemons:
             daemon.refuse_death()
-        for event in ("member.lost", "round.aborted", "round.mended", "member.leaving"):
+        for event in ("member.lost", "iteration.aborted", "iteration.mended", "member.leaving"):
             assert not leader.events(event), event
         lives = [life for d in cluster.daemons for life in read_lives(d.name, d.state_dir)]
         found = check(lives)

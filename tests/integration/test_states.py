@@ -41,7 +41,7 @@ def test_a_flipped_bit_is_found_named_and_healed(tmp_path: Path, corpus: Path) -
         (fetched,) = victim.events("state.fetched")
         assert fetched["num_bytes"] - fetched["num_local"] < fetched["num_bytes"] / 4
         print(f"{fetched['num_bytes'] - fetched['num_local']} of {fetched['num_bytes']} bytes")
-        assert len(leader.events("round.aborted")) == 1
+        assert len(leader.events("iteration.aborted")) == 1
         losses, _ = reference(cluster.run, corpus, NUM_ITERATIONS)
         assert loss_error(leader.losses(), losses) < 1e-8
 
@@ -72,20 +72,20 @@ def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> No
         (fetched,) = newcomer.events("state.fetched")
         assert not newcomer.events("following.failed")
         end_s, begin_s = at_s(fetched), at_s(fetched) - fetched["duration_s"]
-        commits_s = [at_s(commit) for commit in leader.events("round.committed")]
+        commits_s = [at_s(commit) for commit in leader.events("iteration.committed")]
         while_s = [commit_s for commit_s in commits_s if begin_s < commit_s < end_s]
         longest_s = max(b - a for a, b in itertools.pairwise(while_s))
-        entered_s = at_s(newcomer.events("round.opened")[0]) - end_s
+        entered_s = at_s(newcomer.events("iteration.opened")[0]) - end_s
         print(f"{len(while_s)} iterations in {fetched['duration_s']} s of loading,", end=" ")
         print(f"the longest took {longest_s:.2f} s; entered {entered_s:.2f} s later")
         assert fetched["duration_s"] > 5.0
         assert len(while_s) >= 4
         assert longest_s < fetched["duration_s"] / 2
-        assert not leader.events("round.aborted")
+        assert not leader.events("iteration.aborted")
         voted, taken = (
             {
-                v["round"]: v["parameter_hash"]
-                for v in node.events("round.committed")
+                v["iteration"]: v["parameter_hash"]
+                for v in node.events("iteration.committed")
                 if "stage" in v
             }
             for node in (donor, newcomer)

@@ -147,8 +147,8 @@ def cpu_seconds(pid: int) -> float:
 def test_export_while_training_is_of_one_iteration(training: Cluster, tmp_path: Path) -> None:
     """The exported weights give the very loss that the run then has in its next iteration.
 
-    Stages stand at different points of a round when they are asked. A single one that was a step
-    ahead or behind would show in the third digit.
+    Stages stand at different points of an iteration when they are asked. A single one that was a
+    step ahead or behind would show in the third digit.
     """
     iterations = []
     for attempt in range(2):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
@@ -42,13 +42,13 @@ def test_a_leader_that_is_lost_as_the_norm_goes_down_is_replaced(num_sent: int) 
     """Some have taken the step and some have not: it is repeated, with the norm found anew."""
 
     def counts(message: m.Message) -> bool:
-        return isinstance(message, m.GradientNorm) and message.round == Round(3, 1)
+        return isinstance(message, m.GradientNorm) and message.iteration == Iteration(3, 1)
 
     simulation = simulation_with_mortal(TOGETHER, counts, num_sent)
     result = simulation.run()
     assert result.num_iterations == 5
     assert result.record.counts["leader.elected"] == 1
-    assert any("round 3.1 is repeated: lost the leader" in line for line in result.trace)
+    assert any("iteration 3.1 is repeated: lost the leader" in line for line in result.trace)
 
 
 def test_a_newcomer_steps_with_the_norms_of_those_it_follows() -> None:

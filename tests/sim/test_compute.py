@@ -110,7 +110,7 @@ def test_a_reset_undoes_a_proposed_step() -> None:
     compute.run(jobs.Propose(1, 0, 1), ())
     compute.run(jobs.Reset(), ())
     assert (compute.parameter_hash, compute.iteration, compute.proposed) == (before, 0, None)
-    fold(compute, M1)  # The round is repeated: nothing of the first try is left.
+    fold(compute, M1)  # The iteration is repeated: nothing of the first try is left.
     assert dict(compute.sums) == {M1: 1}
 
 

@@ -80,7 +80,9 @@ def test_installed_flows_are_those_of_the_plan() -> None:
 
 @pytest.mark.parametrize("routing", RoutingKind)
 def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> None:
-    """b1 dies in the first round: its work is wasted, and a1, with room for 3, goes on alone."""
+    """b1 dies in the first iteration: its work is wasted, and a1, with room for 3, goes on
+    alone.
+    """
     simulation = Simulation(scenario(routing, HostFault(FaultKind.KILL, "b1", at_s=2.5)))
     simulation.run()
     first, *later = simulation.meter.figures
@@ -89,8 +91,8 @@ def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> N
     assert {f.wasted_s for f in later} == {0.0}
 
 
-def test_flows_of_a_mended_round_and_those_laid_out_for_the_next_are_told_apart() -> None:
-    """A mend changes the view, not the flows; the next round has that view and other flows."""
+def test_flows_of_a_mended_iteration_and_those_laid_out_for_the_next_are_told_apart() -> None:
+    """A mend changes the view, not the flows; the next iteration has that view and other flows."""
     mended = churn_scenario(3, TABLES[3][2], 11, num_iterations=3)
     simulation = Simulation(replace(mended, routing=RoutingKind.GREEDY))
     assert simulation.run().num_iterations == 3

@@ -1,4 +1,5 @@
-"""Runs whose leader is lost: at any event, in every phase of a round, for good or for a while."""
+"""Runs whose leader is lost: at any event, in every phase of an iteration, for good or for a
+while."""
 
 import os
 import random
@@ -6,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.ids import Round
+from decod.ids import Iteration
 from decod.protocol.core import messages as m
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.elections import early_loss, election_storm
@@ -39,25 +40,27 @@ def instants(result: Result, text: str) -> list[float]:
 
 
 def recovery_s(result: Result) -> float:
-    """Return the time from the leader's death to its successor's first round."""
+    """Return the time from the leader's death to its successor's first iteration."""
     (killed_s,) = instants(result, "data0    host.killed")
     elected_s = instants(result, "this node leads term 2")
     return elected_s[0] - killed_s if elected_s else 0.0
 
 
 def simulation_of_death(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Simulation:
-    """Return `TOGETHER`, whose leader dies in round 3.1: so many messages of a kind still leave."""
+    """Return `TOGETHER`, whose leader dies in iteration 3.1: so many messages of a kind still
+    leave.
+    """
 
     def counts(message: m.Message) -> bool:
         if isinstance(message, m.Open):
-            return kind is m.Open and message.committed and message.closed == Round(3, 1)
-        return isinstance(message, kind) and getattr(message, "round", None) == Round(3, 1)
+            return kind is m.Open and message.committed and message.closed == Iteration(3, 1)
+        return isinstance(message, kind) and getattr(message, "iteration", None) == Iteration(3, 1)
 
     return simulation_with_mortal(replace(TOGETHER, seed=seed), counts, num_sent, vanish=vanish)
 
 
 @pytest.mark.parametrize("first", [13, 48, 94])
-def test_a_leader_is_followed_by_another_as_soon_as_anybody_knows_the_first_round(
+def test_a_leader_is_followed_by_another_as_soon_as_anybody_knows_the_first_iteration(
     first: int,
 ) -> None:
     """It is lost while the run begins, at 5 % loss: some have not heard that they are members."""
@@ -102,10 +105,10 @@ def test_a_leader_that_dies_is_replaced_in_every_phase(
     result = simulation_of_death(kind, num_sent, vanish=vanish, seed=seed).run()
     assert result.num_iterations == TOGETHER.num_iterations
     assert recovery_s(result) < 5.0
-    repeated = any("round 3.1 is repeated: lost the leader" in line for line in result.trace)
+    repeated = any("iteration 3.1 is repeated: lost the leader" in line for line in result.trace)
     assert repeated is not finished
     # What the dead leader was to read is read by the other.
-    trained = [line for line in result.trace if "data1    round" in line and "loss" in line]
+    trained = [line for line in result.trace if "data1    iteration" in line and "loss" in line]
     assert all("over 8 tokens" in line for line in trained), trained
 
 
@@ -130,7 +133,7 @@ def test_a_leader_that_dies_at_any_event_is_replaced_within_five_seconds(block: 
 
 
 def replaced_s(seed: int, loss_ratio: float) -> float:
-    """Have a leader lost at any time of a round; return how long nobody led."""
+    """Have a leader lost at any time of an iteration; return how long nobody led."""
     rng = random.Random(f"lossy/{loss_ratio}/{seed}")
     num_data = rng.choice((2, 2, 3))
     simulation = Simulation(
@@ -186,7 +189,7 @@ def test_a_leader_that_restarts_joins_as_one_of_the_data_nodes(seed: int) -> Non
     scenario = replace(TOGETHER, seed=seed, num_iterations=12, faults=(fault,))
     result = Simulation(scenario).run()
     assert result.num_iterations == 12
-    last = [line for line in result.trace if "data1    round 12." in line and "loss" in line]
+    last = [line for line in result.trace if "data1    iteration 12." in line and "loss" in line]
     assert "over 8 tokens" in last[0], "both inject again"
 
 
@@ -214,12 +217,12 @@ def test_without_a_quorum_nothing_is_committed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 2])
 def test_a_quorum_that_restarts_is_taken_in_again(seed: int) -> None:
-    """While too many are gone rounds fail, and those who come back are no strangers."""
+    """While too many are gone iterations fail, and those who come back are no strangers."""
     gone = ("data1", "relay0", "relay1", "relay2", "relay3")
     faults = tuple(
         HostFault(FaultKind.RESTART, name, at_s=8.0, duration_s=20.0 + 30 * seed) for name in gone
     )
-    protocol = replace(TOGETHER.protocol, round_timeout_s=5.0)
+    protocol = replace(TOGETHER.protocol, iteration_timeout_s=5.0)
     scenario = replace(TOGETHER, seed=seed, num_iterations=12, faults=faults, protocol=protocol)
     result = Simulation(scenario).run()
     assert any("NO QUORUM" in line for line in result.trace)

@@ -93,7 +93,7 @@ def test_while_a_newcomer_loads_no_commit_is_later_than_without_it(num_relays: i
     # members exchange takes as long.
     travel_s = PROFILE.parameter_bytes / LINK.bandwidth_bytes_per_s
     assert max(lengths_s[i] for i in range(7, 20)) < without_s[19] + 2 * travel_s + 0.1, lengths_s
-    entered = re.findall(rf"^ *([\d.]+) {name} +round (\d+)\.1 with", story.trace, re.MULTILINE)
+    entered = re.findall(rf"^ *([\d.]+) {name} +iteration (\d+)\.1 with", story.trace, re.MULTILINE)
     assert float(entered[-1][0]) > fetched_s
 
 
@@ -109,8 +109,8 @@ def test_a_newcomer_may_come_at_any_time_of_an_iteration(offset_s: float) -> Non
     hosts = [simulation.hosts[f"relay{index}"] for index in range(3)]
     assert len({host.compute.parameter_hash for host in hosts}) == 1
     assert {host.compute.iteration for host in hosts} == {20}
-    assert "relay2 is gone" in story.trace.partition("round 12.1")[0]
-    assert "relay2 is gone" not in story.trace.partition("round 12.1")[2]
+    assert "relay2 is gone" in story.trace.partition("iteration 12.1")[0]
+    assert "relay2 is gone" not in story.trace.partition("iteration 12.1")[2]
 
 
 def test_a_newcomer_that_can_not_keep_up_stays_outside_and_tries_less_and_less_often() -> None:
@@ -137,7 +137,7 @@ def test_a_state_of_a_liar_never_enters() -> None:
     assert "it has come to other parameters than its stage; it tries again in 1 s" in story.trace
     assert "parameters differ" not in story.trace
     assert "is repeated: members" not in story.trace
-    assert when(story, "relay2", r"round \d+\.1 with 4 members") > 12.0
+    assert when(story, "relay2", r"iteration \d+\.1 with 4 members") > 12.0
 
 
 def lie_once(host: SimHost, liars: list[SimHost]) -> None:

@@ -43,7 +43,7 @@ def leave(host: str, at_s: float) -> HostFault:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_leader_that_leaves_finishes_the_iteration_and_another_leads(seed: int) -> None:
-    """At any instant of a round. What had only been opened is repeated without it."""
+    """At any instant of an iteration. What had only been opened is repeated without it."""
     scenario = replace(TOGETHER, seed=seed, faults=(leave("data0", 8.0 + seed / 2),))
     result = Simulation(scenario).run()
     assert result.num_iterations == scenario.num_iterations
@@ -52,14 +52,14 @@ def test_a_leader_that_leaves_finishes_the_iteration_and_another_leads(seed: int
     assert instant(result, "data0    host.stopped reason=drained") - resigned_s < 1.0
     assert len(lines(result, "is repeated: the leader has handed over")) == 1
     assert not lines(result, "is gone")
-    (before,) = [line for line in lines(result, "data0    round") if "loss" in line][-1:]
+    (before,) = [line for line in lines(result, "data0    iteration") if "loss" in line][-1:]
     assert resigned_s - float(before.split()[0]) < 0.5
     # Of the first iteration in the new view on, the other reads all tokens.
-    last = [line for line in lines(result, "data1    round 8.") if "loss" in line]
+    last = [line for line in lines(result, "data1    iteration 8.") if "loss" in line]
     assert "over 8 tokens" in last[0]
 
 
-def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_a_round() -> None:
+def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_a_iteration() -> None:
     simulation = Simulation(TOGETHER)
     leader = simulation.leader
     simulation.kernel.at(8.0, leader.deliver, DrainRequested(timeout_s=0.0))
@@ -90,7 +90,7 @@ def test_a_leader_whose_only_heir_is_lost_leads_until_it_finds_that_out(seed: in
     assert result.num_iterations == scenario.num_iterations
     assert len(lines(result, "data0    this node gives up term")) == 1
     assert lines(result, "data0    this node goes on leading: no other data node can lead")
-    last = [line for line in lines(result, "data1    round 12.") if "loss" in line]
+    last = [line for line in lines(result, "data1    iteration 12.") if "loss" in line]
     assert "over 8 tokens" in last[0], "it is back"
 
 

@@ -43,7 +43,7 @@ def lines(result: Result, *texts: str) -> list[str]:
         pytest.param("relay2", 9.9, 60.0, id="reduction"),
     ],
 )
-def test_a_relay_that_hangs_is_done_without_before_the_round_is_given_up(
+def test_a_relay_that_hangs_is_done_without_before_the_iteration_is_given_up(
     name: str, at_s: float, limit_s: float
 ) -> None:
     result = run_scenario(replace(SCENARIO, faults=(hangs(name, at_s),)))
@@ -57,9 +57,9 @@ def test_a_relay_that_hangs_is_done_without_before_the_round_is_given_up(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hang_at_any_event_costs_no_iteration(seed: int) -> None:
-    """While it joins, builds, loads, trains, reduces; where rounds are given up early too."""
+    """While it joins, builds, loads, trains, reduces; where iterations are given up early too."""
     scenario = random_scenario(seed, num_iterations=5)
-    scenario = replace(scenario, protocol=replace(scenario.protocol, round_timeout_s=40.0))
+    scenario = replace(scenario, protocol=replace(scenario.protocol, iteration_timeout_s=40.0))
     rng = seeded(seed, "hangs")
     name = f"relay{rng.randrange(scenario.num_relays)}"
     fault = HostFault(FaultKind.HANG, name, after_num_events=rng.randint(5, 400))

@@ -66,7 +66,7 @@ def audit(records: Records) -> Findings:
 
 
 def commits_of(records: Records, node: str) -> list[dict[str, Any]]:
-    return [record for record in records[node] if record["event"] == "round.committed"]
+    return [record for record in records[node] if record["event"] == "iteration.committed"]
 
 
 def test_a_true_history_passes() -> None:
@@ -96,7 +96,7 @@ def test_a_run_that_goes_back_has_lost_nothing_either() -> None:
     simulation = Simulation(replace(LOSSES, seed=2, faults=(lose("relay1", 17.2),)))
     records = recorded(simulation)
     simulation.run()
-    assert any("e1:" in str(record.get("round")) for record in records["relay0"])
+    assert any("e1:" in str(record.get("iteration")) for record in records["relay0"])
     found = audit(records)
     assert not found.violations, str(found)
     assert found.num_iterations == LOSSES.num_iterations
@@ -105,7 +105,7 @@ def test_a_run_that_goes_back_has_lost_nothing_either() -> None:
 def _lose_an_iteration(records: Records) -> None:
     for node in records:
         for record in commits_of(records, node):
-            if record["round"].startswith("5."):
+            if record["iteration"].startswith("5."):
                 records[node].remove(record)
 
 
@@ -135,23 +135,23 @@ def _commit_what_was_aborted(records: Records) -> None:
     for node in records:
         if node != "relay4":
             for record in commits_of(records, node):
-                if record["round"].startswith("6."):
-                    record["round"] = "6.7"
+                if record["iteration"].startswith("6."):
+                    record["iteration"] = "6.7"
 
 
 def _go_on_after_giving_up(records: Records) -> None:
-    place = next(r for r in records["relay4"] if str(r.get("round")) == "6.1")
-    later = {**place, "event": "round.opened", "round": "6.2", "term": 1, "leader": "?"}
+    place = next(r for r in records["relay4"] if str(r.get("iteration")) == "6.1")
+    later = {**place, "event": "iteration.opened", "iteration": "6.2", "term": 1, "leader": "?"}
     records["relay4"].insert(records["relay4"].index(place) + 1, later)
 
 
 def _follow_another_leader(records: Records) -> None:
-    opened = [r for r in records["relay4"] if r["event"] == "round.opened"]
+    opened = [r for r in records["relay4"] if r["event"] == "iteration.opened"]
     opened[3]["leader"] = "relay0"
 
 
 def _go_back_in_time(records: Records) -> None:
-    opened = [r for r in records["relay4"] if r["event"] == "round.opened"]
+    opened = [r for r in records["relay4"] if r["event"] == "iteration.opened"]
     opened[-1]["term"] = 1
 
 
@@ -180,7 +180,7 @@ def test_a_microbatch_of_another_iteration_is_no_part_of_the_batch() -> None:
     records = deepcopy(true_history()[0])
     for node in records:
         for record in commits_of(records, node):
-            if record["round"].startswith("4.") and "digest_batch" in record:
+            if record["iteration"].startswith("4.") and "digest_batch" in record:
                 record["digest_batch"] += 1
                 record["digest_folded"] += 1
     found = audit(records)
@@ -189,6 +189,6 @@ def test_a_microbatch_of_another_iteration_is_no_part_of_the_batch() -> None:
 
 
 def test_a_record_that_a_kill_cut_off_hides_nothing_else() -> None:
-    whole = json.dumps({"time": "t", "event": "round.opened"})
+    whole = json.dumps({"time": "t", "event": "iteration.opened"})
     lines = [whole, whole[:20] + whole, "noise", whole[:30], '{"time": ' + "[" * 5000]
     assert len(list(records_of(lines))) == 2

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from decod.driver.loop import LATE_MAX_S, WAIT_MAX_S
-from decod.ids import FlowId, JobId, MicrobatchId, NodeId, Round, TensorId
+from decod.ids import FlowId, Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -22,7 +22,7 @@ A, B = NodeId("a"), NodeId("b")
 M = MicrobatchId(1, 0, 0)
 BUILD = fx.StartJob(JobId(1), jobs.Build(0))
 EMBED = fx.StartJob(JobId(2), jobs.Embed(M))
-FORWARD = ForwardActivation(Round(1, 1), M, FlowId(A, 0), (B,))
+FORWARD = ForwardActivation(Iteration(1, 1), M, FlowId(A, 0), (B,))
 
 
 class Misused(Exception):  # noqa: N818 - The name says what the test expects.

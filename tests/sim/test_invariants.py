@@ -115,7 +115,7 @@ def test_i2_sees_a_step_divided_by_the_wrong_number() -> None:
     assert violation("relay0", miscount, alone).invariant == "I2"
 
 
-def test_i3_sees_a_round_that_one_commits_and_another_aborts() -> None:
+def test_i3_sees_a_iteration_that_one_commits_and_another_aborts() -> None:
     def split(_core: NodeMachine, effects: list[Effect]) -> list[Effect]:
         commits = [
             effect for effect in effects if isinstance(effect, fx.Send) and commits(effect.message)

@@ -11,8 +11,8 @@ from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
 
-def test_flows_are_found_at_once_in_the_round_after_a_loss() -> None:
-    """That round has the view of the one before: offers that come before it opens are of it."""
+def test_flows_are_found_at_once_in_the_iteration_after_a_loss() -> None:
+    """That iteration has the view of the one before: offers that come before it opens are of it."""
     scenario = Scenario(
         seed=3,
         num_relays=6,
@@ -28,7 +28,7 @@ def test_flows_are_found_at_once_in_the_round_after_a_loss() -> None:
     network = simulation.world.network
     simulation.kernel.at(10.0, lambda: network.change(leader, late, LinkSpec(latency_s=0.6)))
     trace = "\n".join(simulation.run().trace)
-    assert "round 5.1 goes on" in trace
+    assert "iteration 5.1 goes on" in trace
     found = re.findall(r"iteration (\d+)\.1 is committed.* duration_s=([\d.]+)", trace)
     durations_s = {int(iteration): float(text) for iteration, text in found}
     waited_s = durations_s[6] - durations_s[7]
@@ -36,7 +36,9 @@ def test_flows_are_found_at_once_in_the_round_after_a_loss() -> None:
 
 
 def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobody_builds() -> None:
-    """A data node fetches its state, and a relay is lost meanwhile: no more flows in that round."""
+    """A data node fetches its state, and a relay is lost meanwhile: no more flows in that
+    iteration.
+    """
     scenario = Scenario(
         seed=1631,
         num_data_nodes=2,
@@ -55,7 +57,7 @@ def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobod
     )
     trace = "\n".join(Simulation(scenario).run().trace)
     begin, _, end = trace.partition("data1    state of iteration 4 loaded")
-    assert "round 5.2 goes on: lost relay1" in begin
+    assert "iteration 5.2 goes on: lost relay1" in begin
     assert "no flow of this data node" not in trace
     loaded_s = float(begin.splitlines()[-1].split()[0])
     committed_s = re.search(r"([\d.]+) data0 +iteration 5\.3 is committed", end)

@@ -179,7 +179,7 @@ def test_a_leader_that_dies_while_it_begins_an_era_is_replaced(num_sent: int) ->
     )
 
     def begins_era(message: m.Message) -> bool:
-        return reopens(message) and message.opening.round.era > 0
+        return reopens(message) and message.opening.iteration.era > 0
 
     result = simulation_with_mortal(scenario, begins_era, num_sent).run()
     assert lines(result, "this node leads term 2")

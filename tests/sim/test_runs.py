@@ -87,7 +87,7 @@ def test_members_wait_for_a_stage_that_was_lost_before_anything_was_learnt() -> 
     assert not any("leader_lost" in line for line in result.trace)
 
 
-def test_a_relay_that_dies_between_commits_costs_no_round() -> None:
+def test_a_relay_that_dies_between_commits_costs_no_iteration() -> None:
     scenario = replace(
         TOGETHER, faults=(HostFault(FaultKind.KILL, "relay1", at_s=8.0),), num_iterations=4
     )
@@ -99,7 +99,7 @@ def test_a_relay_that_dies_between_commits_costs_no_round() -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_relays_die_freeze_and_return_and_all_iterations_are_committed(block: int) -> None:
-    """Up to four faults, on good and bad links; hardly ever does one cost a round."""
+    """Up to four faults, on good and bad links; hardly ever does one cost an iteration."""
     num_mended = num_repeated = 0
     for seed in range(block, NUM_SEEDS, 10):
         scenario = faulty_scenario(seed)
@@ -112,7 +112,7 @@ def test_relays_die_freeze_and_return_and_all_iterations_are_committed(block: in
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_relay_that_stalls_and_comes_back_does_no_harm(seed: int) -> None:
-    """It is removed, or waited for; either way what it says later belongs to no round."""
+    """It is removed, or waited for; either way what it says later belongs to no iteration."""
     fault = HostFault(FaultKind.FREEZE, "relay1", at_s=5.0 + seed, duration_s=3.0 + 2 * seed)
     result = run_scenario(replace(TOGETHER, seed=seed, faults=(fault,)))
     assert result.num_iterations == TOGETHER.num_iterations
@@ -297,7 +297,7 @@ def test_a_scenario_that_can_not_be_is_refused(
 @pytest.mark.parametrize("num_members", [2, 3])
 @pytest.mark.parametrize("victim", ["relay0", "relay1", "relay2", "relay3"])
 def test_a_flipped_bit_is_healed_from_the_other_members(victim: str, num_members: int) -> None:
-    """One round is repeated, and no more. Of two, the first decides, whichever it is."""
+    """One iteration is repeated, and no more. Of two, the first decides, whichever it is."""
     scenario = replace(
         TOGETHER,
         num_relays=2 * num_members,

@@ -44,7 +44,7 @@ def test_runs_survive_storms_and_then_commit_again(first: int) -> None:
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > num / 2, tally
     assert tally["leaders elected"] > num / 50, tally
-    assert tally["rounds mended"] > num / 2, tally
+    assert tally["iterations mended"] > num / 2, tally
 
 
 def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
@@ -80,7 +80,7 @@ def test_a_safeguard_that_is_taken_out_is_missed(mutation: Mutation) -> None:
 
 _COMMON = (
     "--iterations 30 --link-spread-ratio 0.5 --min-nodes-per-stage 2 --min-data-nodes 2"
-    " --round-timeout-s 60.0 --optimizer-s 0.05 --activation-bytes 100000"
+    " --iteration-timeout-s 60.0 --optimizer-s 0.05 --activation-bytes 100000"
 )
 
 
@@ -104,8 +104,8 @@ def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds(
     assert "iterations=30 " in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_round_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
-    """The leader repeats a round in the very step in which its own share looks for a flow."""
+def test_a_iteration_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
+    """The leader repeats an iteration in the very step in which its own share looks for a flow."""
     faults = (
         "restart:relay0@6.401+4.686 pause:data0@7.216+1.0 freeze:data0@8.97+6.41"
         " rot:relay2@9.654+9.165"
@@ -124,7 +124,9 @@ def test_a_round_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
 def test_a_bit_that_flips_in_a_newcomer_does_not_enter_with_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The round is repeated while it enters: nobody commits anything that it could compare with."""
+    """The iteration is repeated while it enters: nobody commits anything that it could compare
+    with.
+    """
     words = (
         "--seed 101058 --data-nodes 2 --relays 5 --microbatches 1 --routing greedy"
         " --duplicate-ratio 0.05 --delay-ratio 0.05 --corrupt-ratio 0.01"

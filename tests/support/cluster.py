@@ -43,7 +43,7 @@ living: list["Cluster"] = []
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One committed round, as a node logged it."""
+    """One committed iteration, as a node logged it."""
 
     iteration: int
     attempt: int
@@ -80,7 +80,7 @@ class Daemon:
         return [json.loads(line) for line in lines if mark in line and line.endswith("\n")]
 
     def commits(self) -> list[Commit]:
-        return [_commit(record) for record in self.events("round.committed")]
+        return [_commit(record) for record in self.events("iteration.committed")]
 
     def losses(self) -> dict[int, float]:
         """Return the loss of every iteration that this node committed."""
@@ -91,7 +91,7 @@ class Daemon:
         """The last committed iteration. It is read often, so only its line is parsed."""
         text = _read(self.state_dir / "node.log")
         whole = text.rfind("\n") + 1
-        mark = text.rfind('"event": "round.committed"', 0, whole)
+        mark = text.rfind('"event": "iteration.committed"', 0, whole)
         if mark < 0:
             return 0
         line = text[text.rfind("\n", 0, mark) + 1 : text.index("\n", mark)]
@@ -420,7 +420,7 @@ def _started(
 
 
 def _commit(record: dict[str, Any]) -> Commit:
-    iteration, _, attempt = str(record["round"]).rpartition(":")[2].partition(".")
+    iteration, _, attempt = str(record["iteration"]).rpartition(":")[2].partition(".")
     return Commit(int(iteration), int(attempt or 0), record["loss"])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from decod.cli.main import main
-from decod.ids import Round
+from decod.ids import Iteration
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs, messages
 from decod.protocol.node import NodeMachine
@@ -51,7 +51,7 @@ def doom(number: signal.Signals, moment: str, iteration: int) -> None:
     passed: list[bool] = []
 
     def watched(machine: NodeMachine, now_s: float, event: ev.Event) -> list[Any]:
-        if machine.context.round < Round(iteration, 0) or len(passed) > 1:
+        if machine.context.iteration < Iteration(iteration, 0) or len(passed) > 1:
             return step(machine, now_s, event)
         if passed and not moment.startswith("after_"):
             return step(machine, now_s, event)

@@ -1,9 +1,9 @@
-"""A `decod leader` that dies in a certain phase of a round, when it is told to.
+"""A `decod leader` that dies in a certain phase of an iteration, when it is told to.
 
     python -m tests.support.doomed_leader ORDER leader run.toml ...
 
-ORDER is a file with the name of a moment. While it exists, and this node leads a round of two data
-nodes, the process kills itself at that moment. Everything else about it is real.
+ORDER is a file with the name of a moment. While it exists, and this node leads an iteration of two
+data nodes, the process kills itself at that moment. Everything else about it is real.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def doom(order: Path) -> None:
 
 
 def _counts(message: messages.Message, kind: type) -> bool:
-    """Whether a message is of a kind, and not an opening that repeats a round."""
+    """Whether a message is of a kind, and not an opening that repeats an iteration."""
     return isinstance(message, kind) and getattr(message, "committed", True)
 
 

@@ -7,13 +7,13 @@ It knows nothing of how the protocol works. It knows only the meaning of the eve
 The rules:
 
 - **gaps**: the committed iterations of the run, and of each life, have no gap;
-- **same** (I3): all nodes that commit an iteration commit the same round with the same loss, and
-  all of one stage the same parameters. A node that has opened a later attempt does not continue
+- **same** (I3): all nodes that commit an iteration commit the same iteration with the same loss,
+  and all of one stage the same parameters. A node that has opened a later attempt does not continue
   from the committed one;
 - **once** (I2): the microbatches that the members of a stage have folded into its gradient add up
   to the batch, in number and digest, at every stage. A batch holds each microbatch once;
-- **one leader** (I4): all nodes that open a round of a term name the same leader, and no life goes
-  back to an earlier term or round.
+- **one leader** (I4): all nodes that open an iteration of a term name the same leader, and no life
+  goes back to an earlier term or iteration.
 
 A run that has lost a stage may go back and begin a new *era*. Commits of an earlier era from that
 point on no longer count, but must have been right at their time.
@@ -37,20 +37,20 @@ from typing_extensions import override
 _MASK = (1 << 63) - 1
 _RECORD = '{"time": '
 
-Round = tuple[int, int, int]
+Iteration = tuple[int, int, int]
 """Era, iteration, attempt."""
 
-Place = tuple[int, Round]
-"""Term and round."""
+Place = tuple[int, Iteration]
+"""Term and iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One round, as one life of a node has committed it."""
+    """One iteration, as one life of a node has committed it."""
 
     node: str
     life: int
-    round: Round
+    iteration: Iteration
     loss: float
     num_tokens: int
     account: Mapping[str, Any]
@@ -64,15 +64,15 @@ class Commit:
 
     @property
     def era(self) -> int:
-        return self.round[0]
+        return self.iteration[0]
 
     @property
     def iteration(self) -> int:
-        return self.round[1]
+        return self.iteration[1]
 
     @property
     def attempt(self) -> int:
-        return self.round[2]
+        return self.iteration[2]
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Life:
     number: int
     commits: list[Commit] = field(default_factory=list)
     opened: list[tuple[Place, str]] = field(default_factory=list)
-    """Rounds that it has opened, each with its leader."""
+    """Iterations that it has opened, each with its leader."""
 
     @property
     def who(self) -> str:
@@ -92,20 +92,20 @@ class Life:
     def take(self, record: Mapping[str, Any]) -> None:
         """Take in one event."""
         match record.get("event"):
-            case "round.committed":
+            case "iteration.committed":
                 self.commits.append(
                     Commit(
                         self.node,
                         self.number,
-                        _round(record["round"]),
+                        _iteration(record["iteration"]),
                         record["loss"],
                         record["num_tokens"],
                         {key: record[key] for key in _ACCOUNT if key in record},
                         record.get("num_passes", 0),
                     )
                 )
-            case "round.opened" if "term" in record:
-                place = (record["term"], _round(record["round"]))
+            case "iteration.opened" if "term" in record:
+                place = (record["term"], _iteration(record["iteration"]))
                 self.opened.append((place, record["leader"]))
 
 
@@ -193,15 +193,15 @@ def check(lives: Sequence[Life]) -> Findings:
     """Compare all lives of all nodes of one run."""
     found = Findings()
     found.num_commits = sum(len(life.commits) for life in lives)
-    rounds: dict[tuple[int, int], list[Commit]] = defaultdict(list)
+    iterations: dict[tuple[int, int], list[Commit]] = defaultdict(list)
     for life in lives:
         _check_life(life, found)
         for commit in life.commits:
-            rounds[commit.era, commit.iteration].append(commit)
+            iterations[commit.era, commit.iteration].append(commit)
     _check_leaders(lives, found)
     # The last commit of each life in each era.
     last = {id(commit) for life in lives for commit in _by_era(life).values()}
-    for (_, iteration), commits in sorted(rounds.items()):
+    for (_, iteration), commits in sorted(iterations.items()):
         kept = _without_orphans(commits, last, found)
         # A node that joins with a commit has not voted for it. A later era replaces an earlier one.
         found.commits[iteration] = next((c for c in kept if c.account), kept[0])
@@ -369,7 +369,7 @@ def _subsets(num: int) -> Iterator[tuple[int, ...]]:
         yield from combinations(range(num), size)
 
 
-def _round(text: str) -> Round:
+def _iteration(text: str) -> Iteration:
     """Read `41.2`, or `e1:41.2` for era 1, the first after a run's initial era."""
     head, _, rest = text.rpartition(":")
     iteration, _, attempt = rest.partition(".")

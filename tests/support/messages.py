@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round
+from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
@@ -13,7 +13,7 @@ from decod.protocol.core.residual import Walk
 from decod.protocol.core.view import Member, Opening, Role, View
 
 ALICE, BOB = NodeId("a" * 52), NodeId("b" * 52)
-ROUND = Round(1, 1)
+ITERATION = Iteration(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
 
@@ -63,7 +63,7 @@ def control_messages() -> list[m.Message]:
     """Return one message of every kind without a tensor."""
     member = Member(ALICE, "h:1", Role.DATA, 0, 1, 0)
     view = View.of([member], version=1, leader=ALICE, term=1, num_stages=2)
-    opening = Opening(ROUND, ROUND, view)
+    opening = Opening(ITERATION, ITERATION, view)
     found: list[m.Message] = [
         m.Join("h:1", Role.RELAY, 1, None, "0" * 64, 5, "brave-otter"),
         m.Assign(1, -1, "it lacks nodes", begun=True),
@@ -71,8 +71,8 @@ def control_messages() -> list[m.Message]:
         m.Refuse("the run is over", over=True),
         m.Prepared(1, "0" * 64),
         Follow(1, 1, "h:1"),
-        Followed(1, 1, ROUND, "busy"),
-        m.Heartbeat(ROUND),
+        Followed(1, 1, ITERATION, "busy"),
+        m.Heartbeat(ITERATION),
         m.Suspect(BOB, "silent"),
         Passed(3, arrived=False),
         m.Ping(1),
@@ -80,37 +80,37 @@ def control_messages() -> list[m.Message]:
         m.Leave("bye", at_once=True),
         m.Capacity(1, 0),
         m.CapacityAnswer(1, "it would stop"),
-        m.CatchUp(ROUND),
+        m.CatchUp(ITERATION),
         m.LinkReport(1, 0.05, 1e7, 0.5, ((ALICE, 1e6), (BOB, 1e7))),
         m.FlowCost(1, ALICE, float("inf"), 0, 0.5),
         m.RequestFlow(1, 1, ALICE, 0.5),
         m.FlowAnswer(1, 1, FLOW, 0.5, 1),
         m.Withdraw(1, 1),
-        m.Complete(ROUND, MICROBATCH, 0.1),
-        m.Deny(ROUND, MICROBATCH, FLOW, "no"),
-        m.Report(ROUND, 1, 1, 1, 1.0, 1, 1),
-        m.BeginAggregation(AveragingId(ROUND, 1), 1, 1),
-        m.ReducePart(AveragingId(ROUND, 1), 0, 0, 0),
-        m.ReducedPart(AveragingId(ROUND, 1), 0, 0.5),
-        m.GradientSquares(AveragingId(ROUND, 1), ((0, 0.5), (1, 0.0))),
-        m.GradientNorm(AveragingId(ROUND, 1), 0.5),
+        m.Complete(ITERATION, MICROBATCH, 0.1),
+        m.Deny(ITERATION, MICROBATCH, FLOW, "no"),
+        m.Report(ITERATION, 1, 1, 1, 1.0, 1, 1),
+        m.BeginAggregation(AveragingId(ITERATION, 1), 1, 1),
+        m.ReducePart(AveragingId(ITERATION, 1), 0, 0, 0),
+        m.ReducedPart(AveragingId(ITERATION, 1), 0, 0.5),
+        m.GradientSquares(AveragingId(ITERATION, 1), ((0, 0.5), (1, 0.0))),
+        m.GradientNorm(AveragingId(ITERATION, 1), 0.5),
         m.Ready(
-            AveragingId(ROUND, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
+            AveragingId(ITERATION, 1), ((1, "0" * 64),), votes=((ALICE, "0" * 64), (BOB, "1" * 64))
         ),
         m.Differs(4, (ALICE, BOB)),
-        m.Open(ROUND, m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1),
-        m.Open(ROUND, m.Outcome.REPEATED, opening, "lost", ((1, "0" * 64),)),
-        m.Mend(ROUND, view, "lost"),
-        m.Reroute(ROUND, MICROBATCH, FLOW, (BOB,), 2, (BOB,)),
-        m.Mended(ROUND, MICROBATCH),
-        m.CanTake(ROUND),
-        m.UtilisationQuery(1, ROUND),
-        m.UtilisationAnswer(1, ROUND, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
-        em.Canvass(1, ROUND, 1),
-        em.CanvassAnswer(1, ROUND, 1, silent=True),
-        em.Candidacy(2, 1, ROUND, 1),
-        em.Vote(2, True, 1, ROUND, 1, ((1, "0" * 64),), confirmed_term=2),
-        em.Confirm(2, 1, ROUND, 1),
+        m.Open(ITERATION, m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1),
+        m.Open(ITERATION, m.Outcome.REPEATED, opening, "lost", ((1, "0" * 64),)),
+        m.Mend(ITERATION, view, "lost"),
+        m.Reroute(ITERATION, MICROBATCH, FLOW, (BOB,), 2, (BOB,)),
+        m.Mended(ITERATION, MICROBATCH),
+        m.CanTake(ITERATION),
+        m.UtilisationQuery(1, ITERATION),
+        m.UtilisationAnswer(1, ITERATION, (m.NodeLoad(ALICE, 1, 1, 1, "busy"),)),
+        em.Canvass(1, ITERATION, 1),
+        em.CanvassAnswer(1, ITERATION, 1, silent=True),
+        em.Candidacy(2, 1, ITERATION, 1),
+        em.Vote(2, True, 1, ITERATION, 1, ((1, "0" * 64),), confirmed_term=2),
+        em.Confirm(2, 1, ITERATION, 1),
         em.LeaderIs(2, ALICE, "h:1"),
         *_draft_messages(),
         *_gwtf_messages(),

@@ -60,11 +60,14 @@ MUTATIONS = (
     ),
     Mutation(
         name="term",
-        without="a decision counts by its round, whoever has made it",
+        without="a decision counts by its iteration, whoever has made it",
         owner=NodeMachine,
         function="_decided",
-        old="(opening.view.term, opening.round) <= (self.context.view.term, self.context.round)",
-        new="opening.round <= self.context.round",
+        old=(
+            "(opening.view.term, opening.iteration)"
+            " <= (self.context.view.term, self.context.iteration)"
+        ),
+        new="opening.iteration <= self.context.iteration",
         seed=10,
     ),
     Mutation(
@@ -89,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="bound",
-        without="who has voted for another leader still votes for rounds of the old one",
+        without="who has voted for another leader still votes for iterations of the old one",
         owner=Leadership,
         function="fence",
         old="return vote and self.election.bound",
@@ -102,8 +105,8 @@ MUTATIONS = (
         without="parts and votes of another view count",
         owner=node_module,
         function="_place_of",
-        old="return round_, message.view_version",
-        new="return round_, view_version",
+        old="return iteration, message.view_version",
+        new="return iteration, view_version",
         seed=258,
         drawn=partial(election_storm, plot=late_parts),
     ),
@@ -169,7 +172,7 @@ MUTATIONS = (
 
 CONFIRM = Mutation(
     name="confirm",
-    without="who is elected commits the round without having asked again",
+    without="who is elected commits the iteration without having asked again",
     owner=Election,
     function="_conclude",
     old="if not ballot.proposed:",

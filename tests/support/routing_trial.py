@@ -176,7 +176,9 @@ def mean_transfer_s(rates: Mapping[Pair, float], used: Mapping[Hop, int]) -> flo
     return sum(num * transfer_s(rates, hop) for hop, num in used.items()) / num_flows
 
 
-def shortest_round(rates: Mapping[Pair, float], routes: list[Route], pass_s: float) -> list[Route]:
+def shortest_iteration(
+    rates: Mapping[Pair, float], routes: list[Route], pass_s: float
+) -> list[Route]:
     """Return the routes that a node with full knowledge of the links makes of the cheapest ones.
 
     Args:
@@ -197,19 +199,21 @@ def shortest_round(rates: Mapping[Pair, float], routes: list[Route], pass_s: flo
 def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: float) -> Hop:
     """Return the fastest link in use that flows should leave when its rate is divided.
 
-    Flows should leave a link if neither the optimum nor the shortest round then uses it, for any
-    time of a pass here. Staying must also cost at least a quarter more. This compares mean costs of
-    flows, because there may be fewer flows than microbatches (`planner.shortening`). The fastest
-    such link is chosen so that five iterations are soon over.
+    Flows should leave a link if neither the optimum nor the shortest iteration then uses it, for
+    any time of a pass here. Staying must also cost at least a quarter more. This compares mean
+    costs of flows, because there may be fewer flows than microbatches (`planner.shortening`). The
+    fastest such link is chosen so that five iterations are soon over.
     """
     found: list[tuple[float, Hop]] = []
     for hop in used:
         cut = slowed(rates, hop, factor)
         graph = flow_graph(cut)
         routes = optimal_routes(graph)
-        rounds = [route for pass_s in PASSES_S for route in shortest_round(cut, routes, pass_s)]
+        iterations = [
+            route for pass_s in PASSES_S for route in shortest_iteration(cut, routes, pass_s)
+        ]
         staying_s = mean_transfer_s(cut, used)
-        kept = {link for route in (*routes, *rounds) for link in itertools.pairwise(route.path)}
+        kept = {link for route in (*routes, *iterations) for link in itertools.pairwise(route.path)}
         left = (NodeId(hop[0]), NodeId(hop[1])) not in kept
         if left and staying_s >= STAYING_RATIO_MIN * mean_cost_s(graph, routes):
             found.append((rates[hop], hop))
@@ -283,7 +287,7 @@ class Trial:
     def iteration_durations_s(self) -> dict[int, float]:
         """Return the length of each committed iteration."""
         records = self.leader.events("iteration.committed")
-        return {int(r["round"].partition(".")[0]): r["duration_s"] for r in records}
+        return {int(r["iteration"].partition(".")[0]): r["duration_s"] for r in records}
 
     def hops_in_use(self) -> Counter[Hop]:
         """Return the number of flows on each link, according to the relays."""

@@ -102,7 +102,7 @@ class Outcome:
     loss_error: float
     found: Findings
     notes: Counter[str]
-    """Number of lost members, and of mended and repeated rounds."""
+    """Number of lost members, and of mended and repeated iterations."""
     exits: Counter[int]
     wrongly_lost: list[str]
     """Members that were removed although nobody had struck them."""
@@ -115,7 +115,7 @@ class Outcome:
     """Number of files that a node can need."""
     faults: Counter[str] = field(default_factory=Counter)
     struck_in_pause: list[str] = field(default_factory=list)
-    """Faults in the longest pause. Several may meet in one round."""
+    """Faults in the longest pause. Several may meet in one iteration."""
 
     @property
     def complaints(self) -> list[str]:
@@ -294,7 +294,13 @@ def _wasted(run: RunConfig, lives: list[Life], found: Findings) -> float:
 
 
 def _notes(fleet: Fleet) -> Counter[str]:
-    names = ("member.lost", "round.mended", "round.aborted", "leader.elected", "quorum.lost")
+    names = (
+        "member.lost",
+        "iteration.mended",
+        "iteration.aborted",
+        "leader.elected",
+        "quorum.lost",
+    )
     return Counter(
         {
             name: num

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from decod.ids import AveragingId, FlowId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, MIB
 from decod.protocol.core import messages as m
@@ -206,10 +206,12 @@ class _Maker:
         ids = [_node_id(index) for index in range(num)]
         members = [_member(node_id, index) for index, node_id in enumerate(ids[: num // 2])]
         view = View.of(members, version=1, leader=ids[0], term=1, num_stages=3)
-        opening = Opening(Round(2, 1), Round(1, 1), view)
-        yield m.Open(Round(1, 1), m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1)
-        yield m.UtilisationAnswer(1, Round(1, 1), tuple(m.NodeLoad(i, 1, 1, 1, "") for i in ids))
-        yield m.Ready(AveragingId(Round(1, 1), 1), (), votes=tuple((i, "0" * 64) for i in ids))
+        opening = Opening(Iteration(2, 1), Iteration(1, 1), view)
+        yield m.Open(Iteration(1, 1), m.Outcome.COMMITTED, opening, loss=1.0, num_tokens=1)
+        yield m.UtilisationAnswer(
+            1, Iteration(1, 1), tuple(m.NodeLoad(i, 1, 1, 1, "") for i in ids)
+        )
+        yield m.Ready(AveragingId(Iteration(1, 1), 1), (), votes=tuple((i, "0" * 64) for i in ids))
         costs = tuple((node_id, 0.5) for node_id in ids[: num // 8])
         hop = routing.Hop(ids[0], costs, costs)
         flow = FlowId(ids[0], 0)
@@ -245,8 +247,8 @@ class _Maker:
         message = rng.choice(
             [
                 m.LinkProbe(),
-                m.ReducedPart(AveragingId(Round(1, 1), 1), 1),
-                m.ReducePart(AveragingId(Round(1, 1), 1), 1, 1, 1),
+                m.ReducedPart(AveragingId(Iteration(1, 1), 1), 1),
+                m.ReducePart(AveragingId(Iteration(1, 1), 1), 1, 1, 1),
             ]
         )
         header = tensor_pb2.TensorHeader(

@@ -25,7 +25,7 @@ _SQUARES_MAX = 1e300
 
 
 class Clipping:
-    """One node's part in finding the norm, for one round and view.
+    """One node's part in finding the norm, for one iteration and view.
 
     Args:
         context: The node's.
@@ -93,7 +93,8 @@ class Clipping:
 
 
 def _sum(numbers: Mapping[int, float]) -> float:
-    # Not `sum`, which rounds otherwise in some releases of Python; and always in the same order.
+    # Not `sum`, which iterations otherwise in some releases of Python; and always in the same
+    # order.
     total = 0.0
     for _, number in sorted(numbers.items()):
         total += number

@@ -4,7 +4,7 @@ Each member says which parameters it would have after the step, by their hash. T
 tree: those of a stage meet at its first member, and those of all stages at the leader.
 
 If members of a stage differ, its first member tells those who differ from most of it (at a tie,
-from the earliest in the roster). The round is repeated, and they fetch the state anew that all
+from the earliest in the roster). The iteration is repeated, and they fetch the state anew that all
 started from: one of its bits was another one there.
 """
 
@@ -102,7 +102,7 @@ class StepVote:
         notes: list[Effect] = [
             Note("member.differs", (("peer", node), ("stage", stage))) for node in odd
         ]
-        message = Differs(self._id.round.iteration - 1, odd)
+        message = Differs(self._id.iteration.number - 1, odd)
         return notes + [Send(node, message) for node in odd]
 
     def _stage_votes(self) -> dict[NodeId, str]:

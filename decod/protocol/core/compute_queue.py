@@ -6,7 +6,7 @@ memory (backward) goes before work that fills it.
 
 The result of a job goes to the machine that submitted it. A reset makes everything stale that was
 given before it: results of stale jobs are dropped and their outputs freed, so no owner ever sees an
-answer to a question of an abandoned round.
+answer to a question of an abandoned iteration.
 """
 
 from collections import deque
@@ -133,7 +133,7 @@ class ComputeQueue:
         return self._forget(lambda entry: entry.job is job)
 
     def reset(self) -> list[Effect]:
-        """Abandon the round: forget what waits, make stale what runs, then clear the device."""
+        """Abandon the iteration: forget what waits, make stale what runs, then clear the device."""
         effects = self._forget(lambda entry: entry.job.scope is not JobScope.STATE)
         return effects + self.submit(Reset())
 

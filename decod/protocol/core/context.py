@@ -1,8 +1,8 @@
-"""What a node's machines share. `NodeMachine` alone replaces the view and the round."""
+"""What a node's machines share. `NodeMachine` alone replaces the view and the iteration."""
 
 from dataclasses import dataclass, field
 
-from decod.ids import AveragingId, NodeId, Round
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.link_table import LinkTable
@@ -20,7 +20,7 @@ class Context:
     config: ProtocolConfig
     links: LinkTable
     view: View
-    round: Round
+    iteration: Iteration
     start_iteration: int = 0
     """Every member is built with the state of this iteration: nobody needs to hand it over."""
     why: str = ""
@@ -52,8 +52,8 @@ class Context:
 
     @property
     def averaging(self) -> AveragingId:
-        """The average of the round, among the members of the view."""
-        return AveragingId(self.round, self.view.version)
+        """The average of the iteration, among the members of the view."""
+        return AveragingId(self.iteration, self.view.version)
 
     @property
     def member(self) -> Member:

@@ -1,9 +1,9 @@
-"""Round a slow link: an activation or gradient goes by way of a data node.
+"""Iteration a slow link: an activation or gradient goes by way of a data node.
 
 Where a stage has lost most of its relays, whoever is left is reached over whatever link there is,
 and all microbatches take turns on it. Two good links by way of another host are quicker then. A
 data node can be that host without another word: a tensor's message says the path, so it sees for
-whom it is (`passing`); and since the round is repeated when a data node is lost, nothing can be
+whom it is (`passing`); and since the iteration is repeated when a data node is lost, nothing can be
 lost with it on the way that would not be done again anyway.
 
     path         r1 ------------- slow ------------> r2
@@ -143,7 +143,7 @@ class Detours:
         self._under_way.discard((event.to, event.tensor))
 
     def reset(self) -> None:
-        """Another round begins: what was under way matters to nobody."""
+        """Another iteration begins: what was under way matters to nobody."""
         self._under_way.clear()
 
     def forget_others(self, members: Container[NodeId]) -> None:

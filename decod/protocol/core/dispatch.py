@@ -1,15 +1,15 @@
 """Who takes in which message, and when: the one table by which all messages are delivered.
 
-Each kind of message has one receiver. A message that belongs to a later round or view than this
+Each kind of message has one receiver. A message that belongs to a later iteration or view than this
 node's is kept until the node gets there. A message of an earlier one is dropped, and so is a
-message of the node's own round or view whose sender is no member.
+message of the node's own iteration or view whose sender is no member.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import get_args
 
-from decod.ids import Round
+from decod.ids import Iteration
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor
 from decod.protocol.core.events import Received
@@ -53,8 +53,8 @@ class Dispatch:
     def deliver(self, now_s: float, received: Received) -> list[Effect]:
         """Hand a message to its receiver, keep it for later, or drop it."""
         message, context = received.message, self._context
-        place = _place_of(message, context.round, context.view.version)
-        here = (context.round, context.view.version)
+        place = _place_of(message, context.iteration, context.view.version)
+        here = (context.iteration, context.view.version)
         if place is not None and place > here:
             return self.keep(received)
         if place is not None and (place < here or received.sender not in context.view):
@@ -64,7 +64,7 @@ class Dispatch:
     # --- early messages -----------------------------------------------------------------------
 
     def keep(self, received: Received) -> list[Effect]:
-        """Keep a message until another round or view begins."""
+        """Keep a message until another iteration or view begins."""
         self._early.append(received)
         return [] if len(self._early) <= _KEPT_MAX else released(self._early.popleft())
 
@@ -84,20 +84,23 @@ def released(received: Received) -> list[Effect]:
     return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
 
 
-def _place_of(message: Message, round_: Round, view_version: int) -> tuple[Round, int] | None:
-    """Return the round and the view that a message belongs to; None: it means something anywhere.
+def _place_of(
+    message: Message, iteration: Iteration, view_version: int
+) -> tuple[Iteration, int] | None:
+    """Return the iteration and the view that a message belongs to; None: it means something
+    anywhere.
 
     Args:
         message: Whose scope counts.
-        round_: The node's own, for messages of any round.
+        iteration: The node's own, for messages of any iteration.
         view_version: The node's own, for messages of any view.
     """
     if isinstance(message, OfRun):
         return None
     if isinstance(message, OfView):
-        return round_, message.view_version
+        return iteration, message.view_version
     if isinstance(message, OfAveraging):
-        return message.averaging.round, message.averaging.view_version
+        return message.averaging.iteration, message.averaging.view_version
     if isinstance(message, OfPath):
-        return message.round, max(message.path_version, view_version)
-    return message.round, view_version
+        return message.iteration, max(message.path_version, view_version)
+    return message.iteration, view_version

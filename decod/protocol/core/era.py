@@ -1,8 +1,8 @@
 """Going back: when a stage is lost, all go to a state that can be put together again.
 
 A run's *eras* are counted from 0. When every member of a stage is gone the leader opens the first
-round of the next era: it says which iteration all members go back to, and which hosts hold the
-states of that iteration. Rounds are ordered by era first, so whatever belongs to the abandoned
+iteration of the next era: it says which iteration all members go back to, and which hosts hold the
+states of that iteration. Iterations are ordered by era first, so whatever belongs to the abandoned
 future (a message, a vote, a state, an election) is simply old. Microbatches keep their ids: the
 same tokens are read again.
 

@@ -26,9 +26,9 @@ class JobScope(Enum):
     """What makes a job stale."""
 
     BATCH = "batch"
-    """The end of the round."""
+    """The end of the iteration."""
     AVERAGING = "averaging"
-    """The end of the round, or another roster."""
+    """The end of the iteration, or another roster."""
     STATE = "state"
     """Nothing: it is about what is committed."""
 
@@ -101,7 +101,9 @@ class Drop(_Job):
 
 @dataclass(frozen=True, slots=True)
 class Reset(_Job):
-    """Forget all microbatches and gradients, and undo a proposed step: the round is repeated."""
+    """Forget all microbatches and gradients, and undo a proposed step: the iteration is
+    repeated.
+    """
 
     scope = JobScope.STATE
 

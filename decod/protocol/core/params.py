@@ -34,11 +34,11 @@ class ProtocolConfig:
     routing: Routing = Routing.FLOW
     """How flows are found."""
     negotiation_interval_s: float = 0.5
-    """Length of a round in the search for better flows: above the time of one exchange."""
+    """Length of an iteration in the search for better flows: above the time of one exchange."""
     complete_timeout_s: float = 30.0
     """Least time for a COMPLETE before its peer is suspected; grows with measured times."""
-    round_timeout_s: float = 300.0
-    """Longest a round may go without any progress before the leader repeats it."""
+    iteration_timeout_s: float = 300.0
+    """Longest an iteration may go without any progress before the leader repeats it."""
     admission_interval_s: float = 1.0
     """How often the leader looks at waiting candidates."""
     max_peers_per_stage: int = 8
@@ -57,8 +57,8 @@ class ProtocolConfig:
     """Silence of the leader after which a data node asks all members whether it answers them. If
     it does not for half as long again, another is elected. Raise it when leaders stall."""
     keep_max_bytes: int = 2 << 30
-    """Activations and gradients that a node keeps till the end of the round, so that others can
-    take a lost node's place. What does not fit is not kept, and a loss repeats the round."""
+    """Activations and gradients that a node keeps till the end of the iteration, so that others can
+    take a lost node's place. What does not fit is not kept, and a loss repeats the iteration."""
     snapshot_every_iterations: int = 20
     """How often each node writes its stage's state to its own disk, and some hosts of other stages
     copy it to theirs: from these a stage is rebuilt when all its nodes are lost, and the run goes
@@ -75,7 +75,7 @@ class ProtocolConfig:
             "answer_timeout_s",
             "negotiation_interval_s",
             "complete_timeout_s",
-            "round_timeout_s",
+            "iteration_timeout_s",
             "admission_interval_s",
             "utilisation_interval_s",
             "election_timeout_s",

@@ -3,16 +3,16 @@
 A process that is merely slow must not be ended: that costs what it holds. So each kind of job is
 granted ten times what the longest of that kind has taken, and never less than a floor; the first of
 a kind, which may load and compile, more than that; and whatever reads or writes tensors, time for
-their bytes. The floor is a quarter of `round_timeout_s`, up to a minute, and half of it for a first
-job: so that a process that hangs costs less than a round. Jobs that no round waits for have ten
-minutes. Only time counts in which this node has run itself: where a whole host stands still, its
-compute process does too, and neither is to blame.
+their bytes. The floor is a quarter of `iteration_timeout_s`, up to a minute, and half of it for a
+first job: so that a process that hangs costs less than an iteration. Jobs that no iteration waits
+for have ten minutes. Only time counts in which this node has run itself: where a whole host stands
+still, its compute process does too, and neither is to blame.
 """
 
 from decod.protocol.core.params import ProtocolConfig
 
 _FLOOR_S = (5.0, 60.0)
-_ROUND_SHARE = 1 / 4
+_ITERATION_SHARE = 1 / 4
 _USUAL = 10.0
 """So many times the longest job of its kind are always granted."""
 
@@ -23,7 +23,8 @@ _SLOWEST_BYTES_PER_S = 5e7
 """What every device, disk and hash exceeds."""
 
 _UNHURRIED = frozenset({"configure", "build", "measure", "initial", "export"})
-"""Kinds of jobs that load libraries, or read or write a whole model: no round waits for them."""
+"""Kinds of jobs that load libraries, or read or write a whole model: no iteration waits for
+them."""
 
 _LOOK_S = 1.0
 _LOOKS = 10
@@ -42,8 +43,8 @@ class Patience:
 
     def __init__(self, config: ProtocolConfig) -> None:
         least_s, most_s = _FLOOR_S
-        self._floor_s = min(most_s, max(least_s, _ROUND_SHARE * config.round_timeout_s))
-        first_s = min(_UNHURRIED_S, _FIRST_SHARE * config.round_timeout_s)
+        self._floor_s = min(most_s, max(least_s, _ITERATION_SHARE * config.iteration_timeout_s))
+        first_s = min(_UNHURRIED_S, _FIRST_SHARE * config.iteration_timeout_s)
         self._first_s = max(self._floor_s, first_s)
         self.interval_s = min(_LOOK_S, self._floor_s / _LOOKS)
         self.kind = ""

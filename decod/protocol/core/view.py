@@ -1,6 +1,6 @@
 """Who takes part: the membership of a run at one version, and everything that follows from it.
 
-A `View` is decided by the leader alone and changes only between rounds, so all that is derived
+A `View` is decided by the leader alone and changes only between iterations, so all that is derived
 from it here (rosters, trees, watchers, neighbours, quotas) is the same on every node without a
 message. The functions are pure; nothing here is stored twice.
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Mark, Origin
 
 
@@ -139,24 +139,25 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The round that begins, and who takes part in it."""
+    """The iteration that begins, and who takes part in it."""
 
-    round: Round
-    committed: Round
-    """The last round whose step is final; before the first the iteration that the run starts from,
-    0 if it begins anew, with attempt 0."""
+    iteration: Iteration
+    committed: Iteration
+    """The last iteration whose step is final; before the first the iteration that the run starts
+    from, 0 if it begins anew, with attempt 0."""
     view: View
     paused: bool = False
     """Nothing is injected: all iterations are done, and members keep their state until released."""
     epoch: int = 0
-    """The settlement whose flows are used from this round on; 0: those that Request Flow built."""
+    """The settlement whose flows are used from this iteration on; 0: those that Request Flow
+    built."""
     electors: tuple[NodeId, ...] = ()
     """Members of the last settled view, its leader first: see `protocol.leadership.quorum`. None:
     they are the members of `view`."""
     marks: tuple[Mark, ...] = ()
     """The newest iterations whose states are kept, oldest first."""
     origin: Origin | None = None
-    """How the round's era began, until the era's first commit; None in the first."""
+    """How the iteration's era began, until the era's first commit; None in the first."""
 
     def mark_of(self, iteration: int) -> Mark | None:
         """Return the mark of an iteration, if its states are kept."""

@@ -21,7 +21,7 @@ Lost messages: an unanswered request is withdrawn and made anew; an announcement
 up is repeated, less and less often.
 
 These first flows are soon there and valid, not the cheapest. The search for better ones goes on
-beside them (`protocol.routing`); between two rounds its result takes their place (`adopt`).
+beside them (`protocol.routing`); between two iterations its result takes their place (`adopt`).
 """
 
 import math
@@ -330,7 +330,7 @@ class _Flows:
         self._inflows = Inflows(context)
         self._active = False
         self.final = False
-        """There will be no more in this round."""
+        """There will be no more in this iteration."""
 
     def activate(self, now_s: float) -> list[Effect]:
         """Begin to ask for flows. What was offered before has been remembered."""
@@ -347,7 +347,7 @@ class _Flows:
         self.outflows.paired.update(upstream)
 
     def freeze(self) -> None:
-        """Keep what there is until the round is over; ask and offer no more."""
+        """Keep what there is until the iteration is over; ask and offer no more."""
         self.settle(dict(self.outflows.paired))
 
     @property

@@ -1,8 +1,8 @@
 """The search for better flows in a node that trains: when it acts, and when its result is used.
 
 In each version of the view the search begins with what the one before has left. The leader's node
-has it settled from time to time, and opens each round with the last settlement that stands with all
-data nodes and leaves none without a flow: in that round every node uses it.
+has it settled from time to time, and opens each iteration with the last settlement that stands with
+all data nodes and leaves none without a flow: in that iteration every node uses it.
 """
 
 import math
@@ -21,14 +21,14 @@ from decod.protocol.flows.position import Position
 from decod.protocol.flows.substitutes import replaced
 
 _SEARCH_TICKS = 16
-"""Rounds of search before the first settlement of a view, beyond those of building."""
+"""Iterations of search before the first settlement of a view, beyond those of building."""
 
 _PAUSE_TICKS = 8
-"""Rounds of search between a settlement that stands and the next: enough to find a way round a link
-that has become slow."""
+"""Iterations of search between a settlement that stands and the next: enough to find a way round a
+link that has become slow."""
 
 _SETTLE_TICKS_PER_STAGE = 8
-"""A settlement that does not stand after so many rounds for each stage is given up."""
+"""A settlement that does not stand after so many iterations for each stage is given up."""
 
 _SETTLE_WORK_MAX = 40_000
 """About a fifth of a second, in which the leader's node does nothing else: enough to find the best
@@ -57,7 +57,7 @@ class LiveRouting:
         self._rng = rng
         self._negotiation: Negotiation | None = None
         self.deadline_s: float | None = None
-        """When the next round of search begins."""
+        """When the next iteration of search begins."""
         self._wait = 0
         """Ticks until the leader's node has the draft settled."""
         self._agreed_epoch = 0
@@ -162,7 +162,7 @@ class LiveRouting:
             self._seen_epoch = settling.epoch
             self._wait = _PAUSE_TICKS
             # There is room for a flow of each (`flow_room`): one that has none is cut off from the
-            # draft for the moment, and has better ones now, or will have when the round opens.
+            # draft for the moment, and has better ones now, or will have when the iteration opens.
             if settling.serves_all:
                 self._agreed_epoch = settling.epoch
         self._wait -= 1
@@ -206,7 +206,7 @@ class LiveRouting:
         ids, flows = [*self._last], [*self._last.values()]
         if any(len(flow.path) != view.num_stages - 1 for flow in flows):
             return {}
-        paths = replaced(context, [f.path for f in flows], newest=context.round.iteration - 1)
+        paths = replaced(context, [f.path for f in flows], newest=context.iteration.number - 1)
         return {
             k: Granted(k, path[0], math.fsum(flow.costs), path, view.version)
             for k, path, flow in zip(ids, paths, flows, strict=True)

@@ -11,7 +11,7 @@ from decod.protocol.core.messages.negotiation import Hop
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
 
-_ROUNDABOUT = 2
+_ITERATIONABOUT = 2
 """Places that a near walk may have beyond a straight one."""
 
 LINK_COST_MAX = 1e9
@@ -52,8 +52,8 @@ class Position:
     """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
     rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
     """At the data node that settles: for each relay stage who works on it, and how many flows each
-    may carry. With it flows are settled so that a round is short (`planner.shortening`), and costs
-    are seconds; without it so that their costs are least."""
+    may carry. With it flows are settled so that an iteration is short (`planner.shortening`), and
+    costs are seconds; without it so that their costs are least."""
     heard: Callable[[Iterable[Hop]], None] = lambda _: None
     """At a data node: takes in what its claims have gathered; at the settling one, all claims."""
     objective: Objective = Objective.SUM
@@ -69,7 +69,7 @@ class Position:
         Longer ones may well have been made up by nodes that still believe each other when there is
         nothing to be had any more, as in any path-vector protocol.
         """
-        return 2 * (self.num_stages + 1) + _ROUNDABOUT
+        return 2 * (self.num_stages + 1) + _ITERATIONABOUT
 
     def weights(self, costs: Mapping[Link, float]) -> tuple[Mapping[Link, float], int]:
         """Return what links add to the objective with one unit, and the power of more units.

@@ -45,7 +45,7 @@ class Substitutes:
         return self._chosen(path, lambda relay, _: relay in self._view)
 
     def renew(self, path: Path) -> Path:
-        """Return the path at a round's begin: with others also where a relay is not ready."""
+        """Return the path at an iteration's begin: with others also where a relay is not ready."""
         at_once = [{m.node_id for m in self._at_once(stage)} for stage in range(len(path) + 1)]
         return self._chosen(path, lambda relay, stage: relay in at_once[stage])
 
@@ -108,6 +108,8 @@ class Substitutes:
 
 
 def replaced(context: Context, paths: Sequence[Path], *, newest: int) -> list[Path]:
-    """Return paths of an earlier view with relays that can begin a round in this one at once."""
+    """Return paths of an earlier view with relays that can begin an iteration in this one at
+    once.
+    """
     others = Substitutes(context, paths, newest=newest)
     return [others.renew(path) for path in paths]

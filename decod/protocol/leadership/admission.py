@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.identity import RunShape
@@ -30,7 +30,7 @@ _LIVES_MAX = 16
 """Starts of a node's daemon that are told apart."""
 
 
-_NOTHING = Round(0, 0)
+_NOTHING = Iteration(0, 0)
 
 _SEAT_AGAIN_S = 2.0
 """After which a data node may ask again whether the run has a place: one of those that it has by
@@ -50,7 +50,7 @@ class Candidate:
     stage_index: int | None = None
     data_node_index: int = -1
     prepared: bool = False
-    held: Round = _NOTHING
+    held: Iteration = _NOTHING
     """How far it has followed its stage."""
     num_passed: int = 0
     """Commits with which it did not enter though it follows."""
@@ -121,26 +121,27 @@ class Admission:
 
     # --- who may enter ------------------------------------------------------------------------
 
-    def level(self, candidate: Candidate, committed: Round) -> bool:
+    def level(self, candidate: Candidate, committed: Iteration) -> bool:
         """Whether a prepared candidate holds, or is about to hold, what was committed."""
-        if committed.iteration == self._shape.start_iteration:
+        if committed.number == self._shape.start_iteration:
             return True  # That was built.
         if not self._follows(candidate):
             return False
-        lag = committed.iteration - candidate.held.iteration
+        lag = committed.number - candidate.held.number
         allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
         # One that is ahead has proposed a step that was not committed: it undoes that.
         return committed.era == candidate.held.era and -1 <= lag <= allowed
 
     def _follows(self, candidate: Candidate) -> bool:
         """Whether a candidate has the state of an iteration of this run, and what came after."""
-        return candidate.held.iteration > self._shape.start_iteration
+        return candidate.held.number > self._shape.start_iteration
 
-    def committed(self, committed: Round, staff: Sequence[Member] | None) -> bool:
-        """A round is final: who follows has waited for one more. Returns whether somebody enters.
+    def committed(self, committed: Iteration, staff: Sequence[Member] | None) -> bool:
+        """An iteration is final: who follows has waited for one more. Returns whether somebody
+        enters.
 
         Args:
-            committed: The round.
+            committed: The iteration.
             staff: As of `members`.
         """
         for candidate in self.candidates.values():
@@ -148,11 +149,11 @@ class Admission:
             candidate.num_passed = candidate.num_passed + 1 if follows else 0
         return bool(self.members(committed, staff))
 
-    def members(self, committed: Round, staff: Sequence[Member] | None = None) -> list[Member]:
+    def members(self, committed: Iteration, staff: Sequence[Member] | None = None) -> list[Member]:
         """Return what the candidates that may enter now are as members.
 
         Args:
-            committed: The last round that is.
+            committed: The last iteration that is.
             staff: Whom they have followed: where nobody is left, they can't have. None: they need
                 not have followed, because all get another state, or they fetch it as members.
         """
@@ -165,7 +166,7 @@ class Admission:
                 stage_index=candidate.stage_index,
                 capacity=candidate.join.capacity,
                 data_node_index=candidate.data_node_index,
-                since_iteration=committed.iteration,
+                since_iteration=committed.number,
                 name=candidate.join.name,
             )
             for node, candidate in self.candidates.items()
@@ -363,7 +364,7 @@ class Admission:
             for node in [n for n in known if n not in view and n not in self.candidates]:
                 del known[node]
 
-    def enough(self, view: View, committed: Round, *, started: bool) -> bool:
+    def enough(self, view: View, committed: Iteration, *, started: bool) -> bool:
         """Whether members that work and candidates that may enter together fill every stage."""
         entering = [c for c in self.candidates.values() if c.stands_by]
         if started:

@@ -9,9 +9,9 @@ message nor a leader that has forgotten it leaves the wish behind. The leader's 
 noted once, for whoever asked. A paused node is a member with capacity 0: nobody routes anything
 through it, and it reduces, votes and commits as an idle relay does. One whose device is to be freed
 can't: it leaves the view once it is paused, and comes back as a newcomer. A node that leaves does
-what its round asks of it, for it is counted on there; it is left out of the next. If nobody else
-serves its stage it waits for a successor. When its time is up it goes at once, and says so to the
-leader, which goes on with the round without it.
+what its iteration asks of it, for it is counted on there; it is left out of the next. If nobody
+else serves its stage it waits for a successor. When its time is up it goes at once, and says so to
+the leader, which goes on with the iteration without it.
 """
 
 import math
@@ -107,7 +107,7 @@ class Availability:
         return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
 
     def opened(self, now_s: float) -> list[Effect]:
-        """A round has begun, maybe with another view."""
+        """An iteration has begun, maybe with another view."""
         paused = self.capacity == 0
         if self._unshown and self._repeat_s is None:
             self._repeat_s = now_s + _REPEAT_S
@@ -166,7 +166,7 @@ class Availability:
     def overdue(self, now_s: float) -> list[Effect]:
         """Leave if time is up; else say again what no view shows."""
         if self._leave_by_s is not None and self._leave_by_s <= now_s:
-            detail = "time was up before a round ended without it: it left at once"
+            detail = "time was up before an iteration ended without it: it left at once"
             leave = Leave("did not finish in time", at_once=True)
             return [Send(self._context.view.leader, leave), Stop(StopReason.DRAINED, detail)]
         if self._repeat_s is None or self._repeat_s > now_s:

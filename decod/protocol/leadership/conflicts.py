@@ -1,16 +1,16 @@
 """Members that live and can't work together: as a last resort one of them is set aside.
 
 Whoever is doubted and answers the leader is no lost node. As a rule the two ends of a bad link find
-a way round it (`decod.protocol.links.forwarding`), and the round goes on. This is for when it does
-not:
+a way round it (`decod.protocol.links.forwarding`), and the iteration goes on. This is for when it
+does not:
 
 - **A link is cut, and there is no way round it.** One member goes on doubting another for longer
-  than it takes to find such a way, and the round makes no progress meanwhile.
+  than it takes to find such a way, and the iteration makes no progress meanwhile.
 - **A member's tensors travel too slowly**, or those for it, or it refuses them: transfers between
   it and several others were given up. They come tens of seconds apart, so they add up until an
   iteration is committed.
-- **A round stands still for a second time**, and nobody knows why. Then whoever most of the others
-  wait for goes, above all if it waits for nobody itself.
+- **An iteration stands still for a second time**, and nobody knows why. Then whoever most of the
+  others wait for goes, above all if it waits for nobody itself.
 
 Of the two ends of a link the one goes that is at odds with more members, else the one that is
 missed less. That is a loss like any other: what it had done is done again by others. It may come
@@ -20,7 +20,7 @@ back after a pause, which doubles each time.
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Role, View
 
@@ -50,14 +50,14 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundStanding:
+class IterationStanding:
     """How far the run is: without progress it stays as it is."""
 
     view: View
-    round: Round
+    iteration: Iteration
     batch_done: bool
     under_way: bool = True
-    """A round is being worked on."""
+    """An iteration is being worked on."""
 
 
 class Conflicts:
@@ -80,7 +80,7 @@ class Conflicts:
         """When a tensor between two members was last given up, since the last commit."""
         self._place: object = None
         self._num_stalls = 0
-        """Rounds in a row that have stood still."""
+        """Iterations in a row that have stood still."""
         self._gone: tuple[float, dict[NodeId, str]] | None = None
 
     @property
@@ -88,10 +88,10 @@ class Conflicts:
         """When somebody is to be removed."""
         return self._gone[0] if self._gone is not None else None
 
-    def doubted(self, now_s: float, doubt: Doubt, standing: RoundStanding) -> None:
+    def doubted(self, now_s: float, doubt: Doubt, standing: IterationStanding) -> None:
         """A member doubts another, of whom the leader knows nothing worse."""
         view = standing.view
-        place = (view.version, standing.round, standing.batch_done)
+        place = (view.version, standing.iteration, standing.batch_done)
         if place != self._place:
             self._told_s.clear()
             self._place = place
@@ -138,7 +138,7 @@ class Conflicts:
     def stalled(
         self, now_s: float, view: View, awaited: Mapping[NodeId, Collection[NodeId]]
     ) -> None:
-        """A round has stood still until its time was up. After the second somebody goes.
+        """An iteration has stood still until its time was up. After the second somebody goes.
 
         Args:
             now_s: The time.
@@ -164,7 +164,7 @@ class Conflicts:
         goes = self._first_able(view, order)
         if goes is not None:
             names = ", ".join(view.by_id[node].label for node in sorted(waiting[goes]))
-            reason = f"{self._num_stalls} rounds stood still while {names} waited for it"
+            reason = f"{self._num_stalls} iterations stood still while {names} waited for it"
             self._gone = (now_s, {goes: reason})
 
     def due(self, view: View) -> dict[NodeId, str]:

@@ -13,12 +13,12 @@ own link to the leader changes nothing, and a leader that is slow is not replace
 of the members get an answer. Who is ahead of the asker sends it the decision that it missed.
 
 **Standing** takes a new term. A vote is given once in a term, kept on disk before it is sent, and
-binds: until a round of that term or a higher one is opened, the voter casts no vote for a round,
-without which nobody can commit one. With it comes how far the voter has got. From that the winner
-knows what may have been decided:
+binds: until an iteration of that term or a higher one is opened, the voter casts no vote for an
+iteration, without which nobody can commit one. With it comes how far the voter has got. From that
+the winner knows what may have been decided:
 
-- If any voter has not cast its vote for the newest round, nobody can have committed it: the winner
-  repeats it as the next attempt.
+- If any voter has not cast its vote for the newest iteration, nobody can have committed it: the
+  winner repeats it as the next attempt.
 - If all have, the dead leader may have committed it, and told nobody who is left: the winner
   commits it, once a quorum has confirmed that (`protocol.leadership.ballot` says why). (Members
   that do not answer are waited for a little. If such a one has not voted, it is no longer in step,
@@ -26,9 +26,9 @@ knows what may have been decided:
 - What any voter knows to be committed or aborted is so, because a candidate that is behind a voter
   is not voted for; it is brought up to date, and asks again.
 
-Who has confirmed a commit doesn't let a leader of a lower term abort the round or change its view
-any more: it would forget what it has confirmed. Who has only voted does, and is then ahead of its
-candidate, which hears of it.
+Who has confirmed a commit doesn't let a leader of a lower term abort the iteration or change its
+view any more: it would forget what it has confirmed. Who has only voted does, and is then ahead of
+its candidate, which hears of it.
 
 A node that restarts has forgotten what it knew. It still knows its last term, and votes for nobody
 whose view is of an earlier one.
@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
@@ -76,11 +76,12 @@ class Succession:
     old: NodeId
     """Who led before; this node itself if its term was called in question and it won again."""
     last: Open
-    """What has opened the newest round that any voter knew."""
+    """What has opened the newest iteration that any voter knew."""
     view: View
-    """The newest in that round."""
+    """The newest in that iteration."""
     hashes: Hashes
-    """Of the round's proposed parameters if it is to be committed; none if it is to be repeated."""
+    """Of the iteration's proposed parameters if it is to be committed; none if it is to be
+    repeated."""
     resigned: bool = False
     """The old leader has handed over."""
 
@@ -114,7 +115,8 @@ class Election:
         context: The node's.
         rng: For the length of waits.
         promise: What the node has kept of an earlier life in this run.
-        hashes: Returns those of the vote that this node's subtree has cast for the context's round;
+        hashes: Returns those of the vote that this node's subtree has cast for the context's
+        iteration;
             none if it has not, or against it.
     """
 
@@ -123,9 +125,9 @@ class Election:
     ) -> None:
         self.state = ElectionState.FOLLOWING
         self.last: Open | None = None
-        """The decision that opened the context's round."""
+        """The decision that opened the context's iteration."""
         self._mend: Mend | None = None
-        """The newest loss that this round has survived."""
+        """The newest loss that this iteration has survived."""
         self.abstains = False
         self._context, self._rng = context, rng
         self._timeout_s = context.config.election_timeout_s
@@ -160,7 +162,7 @@ class Election:
 
     @property
     def bound(self) -> bool:
-        """Whether this node has voted for a leader that has not opened a round yet."""
+        """Whether this node has voted for a leader that has not opened an iteration yet."""
         return self.voter.bound
 
     @property
@@ -211,7 +213,7 @@ class Election:
     # --- what happens -------------------------------------------------------------------------
 
     def adopt(self, now_s: float, decision: Open) -> list[Effect]:
-        """The context has a new round."""
+        """The context has a new iteration."""
         self.last, self._mend, view = decision, None, decision.opening.view
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
@@ -223,7 +225,7 @@ class Election:
         return self.voter.follow(view)
 
     def mended(self, now_s: float, mend: Mend) -> None:
-        """The context has a new view in the same round: the leader lives."""
+        """The context has a new view in the same iteration: the leader lives."""
         self._mend = mend
         self.voter.moved()
         self.leader_watch.heard_s = now_s
@@ -347,7 +349,7 @@ class Election:
         if place_in(message) < self.voter.place:
             return [Send(sender, word) for word in self._words]
         if self._leads:
-            return [Send(sender, Heartbeat(self._context.round))]
+            return [Send(sender, Heartbeat(self._context.iteration))]
         if self.bound or self._vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
@@ -399,7 +401,7 @@ class Election:
             return []
         members = {*ids_of(self._context.view), *self._electors}
         self._ballot = Ballot(me, self.voter.place, members, self._chosen_by)
-        fields = (("term", promise.term), ("round", str(self._context.round)))
+        fields = (("term", promise.term), ("iteration", str(self._context.iteration)))
         effects: list[Effect] = [Note("leader.standing", fields), *self._ask(now_s)]
         return effects + self.voted(now_s, me, self.voter.vote)
 
@@ -422,7 +424,7 @@ class Election:
         """Vote for another."""
         if self.state is not ElectionState.FOLLOWING:
             self._follow(now_s)
-        # The new leader gets its time to open a round.
+        # The new leader gets its time to open an iteration.
         self.leader_watch.heard_s = now_s
         self._seen_term = max(self._seen_term, promise.term)
         return self.voter.bind(now_s, promise)
@@ -464,7 +466,7 @@ class Election:
         view = self._context.view
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
         self.leader_watch.heard_s = now_s
-        assert self.last is not None, "nobody is elected before the first round"
+        assert self.last is not None, "nobody is elected before the first iteration"
         self._succession = Succession(
             self.voter.promise.term, view.leader, self.last, view, ballot.proposed
         )
@@ -472,7 +474,9 @@ class Election:
         return [Note("leader.elected", fields)]
 
     def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> list[Effect]:
-        """A candidate has a quorum of votes, and is to commit the round if another confirms it."""
+        """A candidate has a quorum of votes, and is to commit the iteration if another confirms
+        it.
+        """
         if sender not in self._context.view or self._leads or self.abstains:
             return []
         if place_in(message) < self.voter.place:
@@ -489,9 +493,9 @@ class Election:
         succession, self._succession = self._succession, None
         return succession
 
-    def catch_up(self, sender: NodeId, round_: Round, *, view_term: int) -> list[Effect]:
+    def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> list[Effect]:
         """A member asks for the decision that it may have missed; anybody may know it."""
-        if (view_term, round_) > self.voter.place[:2]:
+        if (view_term, iteration) > self.voter.place[:2]:
             return []
         return [Send(sender, word) for word in self._words]
 
@@ -502,4 +506,4 @@ class Election:
         stopped = self.superseded(now_s, message.term)
         if message.leader is None or message.leader == self._context.node_id:
             return stopped, []
-        return stopped, [Send(message.leader, CatchUp(self._context.round))]
+        return stopped, [Send(message.leader, CatchUp(self._context.iteration))]

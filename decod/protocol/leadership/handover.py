@@ -7,7 +7,7 @@
 A leader that resigns decides nothing more and says so to the other data nodes, again and again.
 They stand at once, in their order, without asking whether it lives; it votes like everybody else.
 So its successor comes by the rules of every election (`protocol.leadership.election`), only sooner,
-and the round that had just been opened is repeated without it. If nobody is elected within two
+and the iteration that had just been opened is repeated without it. If nobody is elected within two
 timeouts it stands itself. Then it leads until all have voted for a commit, which shows that its
 heirs live: for only a leader can find out that they do not, and let them in when they come back.
 Who can't give the office to anybody stays, and says so: its daemon ends the run.
@@ -100,7 +100,7 @@ class Handover:
             return False, []
         self._listens_until_s = None
         # Who has voted for a commit holds its stage's state; the others would ask this node for it.
-        committed, members = leader.committed.iteration, leader.view.by_id
+        committed, members = leader.committed.number, leader.view.by_id
         ready = any(members[node].since_iteration < committed for node in self._heirs(leader))
         if not self.possible(leader) or (late and not ready):
             self.wanted, self._leave_by_s = False, None
@@ -153,7 +153,7 @@ class Handover:
         return self._stand_when_due(now_s)
 
     def opened(self, now_s: float) -> list[Effect]:
-        """A round has begun, which this node may have missed when it stood."""
+        """An iteration has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
         last, term = self._election.last, self._context.view.term
         by_all = last is not None and last.committed and last.view_term == term

@@ -14,7 +14,7 @@ until it is level (`decod.protocol.state.replay`), and the leader lets it in the
 
 from dataclasses import replace
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
@@ -62,7 +62,7 @@ class Joining:
         """When the leader last showed that it knows this candidate: what a donor says does not."""
         self._refused_until_s: float | None = None
         """When this candidate gives up, if the leader still refuses it then."""
-        self._told: Round | None = None
+        self._told: Iteration | None = None
         """What the leader was last told to be held here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
@@ -83,7 +83,7 @@ class Joining:
         if asks or self._ask_s is None:
             # Not at once: as a rule it is on its way.
             self._ask_s = now_s + context.config.heartbeat_interval_s
-        return [Send(sender, CatchUp(context.round))] if asks else []
+        return [Send(sender, CatchUp(context.iteration))] if asks else []
 
     def knock(self, now_s: float) -> list[Effect]:
         """Offer this node, or say that it is prepared."""
@@ -119,7 +119,7 @@ class Joining:
         if self._assigned is None or self._built is None:
             return []
         self._told = self.replay.level
-        held = self._told or Round(self._context.start_iteration, 0)
+        held = self._told or Iteration(self._context.start_iteration, 0)
         prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
         return [Send(self._context.view.leader, prepared)]
 
@@ -182,7 +182,7 @@ class Joining:
         member = view.by_id.get(self._identity.node_id)
         if not self._ready or member is None or (view.term, view.version) <= self._assigned_in:
             return False
-        return member.since_iteration == opening.committed.iteration
+        return member.since_iteration == opening.committed.number
 
     @property
     def _ready(self) -> bool:

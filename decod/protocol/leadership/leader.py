@@ -2,15 +2,15 @@
 
     GATHERING -> TRAINING -> AGGREGATING -> TRAINING -> ... -> PAUSED
 
-The leader is one of the data nodes. It opens a round with a view of its members; data nodes report
-their share of the batch; it says BEGIN AGGREGATION; when the vote of all members comes back up the
-tree, it decides *once*: commit, or abort. Either decision opens the next round, in a message that
-every member gets down the tree. Membership changes nowhere else:
+The leader is one of the data nodes. It opens an iteration with a view of its members; data nodes
+report their share of the batch; it says BEGIN AGGREGATION; when the vote of all members comes back
+up the tree, it decides *once*: commit, or abort. Either decision opens the next iteration, in a
+message that every member gets down the tree. Membership changes nowhere else:
 
 - a candidate is assigned a stage (`Join` -> `Assign`), prepares it (`Prepared`), and enters with
   the next commit; while a stage is empty it enters at once;
 - a suspect is pinged; if it does not answer it is removed. A relay is done without in the same
-  round (`Mend`); the loss of a data node repeats the round;
+  iteration (`Mend`); the loss of a data node repeats the iteration;
 - a node that leaves is left out at the next commit, unless it is its stage's last;
 - a node that wants another capacity, none for a pause, has it from the next opening on that
   no loss has made, unless its stage would stop.
@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from decod.ids import AveragingId, NodeId, Round
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
@@ -50,21 +50,21 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Opening, Role, View, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.capacity import Capacities
-from decod.protocol.leadership.conflicts import RoundStanding
+from decod.protocol.leadership.conflicts import IterationStanding
 from decod.protocol.leadership.departures import leaving_notes, still_needed
 from decod.protocol.leadership.election import Succession
+from decod.protocol.leadership.iteration_timer import IterationTimer
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
-from decod.protocol.leadership.round_timer import RoundTimer
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Suspicions
 
 _FAILURES_MAX = 5
-"""Rounds of one iteration that may fail with all stages present before the run is stopped. Rounds
-without progress are not among them: whatever holds them up may pass."""
+"""Attempts at one iteration that may fail with all stages present before the run is stopped.
+Iterations without progress are not among them: whatever holds them up may pass."""
 
 _STUCK_FAILURES = 2
-"""Rounds of one iteration that may fail before candidates enter that have not followed."""
+"""Attempts at one iteration that may fail before candidates enter that have not followed."""
 
 
 class LeaderState(Enum):
@@ -93,13 +93,13 @@ class Leader:
     ) -> None:
         self.node_id = node_id
         self._agreed_epoch = agreed_epoch
-        """The settlement to use in a round that opens now."""
+        """The settlement to use in an iteration that opens now."""
         self.config, self.shape = config, shape
         self.state = LeaderState.GATHERING
         num_stages = shape.num_relay_stages + 1
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
-        self.round = Round(shape.start_iteration + 1, 0)
-        self.committed = Round(shape.start_iteration, 0)
+        self.iteration = Iteration(shape.start_iteration + 1, 0)
+        self.committed = Iteration(shape.start_iteration, 0)
         self.admission = Admission(config, shape, lambda: self.started)
         self.leaving: dict[NodeId, str] = {}
         self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
@@ -112,11 +112,11 @@ class Leader:
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
         self._last: Open | None = None
         self._mend: Mend | None = None
-        """The newest loss that this round has survived."""
+        """The newest loss that this iteration has survived."""
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
-        self._round_timer = RoundTimer(config.round_timeout_s)
+        self._iteration_timer = IterationTimer(config.iteration_timeout_s)
         self.polling = Polling(config, self.admission)
 
     # --- time ---------------------------------------------------------------------------------
@@ -124,19 +124,21 @@ class Leader:
     @property
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
-        return earliest(members_s, self._round_timer.by_s, self.polling.due_s)
+        return earliest(members_s, self._iteration_timer.by_s, self.polling.due_s)
 
     @property
     def started(self) -> bool:
         """Whether the members hold what nobody could build again."""
-        return self.committed.iteration > self.shape.start_iteration or self.round.era > 0
+        return self.committed.number > self.shape.start_iteration or self.iteration.era > 0
 
     def take_over(
         self, now_s: float, won: Succession, begun: BeginAggregation | None
     ) -> list[Effect]:
-        """Finish the round if the last leader may have, as `begun` announced it; else repeat it."""
+        """Finish the iteration if the last leader may have, as `begun` announced it; else repeat
+        it.
+        """
         opening, view = won.last.opening, replace(won.view, term=won.term)
-        self.view, self.round, self.committed = view, opening.round, opening.committed
+        self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
         self._last = won.last
         self.recovery.resume(now_s, opening)
         self.quorum.settle(view, electors_of(opening))
@@ -151,10 +153,10 @@ class Leader:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
             self.state, self._begun = LeaderState.AGGREGATING, begun
-            self._vote = Ready(AveragingId(self.round, view.version), won.hashes)
+            self._vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
             self._vote_term = won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
-            notes.append(noted("round.kept", round=str(self.round), reason=reason))
+            notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
             return notes + self._decide(now_s)
         view = self._next_view(without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
@@ -162,8 +164,8 @@ class Leader:
     def overdue(self, now_s: float) -> list[Effect]:
         effects, gone = self.suspicions.overdue(now_s, self.view)
         effects += self._remove(now_s, gone) if gone else []
-        if self._round_timer.by_s is not None and self._round_timer.by_s <= now_s:
-            self._round_timer.progressed(now_s)
+        if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
+            self._iteration_timer.progressed(now_s)
             if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
                 self._num_stalls += 1
                 effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=False)
@@ -206,10 +208,10 @@ class Leader:
     # --- doubts and leaving -------------------------------------------------------------------
 
     @property
-    def standing(self) -> RoundStanding:
+    def standing(self) -> IterationStanding:
         """How far the run is."""
         done, under_way = self.state is LeaderState.AGGREGATING, self.state in UNDER_WAY
-        return RoundStanding(self.view, self.round, batch_done=done, under_way=under_way)
+        return IterationStanding(self.view, self.iteration, batch_done=done, under_way=under_way)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
@@ -245,19 +247,21 @@ class Leader:
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
         """Repeat the last decision to a node that may have missed it."""
-        if sender in self.view and message.round == self.round and self._begun is not None:
+        if sender in self.view and message.iteration == self.iteration and self._begun is not None:
             mend = [Send(sender, self._mend)] if self._mend is not None else []
             return [*mend, Send(sender, self._begun)]
         return self._last_word(sender)
 
     def _last_word(self, node: NodeId) -> list[Effect]:
-        """Repeat what opened the round, and who was lost since."""
+        """Repeat what opened the iteration, and who was lost since."""
         return [Send(node, word) for word in (self._last, self._mend) if word is not None]
 
     def _remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
     ) -> list[Effect]:
-        """Go on without some nodes: in this round or another, unless the run has lost a stage."""
+        """Go on without some nodes: in this iteration or another, unless the run has lost a
+        stage.
+        """
         effects: list[Effect] = []
         for node, reason in nodes.items():
             self.suspicions.probes.forget(node)
@@ -272,7 +276,8 @@ class Leader:
         gone = [node for node in missing if node in self.view]
         if not gone:
             return effects
-        # What others want can wait until a round ends in order: now they are needed as they are.
+        # What others want can wait until an iteration ends in order: now they are needed as they
+        # are.
         view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
         back = self.admission.standing_by if admit else set[NodeId]()
@@ -293,25 +298,27 @@ class Leader:
         return self._remove(now_s, {}, admit=True)
 
     def _go_on(self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]) -> list[Effect]:
-        """Go on with the round without some relays."""
-        # What opened the round may have been lost with whom they were to have it from.
+        """Go on with the iteration without some relays."""
+        # What opened the iteration may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
         words = [word for node in left for word in self._last_word(node)]
         self._vote, self._begun, self.view, self.state = None, None, view, LeaderState.TRAINING
         self.quorum.opened(view)
         self._reports.clear()
-        self._round_timer.progressed(now_s)
-        self._mend = mend = Mend(self.round, view, reason[:200])
-        note = noted("round.mended", round=str(self.round), reason=reason)
+        self._iteration_timer.progressed(now_s)
+        self._mend = mend = Mend(self.iteration, view, reason[:200])
+        note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
         told = [Send(node, mend) for node in (self.node_id, *gone)]
         return [note, *words, *told, *self.capacities.settle(view)]
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def report(self, now_s: float, sender: NodeId, message: Report) -> list[Effect]:
         """A data node's share is done; when all are, the batch is."""
         member = self.view.by_id.get(sender)
-        ours = member is not None and member.role is Role.DATA and message.round == self.round
+        ours = (
+            member is not None and member.role is Role.DATA and message.iteration == self.iteration
+        )
         if not ours or self.state not in UNDER_WAY:
             return []
         if message.failure:
@@ -319,10 +326,10 @@ class Leader:
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
         self._reports[sender] = message
-        self._round_timer.progressed(now_s)
+        self._iteration_timer.progressed(now_s)
         if len(self._reports) < len(self.view.data_nodes):
             return []
-        averaging = AveragingId(self.round, self.view.version)
+        averaging = AveragingId(self.iteration, self.view.version)
         begin = _begin(averaging, self._reports.values())
         if begin.num_committed == 0:
             return self._repeat(now_s, "no microbatch found a way through", counts=True)
@@ -331,13 +338,13 @@ class Leader:
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
         """All members have voted (or one against): decide, unless commits are held."""
-        late = vote.averaging != AveragingId(self.round, self.view.version)
+        late = vote.averaging != AveragingId(self.iteration, self.view.version)
         if late or self.state is not LeaderState.AGGREGATING:
             return []
         if vote.failure:
             return self._repeat(now_s, vote.failure, counts=True)
         self._vote, self._vote_term = vote, self.view.term
-        self._round_timer.progressed(now_s)
+        self._iteration_timer.progressed(now_s)
         return self._decide(now_s)
 
     def hold(self, now_s: float, *, held: bool) -> list[Effect]:
@@ -345,39 +352,39 @@ class Leader:
         return self._decide(now_s)
 
     def _decide(self, now_s: float) -> list[Effect]:
-        """Commit the round. The only place where a commit is made."""
+        """Commit the iteration. The only place where a commit is made."""
         begun = self._begun
         if self.held or self._vote is None or begun is None:
             return []
-        self.committed, self._num_failures, self._num_stalls = self.round, 0, 0
+        self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.settle(self.view)
-        rebuilt = self.recovery.committed(now_s, self.round.iteration, self._vote.hashes)
+        rebuilt = self.recovery.committed(now_s, self.iteration.number, self._vote.hashes)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
-        note = _committed(self.round, self.loss, self._round_timer.committed(now_s), begun)
-        done = 0 < self.shape.num_iterations <= self.round.iteration
+        note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
+        done = 0 < self.shape.num_iterations <= self.iteration.number
         gone = sorted(self.leaving.keys() - still_needed(self.view, self.leaving))
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
-        next_round = replace(self.round, iteration=self.round.iteration + 1, attempt=1)
-        opening = self._opening(next_round, view, paused=done, epoch=epoch)
+        next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
+        opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
         voted = (self._vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
-        message = Open(self.round, Outcome.COMMITTED, opening, "", *voted)
+        message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
         effects: list[Effect] = [note, *rebuilt, *self._announce(now_s, message, goodbye=gone)]
         if done:
-            self.state, self._round_timer.by_s = LeaderState.PAUSED, None
+            self.state, self._iteration_timer.by_s = LeaderState.PAUSED, None
             effects += _query(self, now_s)
         return effects
 
     def _repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
-        """Repeat the round with the same members and new flows."""
+        """Repeat the iteration with the same members and new flows."""
         if counts and not (self.view.idle_stages or self.quorum.lacking):
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
-            times = f"iteration {self.round.iteration} failed {self._num_failures} times"
+            times = f"iteration {self.iteration.number} failed {self._num_failures} times"
             return give_up(self, f"{times}, last: {reason}")
         # Candidates follow commits. If none come they fetch the state as members: with them the run
         # may have a quorum without whoever holds it up.
@@ -389,53 +396,57 @@ class Leader:
         """End the run for everybody."""
         if self.state is LeaderState.FINISHED:
             return []
-        self.state, self._round_timer.by_s, self.polling.due_s = LeaderState.FINISHED, None, None
-        opening = self._opening(_again(self.round), self.view)
+        self.state, self._iteration_timer.by_s, self.polling.due_s = (
+            LeaderState.FINISHED,
+            None,
+            None,
+        )
+        opening = self._opening(_again(self.iteration), self.view)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.quorum.lacking)
         aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
-        self._last = Open(self.round, Outcome.ENDED, opening, reason[:200], failed=failed)
+        self._last = Open(self.iteration, Outcome.ENDED, opening, reason[:200], failed=failed)
         return [*waiting, Send(self.node_id, self._last)]
 
     def _open(
         self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
     ) -> list[Effect]:
         """Open another attempt at the iteration."""
-        aborted, next_round = self.round, _again(self.round)
-        opening = self._opening(next_round, view, paused=self.state is LeaderState.PAUSED)
+        aborted, next_iteration = self.iteration, _again(self.iteration)
+        opening = self._opening(next_iteration, view, paused=self.state is LeaderState.PAUSED)
         hashes = self._last.hashes if self._last is not None else ()
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
-        note = _opened(aborted, next_round, reason)
+        note = _opened(aborted, next_iteration, reason)
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
-    def _opening(self, next_round: Round, view: View, **how: Any) -> Opening:
+    def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
         electors, recovery = self.quorum.told_with(view), self.recovery
         how |= {"marks": recovery.marks, "origin": recovery.origin}
-        return Opening(next_round, self.committed, view, electors=electors, **how)
+        return Opening(next_iteration, self.committed, view, electors=electors, **how)
 
     def begin_era(self, now_s: float) -> list[Effect]:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
-        plan, effects = self.recovery.decide(self.view, self.committed.iteration, self)
+        plan, effects = self.recovery.decide(self.view, self.committed.number, self)
         if self.recovery.hopeless:
             reason = f"{self.recovery.lost}, and its weights are nowhere"
             return effects + self.finish(reason=reason, failed=True)
         if plan is None:
             return effects
-        era = self.round.era + 1
-        self.committed, self.loss, self._num_failures = Round(plan.iteration, 0, era), None, 0
+        era = self.iteration.era + 1
+        self.committed, self.loss, self._num_failures = Iteration(plan.iteration, 0, era), None, 0
         view = self.view.successor(plan.members, leader=self.node_id)
-        opening = self._opening(Round(plan.iteration + 1, 1, era), view)
-        message = Open(self.round, Outcome.ROLLED_BACK, opening, plan.reason)
+        opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
+        message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
         return effects + self._announce(now_s, message, goodbye=())
 
     def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
-        """Make a decision known, and start the round that it opens."""
+        """Make a decision known, and start the iteration that it opens."""
         self._last, self._mend, self._vote, self._begun = message, None, None, None
         self._reports.clear()
-        self.view, self.round = message.opening.view, message.opening.round
+        self.view, self.iteration = message.opening.view, message.opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
             self.leaving.pop(node, None)
@@ -443,11 +454,11 @@ class Leader:
         complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
-        self._round_timer.begin(now_s, runs=complete and not paused)
+        self._iteration_timer.begin(now_s, runs=complete and not paused)
         effects: list[Effect] = [Send(self.node_id, message)]
         effects += [Send(node, message) for node in goodbye]
         effects += self.quorum.wait_for(self.admission.entered(self.view), self.view)
-        effects += self.recovery.opened(now_s, self.view, self.committed.iteration)
+        effects += self.recovery.opened(now_s, self.view, self.committed.number)
         if self.recovery.needed:
             effects += _query(self, now_s)
         return effects + self.capacities.settle(self.view)
@@ -479,7 +490,7 @@ class Leader:
         if self.state is LeaderState.PAUSED and not self._completed:
             # All have got as far: nobody misses the last commit if the end overtakes it.
             self._completed = True
-            effects.append(CompleteRun(self.committed.iteration))
+            effects.append(CompleteRun(self.committed.number))
         self.recovery.told(loads)
         return effects + self.begin_era(now_s)
 
@@ -488,7 +499,7 @@ def _query(leader: Leader, now_s: float) -> list[Effect]:
     """Ask all members how busy they are and, if a stage is lost, what they keep."""
     view, polling = leader.view, leader.polling
     with_kept = leader.recovery.needed
-    effects = polling.ask(now_s, leader.round, view, leader.leaving, with_kept=with_kept)
+    effects = polling.ask(now_s, leader.iteration, view, leader.leaving, with_kept=with_kept)
     if lacking := leader.quorum.lacking:
         # Those who are gone can't answer; whoever comes back is needed.
         effects += polling.told((), view, leader.leaving)
@@ -502,8 +513,8 @@ def give_up(leader: Leader, reason: str) -> list[Effect]:
     if leader.failure or leader.state is LeaderState.FINISHED:
         return []
     leader.failure, leader._completed = reason, True
-    leader.state, leader._round_timer.by_s = LeaderState.PAUSED, None
-    return [CompleteRun(leader.committed.iteration)]
+    leader.state, leader._iteration_timer.by_s = LeaderState.PAUSED, None
+    return [CompleteRun(leader.committed.number)]
 
 
 def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
@@ -512,18 +523,18 @@ def _with(members: Sequence[Member], new: Sequence[Member]) -> list[Member]:
     return [*(member for member in members if member.node_id not in back), *new]
 
 
-def _again(round_: Round) -> Round:
-    return replace(round_, attempt=round_.attempt + 1)
+def _again(iteration: Iteration) -> Iteration:
+    return replace(iteration, attempt=iteration.attempt + 1)
 
 
 def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
-    """Whether others can do again in the round what those that are gone have done in it."""
+    """Whether others can do again in the iteration what those that are gone have done in it."""
     relays = all(before.by_id[node].role is Role.RELAY for node in gone)
     return relays and not view.idle_stages
 
 
 def _stalled(view: View, reports: Container[NodeId]) -> str:
-    """Return what a round without progress has waited for, as far as its leader knows."""
+    """Return what an iteration without progress has waited for, as far as its leader knows."""
     late = [m.label for m in view.data_nodes if m.node_id not in reports]
     missing = f"the batches of {', '.join(late)}" if late else "the votes of all members"
     return f"no progress in time, {missing} did not come"
@@ -540,17 +551,19 @@ def _begin(averaging: AveragingId, reports: Collection[Report]) -> BeginAggregat
     )
 
 
-def _opened(aborted: Round, next_round: Round, reason: str) -> Note:
+def _opened(aborted: Iteration, next_iteration: Iteration, reason: str) -> Note:
     # Attempt 0 was never trained: it stands for the time before the first members.
     if aborted.attempt == 0:
-        return noted("run.opened", round=str(next_round), reason=reason)
-    return noted("round.aborted", round=str(aborted), reason=reason)
+        return noted("run.opened", iteration=str(next_iteration), reason=reason)
+    return noted("iteration.aborted", iteration=str(aborted), reason=reason)
 
 
-def _committed(round_: Round, loss: float, duration_s: float, begun: BeginAggregation) -> Note:
+def _committed(
+    iteration: Iteration, loss: float, duration_s: float, begun: BeginAggregation
+) -> Note:
     return noted(
         "iteration.committed",
-        round=str(round_),
+        iteration=str(iteration),
         loss=loss,
         num_tokens=begun.num_tokens,
         duration_s=round(duration_s, 6),

@@ -73,5 +73,5 @@ class LeaderCheck:
 
 def answer_to(asker: NodeId, question: Canvass, *, silent: bool) -> Effect:
     """Return what tells a data node whether the leader answers."""
-    place = (question.view_term, question.round, question.view_version)
+    place = (question.view_term, question.iteration, question.view_version)
     return Send(asker, CanvassAnswer(*place, silent))

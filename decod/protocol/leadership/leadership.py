@@ -162,7 +162,7 @@ class Leadership:
             self._beat_s = None
             return []
         self._beat_s = now_s + context.config.election_timeout_s / BEATS_PER_TIMEOUT
-        beat = messages.Heartbeat(context.round)
+        beat = messages.Heartbeat(context.iteration)
         return [Send(node, beat) for node in deputies[:DEPUTIES_MAX]]
 
     # --- terms --------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ class Leadership:
         if term < ours:
             return Fate.DROP, self._tell(now_s, sender)
         if not known:
-            # That term may have admitted it, and have rounds and views of the same numbers as here.
+            # That term may have admitted it, and have iterations and views of the same numbers as
+            # here.
             member = context.node_id in context.view
             return (Fate.KEEP if member else Fate.TAKE), []
         effects: list[Effect] = []
@@ -191,7 +192,7 @@ class Leadership:
         if any_term:
             return Fate.TAKE, effects
         if self._rarely(now_s, sender):
-            effects.append(Send(sender, messages.CatchUp(context.round)))
+            effects.append(Send(sender, messages.CatchUp(context.iteration)))
         return Fate.KEEP, effects
 
     def _rarely(self, now_s: float, node: NodeId) -> bool:
@@ -252,10 +253,10 @@ class Leadership:
         vote = isinstance(effect.message, messages.Ready)
         return vote and self.election.bound
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def adopt(self, now_s: float, decision: messages.Open) -> list[Effect]:
-        """The context has a new round, which this decision has opened."""
+        """The context has a new iteration, which this decision has opened."""
         effects = self.election.adopt(now_s, decision)
         self._told_s.clear()
         if decision.opening.view.leader != self._context.node_id:
@@ -307,9 +308,9 @@ class Leadership:
                 return self.handover.left(now_s, sender, received.term)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
                 return _refused(now_s, self.leader, sender, reason)
-            case messages.CatchUp(round_) if self.leader is None:
+            case messages.CatchUp(iteration) if self.leader is None:
                 term = received.term or self._context.view.term
-                return election.catch_up(sender, round_, view_term=term)
+                return election.catch_up(sender, iteration, view_term=term)
         if self.leader is None:
             return []
         return for_leader(now_s, self.leader, sender, message)

@@ -3,7 +3,7 @@
 from collections.abc import Container
 from itertools import count
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import NodeLoad, UtilisationQuery
 from decod.protocol.core.params import ProtocolConfig
@@ -37,7 +37,7 @@ class Polling:
     def ask(
         self,
         now_s: float,
-        round_: Round,
+        iteration: Iteration,
         view: View,
         leaving: Container[NodeId],
         *,
@@ -51,7 +51,7 @@ class Polling:
             effects += self._admission.assign_waiting(view, self.loads, leaving)
         if view.version > 0:
             # Where a stage has nobody, it also tells the others that the leader lives.
-            query = UtilisationQuery(next(self._ids), round_, with_kept)
+            query = UtilisationQuery(next(self._ids), iteration, with_kept)
             effects.append(Send(view.leader, query))
         return effects
 

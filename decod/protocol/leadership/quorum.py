@@ -4,9 +4,9 @@ A *quorum* of some members is more than half of them, or half with the first amo
 first member is its leader). Any two quorums of the same members have a member in common.
 
 Views change without a vote on them, by many members at a time, so a quorum of one view and one of
-the next need not meet. Therefore a view counts as *settled* once a round has been committed in it:
-all its members have voted in that round, so all of them know the view. Until then the last settled
-view goes on to count beside it:
+the next need not meet. Therefore a view counts as *settled* once an iteration has been committed in
+it: all its members have voted in that iteration, so all of them know the view. Until then the last
+settled view goes on to count beside it:
 
 - to be elected takes a quorum of the settled view and one of the candidate's own view;
 - a leader opens no view that holds less than a quorum of the settled one. (Who has asked to leave
@@ -61,7 +61,8 @@ class Quorum:
         """Members that have asked to leave."""
 
     def settle(self, view: View, settled: Sequence[NodeId] | None = None) -> None:
-        """A round has been committed in `view`; or, at a new leader, this is what it begins with.
+        """An iteration has been committed in `view`; or, at a new leader, this is what it begins
+        with.
 
         Args:
             view: The newest.

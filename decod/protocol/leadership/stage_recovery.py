@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
 from decod.protocol.core.era import (
     HOLDERS_MAX,
@@ -137,7 +137,7 @@ class StageRecovery:
     def resume(self, now_s: float, opening: Opening) -> None:
         """A new leader goes on from where an opening has brought the run."""
         self.marks, self.origin = opening.marks, opening.origin
-        self._lost_s, self._base = now_s, opening.committed.iteration
+        self._lost_s, self._base = now_s, opening.committed.number
 
     def opened(self, now_s: float, view: View, iteration: int) -> list[Note]:
         """The leader announces a view. If a stage is empty that was not, all must be asked.
@@ -243,7 +243,7 @@ class StageRecovery:
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
-        members += admission.members(Round(base, 0))
+        members += admission.members(Iteration(base, 0))
         missing = self._missing(view, range(base + 1, iteration + 1), holders)
         plan = EraPlan(base, origin, tuple(members), missing)
         self._begun(plan)

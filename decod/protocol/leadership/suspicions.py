@@ -22,7 +22,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import View
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, RoundStanding
+from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, IterationStanding
 from decod.protocol.leadership.cooldown import Cooldowns
 from decod.protocol.leadership.probes import Probes
 from decod.protocol.leadership.quorum import Quorum
@@ -62,7 +62,7 @@ class Suspicions:
     # --- doubts -------------------------------------------------------------------------------
 
     def suspected(
-        self, now_s: float, sender: NodeId, message: Suspect, standing: RoundStanding
+        self, now_s: float, sender: NodeId, message: Suspect, standing: IterationStanding
     ) -> list[Effect]:
         """A member doubts another, when the run is so far."""
         node, reason = message.node_id, message.reason
@@ -94,7 +94,7 @@ class Suspicions:
         return self.probes.undelivered(node, last=node in view.last_workers)
 
     def stalled(self, now_s: float, view: View, loads: Iterable[NodeLoad]) -> bool:
-        """A round has stood still until its time was up. Returns whether somebody is to go."""
+        """An iteration has stood still until its time was up. Returns whether somebody is to go."""
         awaited = {load.node_id: load.awaited for load in loads}
         self._conflicts.stalled(now_s, view, awaited)
         return self._conflicts.deadline_s is not None

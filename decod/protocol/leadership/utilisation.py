@@ -98,5 +98,5 @@ class Utilisation:
         if self._missing or self._parent is None:
             return []
         assert self._query is not None
-        answer = UtilisationAnswer(self._query.query_id, self._query.round, tuple(self._loads))
+        answer = UtilisationAnswer(self._query.query_id, self._query.iteration, tuple(self._loads))
         return [Send(self._parent, answer)]

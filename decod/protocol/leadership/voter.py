@@ -1,7 +1,7 @@
 """What a member has promised: its vote, once in a term, and whose commit it has confirmed.
 
 A vote is on disk before it is sent. What a node has confirmed is not: who restarts has forgotten
-its round too, and has no vote in what was decided about it.
+its iteration too, and has no vote in what was decided about it.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ class Voter:
     Args:
         context: The node's.
         promise: What the node has kept of an earlier life in this run.
-        hashes: Returns those of the vote that this node's subtree has cast for the context's round;
+        hashes: Returns those of the vote that this node's subtree has cast for the context's
+        iteration;
             none if it has not, or against it.
     """
 
@@ -31,7 +32,7 @@ class Voter:
         self.kept = promise
         """The last vote that is on disk."""
         self.confirmed_term = 0
-        """Of the candidate whose commit of the context's round this node has confirmed last."""
+        """Of the candidate whose commit of the context's iteration this node has confirmed last."""
         self.bound_s = 0.0
         """When this node last voted."""
         self.reminded_s = 0.0
@@ -50,14 +51,14 @@ class Voter:
 
     @property
     def bound(self) -> bool:
-        """Whether this node has voted for a leader that has not opened a round yet."""
+        """Whether this node has voted for a leader that has not opened an iteration yet."""
         return self.promise.term > self._context.view.term
 
     @property
     def place(self) -> Place:
         """How far this node has got."""
         view = self._context.view
-        return view.term, self._context.round, view.version
+        return view.term, self._context.iteration, view.version
 
     @property
     def vote(self) -> Vote:
@@ -75,11 +76,11 @@ class Voter:
         return message.view_term >= self._forgotten_term
 
     def moved(self) -> None:
-        """The context has another round, or another view in it."""
+        """The context has another iteration, or another view in it."""
         self._asked, self.confirmed_term = None, 0
 
     def follow(self, view: View) -> list[Effect]:
-        """The view's leader has opened a round."""
+        """The view's leader has opened an iteration."""
         self.moved()
         if view.term <= max(self.promise.term, 1):
             return []

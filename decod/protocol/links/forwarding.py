@@ -1,4 +1,4 @@
-"""Round a broken link: by way of a third member, whatever the message.
+"""Iteration a broken link: by way of a third member, whatever the message.
 
 Two members may live and still not reach each other: a route of the internet is down, a firewall is
 in between, a link carries a byte a second. Nobody needs to leave the run for that, as long as
@@ -40,7 +40,7 @@ from decod.protocol.core.messages.forwarding import Passed, Way
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
 
-_AROUND = 2
+_AITERATION = 2
 """Members by way of which a suspect is asked whether it lives."""
 
 _PROBE_PAUSE_S = 2.0
@@ -141,7 +141,7 @@ class Forwarding:
 
     def around(self, node: NodeId, message: Message) -> list[Effect]:
         """Send a control message by way of two others, whatever is known of the direct link."""
-        others = [by for by, _ in zip(self._others(node), range(_AROUND), strict=False)]
+        others = [by for by, _ in zip(self._others(node), range(_AITERATION), strict=False)]
         return [self._given(Send(node, message), by) for by in others]
 
     def _given(self, sending: _Sending, by: NodeId) -> _Sending:
@@ -334,10 +334,10 @@ class Forwarding:
             self._broken[node].probe_s = now_s + 2 * _PROBE_PAUSE_MAX_S
         return [ProbeLink(node, _PROBE_SIZE_BYTES) for node in due]
 
-    # --- rounds and views ---------------------------------------------------------------------
+    # --- iterations and views ---------------------------------------------------------------------
 
     def opened(self) -> list[Effect]:
-        """Another round begins: what was given away in the last one matters to nobody."""
+        """Another iteration begins: what was given away in the last one matters to nobody."""
         return [effect for ticket in list(self._open) for effect in self._forget(ticket)]
 
     def adopt(self) -> list[Effect]:

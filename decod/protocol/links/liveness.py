@@ -147,7 +147,7 @@ class Liveness:
         config, context = self._context.config, self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self.deadline_s = now_s + config.heartbeat_interval_s
-        beat = Heartbeat(context.round)
+        beat = Heartbeat(context.iteration)
         # Half an interval: whatever was sent, a watcher never waits for two whole ones.
         since_s = now_s - config.heartbeat_interval_s / 2
         effects: list[Effect] = [
@@ -218,7 +218,7 @@ class Liveness:
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a heartbeat: its sender may be further than this node."""
         assert isinstance(received.message, Heartbeat)
-        behind = received.message.round > self._context.round
+        behind = received.message.iteration > self._context.iteration
         member = self._context.node_id in self._context.view
         return self.catch_up(now_s) if behind and member else []
 
@@ -229,4 +229,4 @@ class Liveness:
         if waited_s < context.config.heartbeat_interval_s or context.node_id == context.view.leader:
             return []
         self._asked_s = now_s
-        return [Send(context.view.leader, CatchUp(context.round))]
+        return [Send(context.view.leader, CatchUp(context.iteration))]

@@ -58,7 +58,7 @@ _TRANSFER_SHARE_MIN = 0.01
 class LinkMeasuring:
     """One member's reports and probes.
 
-    Inputs: new views and rounds, what neighbours say, measurements, failed sends, deadlines.
+    Inputs: new views and iterations, what neighbours say, measurements, failed sends, deadlines.
     Effects: `Send(LinkReport)`, `ProbeLink`.
     """
 
@@ -78,7 +78,7 @@ class LinkMeasuring:
         """When each neighbour was last told something."""
 
     def opened(self, now_s: float, *, renewed: bool) -> None:
-        """A round begins; `renewed` if the context's view is a new one."""
+        """An iteration begins; `renewed` if the context's view is a new one."""
         if renewed:
             self._adopt(now_s)
 
@@ -147,7 +147,7 @@ class LinkMeasuring:
         """Report and probe, if it is time."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        # Counted from now: after a long stall one round of reports is owed, not a burst.
+        # Counted from now: after a long stall one iteration of reports is owed, not a burst.
         self.deadline_s = now_s + SURVEY_INTERVAL_S
         return [*self._report(now_s), *self._probe(now_s)]
 

@@ -58,7 +58,7 @@ class Outbox:
     def _current(self, receiver: NodeId, message: Message) -> bool:
         """Whether a message would still mean something to its receiver."""
         if isinstance(message, Open):
-            return message.opening.round == self._context.round
+            return message.opening.iteration == self._context.iteration
         if isinstance(message, Leave):
             return True
         if isinstance(message, ElectionMessage):
@@ -69,6 +69,6 @@ class Outbox:
             return False
         if isinstance(message, Passed):
             return True
-        if (round_ := getattr(message, "round", None)) is not None:
-            return bool(round_ == self._context.round)
+        if (iteration := getattr(message, "iteration", None)) is not None:
+            return bool(iteration == self._context.iteration)
         return getattr(message, "view_version", None) == self._context.view.version

@@ -4,7 +4,7 @@
                   --the last averages are on their way--> WAITING --they have come--> HERE
                   --it has nothing, or WAITING is disturbed--> fetches what stands still
 
-Whatever interrupts the round of its entry (a loss, another opening) or comes too late makes it
+Whatever interrupts the iteration of its entry (a loss, another opening) or comes too late makes it
 fetch the state: that is always right, since nothing can be committed without its vote.
 """
 
@@ -31,8 +31,8 @@ class Arrival:
         self._is_here = loaded
         self._replay: Replay | None = None
         """Brings the last averages; None: nothing is lacking, or it is fetched."""
-        self._round = context.round
-        """The round of the entry."""
+        self._iteration = context.iteration
+        """The iteration of the entry."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -52,7 +52,7 @@ class Arrival:
         """
         opening = decision.opening
         view_version = decision.view_version
-        iteration, stage = opening.committed.iteration, self._context.member.stage_index
+        iteration, stage = opening.committed.number, self._context.member.stage_index
         wanted = dict(decision.hashes).get(stage, "")
         if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)
@@ -61,7 +61,7 @@ class Arrival:
             self._stage.parameter_hash = following.parameter_hash
             return [*effects, *following.end(), *self._stage.holds(iteration)]
         if entry is Entry.WAITING:
-            self._replay, self._round = following, opening.round
+            self._replay, self._iteration = following, opening.iteration
             following.user = self
             self._stage.lacks(iteration, wanted)
             return effects
@@ -83,8 +83,8 @@ class Arrival:
         return self.fetch_instead()
 
     def opened(self, opening: Opening) -> list[Effect]:
-        """A round is opened; another than that of the entry disturbs it."""
-        return self.fetch_instead() if opening.round != self._round else []
+        """An iteration is opened; another than that of the entry disturbs it."""
+        return self.fetch_instead() if opening.iteration != self._iteration else []
 
     def fetch_instead(self) -> list[Effect]:
         """Fetch what was committed from those who hold it: they can't go on without this node."""

@@ -4,8 +4,8 @@ When the commit of a marked iteration is final (`protocol.core.era`), each node 
 state and has its host write it; and for every stage some hosts of *other* stages mirror that state
 to their disks. Which hosts follows from the view, so it needs no message. A host that lacks room or
 time keeps nothing and says nothing: what is there is asked for when a stage is lost. Before a host
-answers, it reads what could serve to the last byte, once in a round: whoever has gone back holds
-nothing else.
+answers, it reads what could serve to the last byte, once in an iteration: whoever has gone back
+holds nothing else.
 """
 
 import hashlib
@@ -34,21 +34,21 @@ class Mirrors:
         self._copying: list[tuple[Snapshot, Kept]] = []
         """Copies of this node's own state in the making, and what they are to be of."""
         self._marks: tuple[Mark, ...] = ()
-        """Of the round: only their states can serve."""
+        """Of the iteration: only their states can serve."""
         self._reading = set[Kept]()
         self._read = set[Kept]()
-        """In this round."""
+        """In this iteration."""
 
     def opened(self, opening: Opening, *, stepped: bool) -> list[Effect]:
-        """A round begins. If the last commit is marked, copy states.
+        """An iteration begins. If the last commit is marked, copy states.
 
         Args:
-            opening: Of the round; the context has its view.
+            opening: Of the iteration; the context has its view.
             stepped: Whether this node took the step that was committed.
         """
         self._marks = opening.marks
         self._read.clear()
-        mark = opening.mark_of(opening.committed.iteration)
+        mark = opening.mark_of(opening.committed.number)
         if mark is None or opening.origin is not None or opening.paused:
             return []
         effects = self._keep_own(mark) if stepped else []

@@ -3,11 +3,11 @@
     IDLE -> ASKING -> FETCHING -> LOADING -> STEPPING -> (in the view)
              any of them --it fails--> IDLE, and again after a pause
 
-The candidate asks one member of its stage to be sent the averages of all rounds behind a committed
-iteration that is still a little ahead (`Follow`), fetches the state of that iteration from all
-members that hold it, and then takes the steps itself, from the averages that have come meanwhile:
-the same arithmetic on the same bytes gives the same bits. When it is level it enters with an
-opening, as a member that holds what was committed.
+The candidate asks one member of its stage to be sent the averages of all iterations behind a
+committed iteration that is still a little ahead (`Follow`), fetches the state of that iteration
+from all members that hold it, and then takes the steps itself, from the averages that have come
+meanwhile: the same arithmetic on the same bytes gives the same bits. When it is level it enters
+with an opening, as a member that holds what was committed.
 
 An average is sent when the members propose the step, so it may be undone: the candidate proposes
 too, and takes the step for final when the next iteration's average comes, which says from which
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from decod.ids import AveragingId, NodeId, Round, TensorId
+from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
@@ -91,8 +91,8 @@ class _Step:
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
-    def round(self) -> Round:
-        return self.averaging.round
+    def iteration(self) -> Iteration:
+        return self.averaging.iteration
 
     @property
     def complete(self) -> bool:
@@ -124,14 +124,14 @@ class Replay:
         self._since = 0
         """The iteration with which that member was admitted."""
         self._heard_s = 0.0
-        self._base: Round | None = None
+        self._base: Iteration | None = None
         """Whose state is fetched."""
         self._log: dict[int, _Step] = {}
         """Averages that wait, by iteration."""
         self._num_bytes = 0
         self._job: Job | None = None
-        self._held: Round | None = None
-        """The last round whose step is final here."""
+        self._held: Iteration | None = None
+        """The last iteration whose step is final here."""
         self._hash = ""
         """Of the parameters after it."""
         self._step: _Step | None = None
@@ -139,7 +139,7 @@ class Replay:
         self._proposed: str | None = None
         self._again_s = -math.inf
         self._pause_s = 0.0
-        self._target: tuple[Round, int] | None = None
+        self._target: tuple[Iteration, int] | None = None
         """What was committed when this node entered, and in which view (0: not known)."""
         self._wanted = ""
         """The hash of the parameters after that; empty if it is not known."""
@@ -153,11 +153,13 @@ class Replay:
     # --- what others may ask ------------------------------------------------------------------
 
     @property
-    def level(self) -> Round | None:
-        """The newest round whose step has been taken here, final or not; None: not there yet."""
+    def level(self) -> Iteration | None:
+        """The newest iteration whose step has been taken here, final or not; None: not there
+        yet.
+        """
         if self._held is None or self._target is not None:
             return None
-        return self._held if self._step is None or self._proposed is None else self._step.round
+        return self._held if self._step is None or self._proposed is None else self._step.iteration
 
     @property
     def abreast(self) -> bool:
@@ -248,13 +250,13 @@ class Replay:
                 return self._restart(now_s, f"{sender[:8]} has started again")
             return []
         self._base = base = message.committed
-        early = [i for i, step in self._log.items() if not _is_behind(base, step.round)]
+        early = [i for i, step in self._log.items() if not _is_behind(base, step.iteration)]
         effects = [effect for iteration in early for effect in self._drop(iteration)]
         ids = [member.node_id for member in self._donors]
         first = ids.index(sender) if sender in ids else 0
         donors = tuple(ids[first:] + ids[:first])
-        fields = (("num_donors", len(donors)), ("iteration", base.iteration))
-        wanted = FetchState(donors, self._stage, base.iteration)
+        fields = (("num_donors", len(donors)), ("iteration", base.number))
+        wanted = FetchState(donors, self._stage, base.number)
         return [*effects, Note("state.requested", fields), wanted]
 
     def unreachable(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
@@ -277,11 +279,12 @@ class Replay:
 
     def _keep(self, sender: NodeId, message: Average, tensor: Tensor) -> tuple[bool, list[Effect]]:
         """Return whether a part is kept, and what that makes superfluous."""
-        base, round_, effects = self._held or self._base, message.averaging.round, list[Effect]()
+        base, averaging, effects = self._held or self._base, message.averaging, list[Effect]()
         # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
-        if sender != self._followed or (base is not None and not _is_behind(base, round_)):
+        ahead = base is None or _is_behind(base, averaging.iteration)
+        if sender != self._followed or not ahead:
             return False, []
-        averaging, iteration = message.averaging, round_.iteration
+        iteration = averaging.iteration.number
         if self._step is not None and averaging <= self._step.averaging:
             return False, []
         step = self._log.get(iteration)
@@ -317,7 +320,7 @@ class Replay:
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about the state that this node has asked for as a follower."""
         wanted = self._base is not None and self._held is None and self._job is None
-        place = (self._stage, self._base.iteration if self._base is not None else -1)
+        place = (self._stage, self._base.number if self._base is not None else -1)
         return wanted and (event.stage_index, event.iteration) == place
 
     def fetched(self, event: StateFetched) -> list[Effect]:
@@ -354,7 +357,7 @@ class Replay:
 
     @property
     def _base_iteration(self) -> int:
-        return self._base.iteration if self._base is not None else 0
+        return self._base.number if self._base is not None else 0
 
     def restart(self, now_s: float, reason: str) -> list[Effect]:
         """What was begun can't be ended: begin again after a pause."""
@@ -373,26 +376,26 @@ class Replay:
                 return effects + self._restart(now_s, _OTHER_STATE)
             effects += self._settle(self._step, final=final)
         held = self._held
-        if self._target is not None and held.iteration >= self._target[0].iteration:
+        if self._target is not None and held.number >= self._target[0].number:
             return effects
-        step = self._log.get(held.iteration + 1)
+        step = self._log.get(held.number + 1)
         if step is not None and self._target is not None and not self._may_be(step):
-            effects += self._drop(held.iteration + 1)
+            effects += self._drop(held.number + 1)
             return effects
         if step is None or not step.complete:
-            ahead = max(self._log, default=0) - held.iteration
+            ahead = max(self._log, default=0) - held.number
             lost = ahead > _GAP_MAX and any(s.complete for s in self._log.values())
             return effects + (self._restart(now_s, "an average is missing") if lost else [])
         if step.base_hash and step.base_hash != self._hash:
             return effects + self._restart(now_s, _OTHER_STATE)
         self._pause_s, self.reason = 0.0, ""
-        return effects + self._propose(self._taken(held.iteration + 1))
+        return effects + self._propose(self._taken(held.number + 1))
 
     def _propose(self, step: _Step) -> list[Effect]:
         self._step, self._proposed = step, None
         inputs = [step.parts[part] for part in range(step.num_parts)]
         self._job = job = Propose(
-            step.round.iteration, len(inputs), step.num_microbatches, step.gradient_norm
+            step.iteration.number, len(inputs), step.num_microbatches, step.gradient_norm
         )
         return self._context.compute.submit(job, self, inputs)
 
@@ -400,14 +403,14 @@ class Replay:
         """Whether a step may be the one that was committed when this node entered."""
         assert self._target is not None
         committed, view_version = self._target
-        if step.round.iteration != committed.iteration:
-            return step.round.iteration < committed.iteration
-        return step.round == committed and view_version in (0, step.averaging.view_version)
+        if step.iteration.number != committed.number:
+            return step.iteration.number < committed.number
+        return step.iteration == committed and view_version in (0, step.averaging.view_version)
 
     def _final(self, step: _Step) -> bool | None:
         """Whether a proposed step is final; None: nobody can tell yet."""
-        iteration = step.round.iteration
-        if self._target is not None and iteration >= self._target[0].iteration:
+        iteration = step.iteration.number
+        if self._target is not None and iteration >= self._target[0].number:
             return self._may_be(step)
         if iteration in self._log:
             return False
@@ -419,8 +422,8 @@ class Replay:
 
         Asked before it is final here: a bit may have flipped in what came.
         """
-        iteration, wanted = step.round.iteration, ""
-        if self._target is not None and iteration == self._target[0].iteration:
+        iteration, wanted = step.iteration.number, ""
+        if self._target is not None and iteration == self._target[0].number:
             wanted = self._wanted
         elif (after := self._log.get(iteration + 1)) is not None:
             wanted = after.base_hash
@@ -431,8 +434,8 @@ class Replay:
         assert self._proposed is not None
         job: Job = Retract()
         if final:
-            job = CommitStep(step.round.iteration)
-            self._held, self._hash = step.round, self._proposed
+            job = CommitStep(step.iteration.number)
+            self._held, self._hash = step.iteration, self._proposed
         self._step = self._proposed = None
         return self._context.compute.submit(job)
 
@@ -450,9 +453,9 @@ class Replay:
             parameter_hash: What the parameters must hash to; empty if it is not known.
         """
         committed, held = opening.committed, self._held
-        if held is None or held.era != committed.era or held.iteration > committed.iteration:
+        if held is None or held.era != committed.era or held.number > committed.number:
             return Entry.LOST, self.end()
-        if held.iteration == committed.iteration and parameter_hash not in ("", self._hash):
+        if held.number == committed.number and parameter_hash not in ("", self._hash):
             return Entry.LOST, self.end()
         self._target, self._wanted = (committed, view_version), parameter_hash
         effects: list[Effect] = []
@@ -477,9 +480,9 @@ class Replay:
     def arrived(self) -> bool:
         """Whether this node, in the view by now, holds what was committed when it entered."""
         held, target = self._held, self._target
-        return held is not None and target is not None and held.iteration == target[0].iteration
+        return held is not None and target is not None and held.number == target[0].number
 
 
-def _is_behind(base: Round, round_: Round) -> bool:
-    """Whether a round's step is one of those that are taken from a state."""
-    return round_.era == base.era and round_.iteration > base.iteration
+def _is_behind(base: Iteration, iteration: Iteration) -> bool:
+    """Whether an iteration's step is one of those that are taken from a state."""
+    return iteration.era == base.era and iteration.number > base.number

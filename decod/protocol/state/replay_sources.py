@@ -1,9 +1,9 @@
 """Candidates that follow a member: it sends them each average that its stage makes.
 
-The counterpart of `decod.protocol.state.replay`. A follower is no member: no round waits for it.
-What it has not taken yet this member still holds, so it is left when it lags too far behind; it may
-begin again. A member that serves its stage alone makes no average by itself: while it is followed
-it does.
+The counterpart of `decod.protocol.state.replay`. A follower is no member: no iteration waits for
+it. What it has not taken yet this member still holds, so it is left when it lags too far behind; it
+may begin again. A member that serves its stage alone makes no average by itself: while it is
+followed it does.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from decod.ids import NodeId, Round, TensorId
+from decod.ids import Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
@@ -40,14 +40,14 @@ come then, or stands that long."""
 
 def refused(context: Context, to: NodeId, message: Follow, reason: str) -> Send:
     """Return the word to a candidate that this node can't be followed."""
-    nothing = Round(0, 0, context.round.era)
+    nothing = Iteration(0, 0, context.iteration.era)
     return Send(to, Followed(message.request_id, message.stage_index, nothing, reason))
 
 
 @dataclass(slots=True)
 class _Follower:
     request_id: int
-    base: Round
+    base: Iteration
     """Averages of later iterations are sent."""
     heard_s: float
     unsent: dict[TensorId, int] = field(default_factory=dict)
@@ -68,25 +68,28 @@ class ReplaySource:
         self._stage = stage
         self._known: dict[NodeId, _Follower] = {}
         self._entered: dict[NodeId, _Follower] = {}
-        """Those that entered with the round in hand: the last averages are still on their way."""
+        """Those that entered with the iteration in hand: the last averages are still on their
+        way."""
         self._committed_s = math.nan
         self._periods_s: deque[float] = deque(maxlen=5)
         self._past = 0
         """The iteration whose average nobody can have any more who asks now; 0: none yet."""
 
-    def wants(self, round_: Round) -> bool:
-        """Whether somebody is to have the average of a round. Asked once, when it would be made."""
-        self._past = round_.iteration
-        return any(f.base.iteration < round_.iteration for f in self._known.values())
+    def wants(self, iteration: Iteration) -> bool:
+        """Whether somebody is to have the average of an iteration. Asked once, when it would be
+        made.
+        """
+        self._past = iteration.number
+        return any(f.base.number < iteration.number for f in self._known.values())
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def opened(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
-        """A round begins. Who is a member now follows no more.
+        """An iteration begins. Who is a member now follows no more.
 
         Args:
             now_s: The time.
-            opening: Of the round.
+            opening: Of the iteration.
             stepped: Whether this node took the step that was committed.
         """
         self._past = 0
@@ -135,7 +138,7 @@ class ReplaySource:
             if refusal := self._refusal(message):
                 return [*forgotten, refused(self._context, sender, message, refusal)]
             iteration = max(self._stage.iteration + self._lead(now_s), self._past)
-            base = Round(iteration, 0, self._context.round.era)
+            base = Iteration(iteration, 0, self._context.iteration.era)
             self._known[sender] = known = _Follower(message.request_id, base, now_s)
         return [Send(sender, Followed(message.request_id, message.stage_index, known.base))]
 
@@ -165,17 +168,17 @@ class ReplaySource:
     def share(
         self, begun: BeginAggregation, parts: Sequence[TensorId], gradient_norm: float
     ) -> list[Effect]:
-        """The average of a round is whole: send it to those who follow.
+        """The average of an iteration is whole: send it to those who follow.
 
         Args:
-            begun: The round's.
+            begun: The iteration's.
             parts: In order. Not released here.
             gradient_norm: With which the members take the step.
         """
-        iteration = begun.averaging.round.iteration
+        iteration = begun.averaging.iteration.number
         self._past, effects = iteration, list[Effect]()
         for node, follower in list(self._known.items()):
-            if iteration <= follower.base.iteration:
+            if iteration <= follower.base.number:
                 continue
             if len(set(follower.unsent.values())) >= LAG_MAX:
                 effects += self._leave(node, "it takes averages more slowly than they are made")

@@ -5,10 +5,10 @@
 
 A node that holds that state already has nothing to do. One that takes over a lost stage builds it
 first. States are fetched from this host's disk if it has them, else from the hosts that the
-opening names. Whoever can't get its state tells the leader, in each round anew: that has all disks
-read once more, and plans another era. Who fails again at the same iteration leaves, for it must be
-its own fault; but the leader stays, and plans without what it can't get. A later era begins all of
-this anew; what an earlier one had asked for is dropped.
+opening names. Whoever can't get its state tells the leader, in each iteration anew: that has all
+disks read once more, and plans another era. Who fails again at the same iteration leaves, for it
+must be its own fault; but the leader stays, and plans without what it can't get. A later era begins
+all of this anew; what an earlier one had asked for is dropped.
 """
 
 from decod.ids import NodeId
@@ -68,7 +68,7 @@ class Rollback:
     @property
     def _iteration(self) -> int:
         assert self._opening is not None
-        return self._opening.committed.iteration
+        return self._opening.committed.number
 
     def begin(self, opening: Opening, *, entering: bool, moved: bool) -> list[Effect]:
         """An era begins for this node. `stage.loaded` says whether it has its state.
@@ -78,7 +78,7 @@ class Rollback:
             entering: The node was no member before: its stage is built, in the run's first state.
             moved: It was a member of another stage, or what it has built is not there any more.
         """
-        lacks, stage, iteration = self._lacks, self._stage, opening.committed.iteration
+        lacks, stage, iteration = self._lacks, self._stage, opening.committed.number
         effects = self._abandon()
         self._stuck = ""
         origin, index = opening.origin, self._context.member.stage_index

@@ -4,7 +4,7 @@ A candidate builds its stage from the run's seed, or from what the leader has of
 enters the view, and follows a member of its stage until it holds what is committed
 (`protocol.state.replay`): others go on meanwhile, since a donor gives a copy that stands still. One
 that enters without that fetches the state of the iteration that is committed from older members:
-it stands still too, because no round can be committed before the newcomer has voted. All older
+it stands still too, because no iteration can be committed before the newcomer has voted. All older
 members are donors; newcomers begin with different ones.
 A member that differs from most of its stage after a step fetches the state that it started from in
 the same way, but only what its own differs in.
@@ -46,7 +46,7 @@ _WAITING_MAX = 64
 
 
 Loaded = Callable[[float], list[Effect]]
-"""Goes on with the round: the stage's committed state is there."""
+"""Goes on with the iteration: the stage's committed state is there."""
 
 
 class StageState:
@@ -206,7 +206,7 @@ class StageState:
     def differs(self, sender: NodeId, message: Differs) -> list[Effect]:
         """This node came to another result than most of its stage: the next opening amends that."""
         view, own = self._context.view, self._context.node_id
-        meant = own in view and own in message.nodes and message.iteration == self.iteration
+        meant = own in view and own in message.nodes and message.base == self.iteration
         if meant and view.roster(self._context.member.stage_index)[0].node_id == sender:
             self._odd = message.nodes
         return []
@@ -217,7 +217,7 @@ class StageState:
         return bool(self._odd)
 
     def opened(self) -> list[Effect]:
-        """A round is opened: if this node's state is not its stage's, fetch that first."""
+        """An iteration is opened: if this node's state is not its stage's, fetch that first."""
         odd, self._odd = self._odd, ()
         context = self._context
         if self._amends_in_vain():

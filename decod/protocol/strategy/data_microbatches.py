@@ -1,7 +1,7 @@
 """What a data node does with its share of the batch: injected as flows allow, home, reported.
 
 A DENY makes it try another flow, or put the microbatch off to the next iteration. When relays are
-lost and the round goes on without them, it chooses others for all its microbatches that went
+lost and the iteration goes on without them, it chooses others for all its microbatches that went
 through them, also for those that had come home: what a lost relay had folded in is gone with it,
 and must be folded in by another before the share is done.
 """
@@ -70,12 +70,12 @@ class DataMicrobatches:
         self._waiting: deque[MicrobatchId] = deque()
         self.deferrals = Deferrals(context)
         self._put_off: set[MicrobatchId] = set()
-        """Put off in this round; becomes a deferral when the round is committed."""
+        """Put off in this iteration; becomes a deferral when the iteration is committed."""
         self._can_take: set[NodeId] = set()
         self._losses: dict[MicrobatchId, Loss] = {}
         self._reported = True
         self._failed = True
-        """The leader has been asked to repeat the round, or there is none."""
+        """The leader has been asked to repeat the iteration, or there is none."""
         self._flow_by_s: float | None = None
         self._follow_s: float | None = None
         """When microbatches that find no free flow may follow those under way."""
@@ -84,7 +84,7 @@ class DataMicrobatches:
 
     @property
     def folded(self) -> Sequence[MicrobatchId]:
-        """Microbatches that came home in this round: this node's share of the committed set."""
+        """Microbatches that came home in this iteration: this node's share of the committed set."""
         return [*self._done]
 
     @property
@@ -117,7 +117,7 @@ class DataMicrobatches:
         return [Note("microbatch.deferred", fields), *self._report()]
 
     def reset(self) -> list[Effect]:
-        """Forget the round; what had been put off before it stays put off."""
+        """Forget the iteration; what had been put off before it stays put off."""
         effects: list[Effect] = []
         for held in (*self.held.values(), *self._done.values()):
             effects += self._keeper.release(held)
@@ -130,13 +130,13 @@ class DataMicrobatches:
         return effects
 
     def committed(self) -> None:
-        """The round is final."""
+        """The iteration is final."""
         self.deferrals.committed(self.folded, self._put_off)
 
     def open(self, now_s: float) -> list[Effect]:
-        """Begin the context's round with this node's shares of its batch."""
+        """Begin the context's iteration with this node's shares of its batch."""
         effects = self.reset()
-        context, iteration = self._context, self._context.round.iteration
+        context, iteration = self._context, self._context.iteration.number
         shares = shares_of(context.view, context.node_id, num_shares=context.num_shares)
         due, notes = self.deferrals.due(shares)
         indexes = range(self._num_microbatches)
@@ -213,10 +213,10 @@ class DataMicrobatches:
         sender = origin_of(message, sender, context.node_id, context.view)
         ours = held is not None and held.flow_id == message.flow_id
         if held is None or not ours or not self._of_stage(sender, len(held.path)):
-            deny = Deny(context.round, message.microbatch, message.flow_id, "no such flow here")
+            deny = Deny(context.iteration, message.microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
         if held.phase not in (Phase.SENT, Phase.AWAITING):
-            complete = Send(sender, Complete(context.round, message.microbatch, 0.0))
+            complete = Send(sender, Complete(context.iteration, message.microbatch, 0.0))
             return [*context.tensors.release(tensor.id), complete]
         held.phase, held.complete_by_s = Phase.HEAD, None
         return context.compute.submit(Head(message.microbatch), self, [tensor.id])
@@ -228,7 +228,7 @@ class DataMicrobatches:
         held = self.held[microbatch]
         held.phase = Phase.AWAITING_GRADIENT
         self._losses[microbatch] = loss
-        complete = Complete(self._context.round, microbatch, duration_s)
+        complete = Complete(self._context.iteration, microbatch, duration_s)
         return [self._keeper.send_backward(held, output), Send(held.upstream, complete)]
 
     def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
@@ -276,12 +276,12 @@ class DataMicrobatches:
         if held is None:
             return []
         if held.path_version and sender in held.path:
-            return self._fail_round(held, message.reason)
+            return self._fail_iteration(held, message.reason)
         if held.downstream != sender:
             return []
         if held.phase in (Phase.SENT, Phase.AWAITING):
             return self._put_back(held, message.reason)
-        return self._fail_round(held, message.reason)
+        return self._fail_iteration(held, message.reason)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """This node's device refused the microbatch."""
@@ -291,10 +291,12 @@ class DataMicrobatches:
             return []
         if held.phase is Phase.COMPUTING:
             return self._put_off_now(held, reason)
-        return self._fail_round(held, reason)
+        return self._fail_iteration(held, reason)
 
-    def _fail_round(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
-        """Others have parts of this microbatch in their sums: ask for the round to be repeated."""
+    def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+        """Others have parts of this microbatch in their sums: ask for the iteration to be
+        repeated.
+        """
         if self._failed:
             return []
         if not held.path_version or self._flows().carried:
@@ -304,7 +306,7 @@ class DataMicrobatches:
     def _ask_again(self, reason: str) -> list[Effect]:
         self._reported = self._failed = True
         report = Report(
-            round=self._context.round,
+            iteration=self._context.iteration,
             num_committed=0,
             digest=0,
             num_deferred=1,
@@ -348,7 +350,7 @@ class DataMicrobatches:
         self._reported = False
         everything = [*self.held.values(), *self._done.values()]
         paths = [held.path for held in everything]
-        others = Substitutes(context, paths, newest=context.round.iteration - 1)
+        others = Substitutes(context, paths, newest=context.iteration.number - 1)
         for flow_id, granted in flows.forwarding.items():
             path = others.mend(granted.path)
             if path != granted.path:
@@ -373,7 +375,7 @@ class DataMicrobatches:
         owing.intersection_update(path)
         owing.update(set(path) - set(before))
         message = Reroute(
-            context.round,
+            context.iteration,
             held.microbatch,
             held.flow_id,
             path,
@@ -391,7 +393,7 @@ class DataMicrobatches:
             again.append(self._keeper.backward_again(held))
         for sends in again:
             if sends is None:
-                return self._fail_round(held, "what the lost node had been sent was not kept")
+                return self._fail_iteration(held, "what the lost node had been sent was not kept")
             effects += sends
         return effects
 
@@ -416,7 +418,7 @@ class DataMicrobatches:
         done = [*self._done, *returning]
         losses = [self._losses[m] for m in done]
         report = Report(
-            round=self._context.round,
+            iteration=self._context.iteration,
             num_committed=len(done),
             digest=digest_of(done),
             num_deferred=len(self._put_off | self.deferrals.microbatches - set(done)),

@@ -63,7 +63,7 @@ class Positions:
         if self._counting:
             self.num_skipped += missing
         self._counting, self.num_deferred = True, begun.num_deferred
-        self._then[begun.averaging.round.iteration] = self.num_skipped, self.num_deferred
+        self._then[begun.averaging.iteration.number] = self.num_skipped, self.num_deferred
         if len(self._then) > _REMEMBERED_MAX:
             del self._then[min(self._then)]
 

@@ -45,16 +45,16 @@ class Deferrals:
         """A microbatch waits for the next iteration."""
         deferral = self._known.setdefault(microbatch, _Deferral())
         deferral.times += 1
-        deferral.not_before = self._context.round.iteration + 1
+        deferral.not_before = self._context.iteration.number + 1
 
     def committed(self, folded: Iterable[MicrobatchId], put_off: Iterable[MicrobatchId]) -> None:
-        """The round is final: what was folded needs no second chance."""
+        """The iteration is final: what was folded needs no second chance."""
         for microbatch in folded:
             self._known.pop(microbatch, None)
         for microbatch in put_off:
             self.put_off(microbatch)
         every = self._context.config.snapshot_every_iterations
-        iteration = self._context.round.iteration
+        iteration = self._context.iteration.number
         if every > 0 and iteration % every == 0:
             self._marked[iteration] = {m: replace(each) for m, each in self._known.items()}
             for earlier in sorted(self._marked)[:-MARKS_MAX]:
@@ -72,11 +72,11 @@ class Deferrals:
         Args:
             shares: Of the iteration's batch that are this data node's.
         """
-        iteration = self._context.round.iteration
+        iteration = self._context.iteration.number
         due, effects = list[MicrobatchId](), list[Effect]()
         for microbatch, deferral in sorted(self._known.items()):
             if microbatch.iteration == iteration and microbatch.data_node_index not in shares:
-                # It was put off in a round that is repeated now, and another has its share.
+                # It was put off in an iteration that is repeated now, and another has its share.
                 del self._known[microbatch]
             elif deferral.not_before <= iteration and deferral.times > _DEFERRALS_MAX:
                 del self._known[microbatch]

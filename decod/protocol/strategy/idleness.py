@@ -2,9 +2,9 @@
 
 What a device costs is known from the passes that it has done. If it was slow for a while, because
 its owner used it for something else, it gets no more microbatches, and nobody learns that it is
-fast again. So it does the passes of a made-up microbatch when some rounds have left it without
+fast again. So it does the passes of a made-up microbatch when some iterations have left it without
 work, a tenth of the time at most, since others may wait for its sums meanwhile. It does so at once
-when the optimizer's step, which it takes in every round, has become much quicker.
+when the optimizer's step, which it takes in every iteration, has become much quicker.
 
 Deviation: GWTF takes all costs as known.
 """
@@ -15,7 +15,7 @@ from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Job, Measure, Measured
 from decod.protocol.core.view import Role
 
-_IDLE_ROUNDS = 2
+_IDLE_ITERATIONS = 2
 """In a row, after which the device is timed."""
 
 _PAUSE_RATIO = 10.0
@@ -26,7 +26,7 @@ _QUICKER = 0.5
 
 
 class Idleness:
-    """One member's rounds without work.
+    """One member's iterations without work.
 
     Args:
         context: The node's.
@@ -40,18 +40,18 @@ class Idleness:
         """What a step took when the device was timed last."""
 
     def opened(self, now_s: float, *, idle: bool) -> list[Effect]:
-        """A round begins.
+        """An iteration begins.
 
         Args:
             now_s: The time.
-            idle: This node may be given work, and had none in the last round.
+            idle: This node may be given work, and had none in the last iteration.
         """
         self._num_idle = self._num_idle + 1 if idle else 0
         member = self._context.member
         relay = member.role is Role.RELAY and member.capacity > 0
         quicker = self._context.compute.step_s <= _QUICKER * self._step_then_s
         early = now_s < self._again_s and not quicker
-        if not relay or self._num_idle < _IDLE_ROUNDS or early:
+        if not relay or self._num_idle < _IDLE_ITERATIONS or early:
             return []
         self._num_idle = 0
         return self._context.compute.submit(Measure(), self)

@@ -9,7 +9,7 @@ loss, and then the same way backward. `HeldMicrobatch` is a node's record of one
 SENT ends with the next node's COMPLETE; without it in time, the sender tells the leader that the
 peer may be gone. AWAITING ends with the gradient (at the data node: the last activation).
 
-What a node has sent, forward and backward, it keeps until the round is over: if the receiver is
+What a node has sent, forward and backward, it keeps until the iteration is over: if the receiver is
 lost, another node of its stage takes its place and gets the same again (GWTF V-D). See
 `relay_microbatches` and `data_microbatches`.
 """
@@ -45,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class HeldMicrobatch:
-    """A microbatch of this round at one node."""
+    """A microbatch of this iteration at one node."""
 
     microbatch: MicrobatchId
     flow_id: FlowId
@@ -99,7 +99,7 @@ class HeldMicrobatch:
 
 
 class Keeper:
-    """References to what was sent in this round, as far as there is room for it."""
+    """References to what was sent in this iteration, as far as there is room for it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -173,7 +173,7 @@ class Keeper:
             held = next((h[message.microbatch] for h in known if message.microbatch in h), None)
             return self.stuck(held, event.to)
         reason = f"it can't be passed on: {event.reason}"[:200]
-        return [Send(origin, Deny(message.round, message.microbatch, message.flow_id, reason))]
+        return [Send(origin, Deny(message.iteration, message.microbatch, message.flow_id, reason))]
 
     def stuck(self, held: HeldMicrobatch | None, by: NodeId) -> list[Effect]:
         """What went by way of a data node does not get on from there, or not even there: send it
@@ -238,12 +238,12 @@ class Keeper:
 
     def _activation(self, held: HeldMicrobatch) -> ForwardActivation:
         return ForwardActivation(
-            self._context.round, held.microbatch, held.flow_id, held.path, held.path_version
+            self._context.iteration, held.microbatch, held.flow_id, held.path, held.path_version
         )
 
     def _gradient(self, held: HeldMicrobatch) -> BackwardGradient:
         return BackwardGradient(
-            self._context.round, held.microbatch, held.flow_id, held.path, held.path_version
+            self._context.iteration, held.microbatch, held.flow_id, held.path, held.path_version
         )
 
 

@@ -1,6 +1,6 @@
-"""What a member does in the rounds: its flows, its microbatches, its stage's reduction.
+"""What a member does in the iterations: its flows, its microbatches, its stage's reduction.
 
-`Pipeline` belongs to one node for as long as that is in the run. A round is opened in it by
+`Pipeline` belongs to one node for as long as that is in the run. An iteration is opened in it by
 `NodeMachine`, which alone knows what was decided; between two openings everything that concerns
 microbatches and gradients happens here.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from random import Random
 from typing import TypeVar
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
@@ -81,7 +81,7 @@ class Pipeline:
         self._mended = False
         """Whether some members were lost since the flows in use were found."""
         self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
-        """What peers said of the next round's flows before this node had opened it."""
+        """What peers said of the next iteration's flows before this node had opened it."""
         self.readiness = Readiness(context)
         self._idleness, self._worked = Idleness(context), True
 
@@ -113,10 +113,10 @@ class Pipeline:
         """The vote of this node's subtree, once it is cast."""
         return self.step.vote.result if self.step is not None else None
 
-    def voted_for(self, round_: Round) -> bool:
-        """Whether this node holds a proposed step of `round_`."""
+    def voted_for(self, iteration: Iteration) -> bool:
+        """Whether this node holds a proposed step of `iteration`."""
         voted = self.step is not None and self.step.state is StepState.READY
-        return voted and round_ == self._context.round
+        return voted and iteration == self._context.iteration
 
     def overdue(self, now_s: float) -> list[Effect]:
         effects = self.microbatches.overdue(now_s)
@@ -126,18 +126,20 @@ class Pipeline:
             effects += self.routing.overdue(now_s)
         return effects + self.arrival.overdue(now_s)
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def note_commit(self, decision: messages.Open) -> list[Effect]:
-        """Return the note that a round is committed, with what this node's vote rests on.
+        """Return the note that an iteration is committed, with what this node's vote rests on.
 
-        Who has missed the word hears of it in what opens the next round, by another leader.
+        Who has missed the word hears of it in what opens the next iteration, by another leader.
         """
         voted = self.voted_for(decision.opening.committed)
         return _commit_notes(decision, self.step, self._context, voted=voted)
 
     def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
-        """End the context's round as the opening of the next says: keep its step, or undo it."""
+        """End the context's iteration as the opening of the next says: keep its step, or undo
+        it.
+        """
         committed, step = self.voted_for(opening.committed), self.step
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects = step.abandon() if step is not None else []
@@ -148,7 +150,7 @@ class Pipeline:
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
             self.stage.parameter_hash = step.vote.proposal
-            effects += self._context.compute.submit(jobs.CommitStep(opening.committed.iteration))
+            effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
@@ -159,12 +161,12 @@ class Pipeline:
         """An era of the run begins for this node, whose view the context has.
 
         Args:
-            decision: Opens a round with an origin.
+            decision: Opens an iteration with an origin.
             stage_before: Of which the node was a member; None: of none.
             pristine: One that was none: whether its device holds what the run began with.
         """
         opening = decision.opening
-        origin, iteration = opening.origin, opening.committed.iteration
+        origin, iteration = opening.origin, opening.committed.number
         assert origin is not None
         entering = stage_before is None
         moved = stage_before not in (None, self._context.member.stage_index)
@@ -190,10 +192,10 @@ class Pipeline:
         return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
-        """Begin the context's round; `renewed` if its view is a new one."""
+        """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
         self.paused = opening.paused
-        if opening.committed.iteration == context.start_iteration:
+        if opening.committed.number == context.start_iteration:
             self.positions.begin()
         self.readiness.reset()
         amended = self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
@@ -203,7 +205,7 @@ class Pipeline:
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
-        """Take up or look for flows in the view of a round that was opened."""
+        """Take up or look for flows in the view of an iteration that was opened."""
         context = self._context
         if renewed:
             self.routing.renew(now_s)
@@ -226,13 +228,15 @@ class Pipeline:
         return effects
 
     def end(self) -> list[Effect]:
-        """The run is over: let go of what is held for a round that this node may still be in."""
+        """The run is over: let go of what is held for an iteration that this node may still be
+        in.
+        """
         effects = self.step.abandon() if self.step is not None else []
         effects += self.arrival.end() + self.replay_source.end()
         return effects + self.rollback.end() + self.microbatches.reset()
 
     def mend(self, now_s: float) -> list[Effect]:
-        """Go on with the round in the context's view, which some members are no more in."""
+        """Go on with the iteration in the context's view, which some members are no more in."""
         context, effects = self._context, []
         if self.step is not None:
             effects += self.step.abandon()
@@ -251,7 +255,7 @@ class Pipeline:
         return effects + self._tell_ready()
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
-        """Work on the round, if this node holds the parameters that it needs."""
+        """Work on the iteration, if this node holds the parameters that it needs."""
         if not self.stage.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
@@ -269,7 +273,7 @@ class Pipeline:
         note = Note("state.loaded", (("iteration", self.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
         if self._mended and isinstance(self.microbatches, DataMicrobatches):
-            # Flows are not built any more in this round, and those of before may be broken.
+            # Flows are not built any more in this iteration, and those of before may be broken.
             effects += self.microbatches.mend(now_s)
         if isinstance(self.microbatches, RelayMicrobatches):
             effects += self.microbatches.admit()
@@ -286,7 +290,7 @@ class Pipeline:
             return []
         if self._mended and isinstance(message, _BUILDING):
             # The flows in use are frozen, here and elsewhere: whoever builds flows in this view has
-            # opened the next round already.
+            # opened the next iteration already.
             self._early.append((sender, message))
             return []
         match message:
@@ -305,8 +309,8 @@ class Pipeline:
                 return self.routing.received(sender, message)
         return []
 
-    def round_message(self, now_s: float, received: Received) -> list[Effect]:
-        """Take in a message of the context's round."""
+    def iteration_message(self, now_s: float, received: Received) -> list[Effect]:
+        """Take in a message of the context's iteration."""
         message, sender, tensor = received.message, received.sender, received.tensor
         microbatches = self.microbatches
         match message:
@@ -368,13 +372,15 @@ def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
 
 
 def _why_back(decision: messages.Open, origin: Origin) -> str:
-    """Return why there is another era; who hears of it later is told why the round was repeated."""
+    """Return why there is another era; who hears of it later is told why the iteration was
+    repeated.
+    """
     told = decision.reason
     return told if told.startswith(origin.reason) else origin.reason
 
 
 def awaited_by(pipeline: Pipeline) -> set[NodeId]:
-    """Return those without whom a node's part in the round can't go on now."""
+    """Return those without whom a node's part in the iteration can't go on now."""
     awaited = {held.downstream for held in pipeline.microbatches.held.values() if held.awaits}
     if pipeline.flows is not None:
         awaited |= pipeline.readiness.awaited(pipeline.flows)
@@ -399,10 +405,10 @@ def _commit_notes(
     else:
         return []
     fields = (
-        ("round", str(committed)),
+        ("iteration", str(committed)),
         ("loss", loss),
         ("num_tokens", num_tokens),
         *(step.account if step is not None else ()),
         ("num_passes", context.compute.num_passes),
     )
-    return [Note("round.committed", fields)]
+    return [Note("iteration.committed", fields)]

@@ -1,4 +1,4 @@
-"""CAN TAKE: who may be sent microbatches of the round (GWTF V-E).
+"""CAN TAKE: who may be sent microbatches of the iteration (GWTF V-E).
 
 After a commit a node tells an upstream peer that it can take microbatches once every node behind
 it, on the flows that come from that peer, has said so. The data nodes, at the sinks, begin.
@@ -12,7 +12,7 @@ from decod.protocol.flows.building import DataFlows, RelayFlows
 
 
 class Readiness:
-    """One round's CAN TAKE, received and sent."""
+    """One iteration's CAN TAKE, received and sent."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -20,7 +20,7 @@ class Readiness:
         self._told: set[NodeId] = set()
 
     def reset(self) -> None:
-        """Another round has begun."""
+        """Another iteration has begun."""
         self._ready.clear()
         self._told.clear()
 
@@ -47,4 +47,4 @@ class Readiness:
         }
         tell = sorted(set(pairs.values()) - waiting - self._told)
         self._told.update(tell)
-        return [Send(upstream, CanTake(self._context.round)) for upstream in tell]
+        return [Send(upstream, CanTake(self._context.iteration)) for upstream in tell]

@@ -36,7 +36,7 @@ from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Wa
 
 
 class RelayMicrobatches:
-    """A relay's microbatches of one round after another.
+    """A relay's microbatches of one iteration after another.
 
     Args:
         context: The node's.
@@ -81,7 +81,7 @@ class RelayMicrobatches:
         return self._waits.deadline_s
 
     def reset(self) -> list[Effect]:
-        """Forget the round, and what was kept for it."""
+        """Forget the iteration, and what was kept for it."""
         effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
         effects += self._context.tensors.release(*(tensor for _, tensor in self._early.values()))
         effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
@@ -109,11 +109,11 @@ class RelayMicrobatches:
         sender = origin_of(message, sender, context.node_id, context.view)
         known = self.held.get(microbatch) or self._done.get(microbatch)
         if known is not None:
-            done = [Send(sender, Complete(context.round, microbatch, 0.0))]
+            done = [Send(sender, Complete(context.iteration, microbatch, 0.0))]
             return [*context.tensors.release(tensor.id), *(done if known.passed_on else [])]
         held = self._record(message)
         if held is None or not self._expected(sender, message, held):
-            deny = Deny(context.round, microbatch, message.flow_id, "no such flow here")
+            deny = Deny(context.iteration, microbatch, message.flow_id, "no such flow here")
             return [*context.tensors.release(tensor.id), Send(sender, deny)]
         held.phase = Phase.QUEUED
         self.held[microbatch] = held
@@ -209,7 +209,7 @@ class RelayMicrobatches:
         if (gradient := self._repeating.pop(microbatch, None)) is not None:
             released = context.tensors.release(output)
             return released + context.compute.submit(Backward(microbatch), self, [gradient])
-        complete = Complete(context.round, microbatch, duration_s)
+        complete = Complete(context.iteration, microbatch, duration_s)
         effects: list[Effect] = [Send(held.upstream, complete)]
         early = self._early.pop(microbatch, None)
         if early is None:
@@ -260,7 +260,7 @@ class RelayMicrobatches:
         return self._begin_backward(held, tensor.id)
 
     def _begin_backward(self, held: HeldMicrobatch, gradient: TensorId) -> list[Effect]:
-        """The forward pass won't be needed again, unless the round is repeated."""
+        """The forward pass won't be needed again, unless the iteration is repeated."""
         entry = self._keeper.take_entry(held)
         effects = [] if entry is None else self._context.tensors.release(entry)
         return effects + self._context.compute.submit(Backward(held.microbatch), self, [gradient])
@@ -316,7 +316,7 @@ class RelayMicrobatches:
         owing = route is not None and self._context.node_id in route.owing
         if not owing or held.phase is not Phase.FOLDED:
             return []
-        return [Send(held.home, Mended(self._context.round, held.microbatch))]
+        return [Send(held.home, Mended(self._context.iteration, held.microbatch))]
 
     # --- refusals -----------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class RelayMicrobatches:
         return self._forget(now_s, held, deny)
 
     def _refusal(self, held: HeldMicrobatch, reason: str) -> Deny:
-        return Deny(self._context.round, held.microbatch, held.flow_id, reason)
+        return Deny(self._context.iteration, held.microbatch, held.flow_id, reason)
 
     def _forget(self, now_s: float, held: HeldMicrobatch, message: Deny) -> list[Effect]:
         del self.held[held.microbatch]

@@ -1,4 +1,4 @@
-"""One member's optimizer step of one round: the average, the norm, the proposal, the vote.
+"""One member's optimizer step of one iteration: the average, the norm, the proposal, the vote.
 
     WAITING -> AVERAGING -> PROPOSING -> READY -> (committed, or repeated)
 
@@ -37,7 +37,7 @@ from decod.protocol.state.replay_sources import ReplaySource
 
 class StepState(Enum):
     WAITING = "waiting"
-    """No BEGIN AGGREGATION in this round yet, or this node's sum is not whole."""
+    """No BEGIN AGGREGATION in this iteration yet, or this node's sum is not whole."""
     AVERAGING = "averaging"
     """The average or its norm is under way, or this node's state is."""
     PROPOSING = "proposing"
@@ -47,7 +47,7 @@ class StepState(Enum):
 
 
 class Step:
-    """One member's step of one round and roster. A new round or view gets a new one.
+    """One member's step of one iteration and roster. A new iteration or view gets a new one.
 
     Args:
         context: The node's.
@@ -114,7 +114,7 @@ class Step:
         )
 
     def abandon(self) -> list[Effect]:
-        """Release all that is held for the round."""
+        """Release all that is held for the iteration."""
         return self._averager.abandon()
 
     # --- messages -----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Step:
             return []
         self._own = own = Weight(len(folded), digest_of(folded))
         total = Weight(begun.num_committed, begun.digest)
-        self._shares = self._shares or self._replay_source.wants(self._id.round)
+        self._shares = self._shares or self._replay_source.wants(self._id.iteration)
         if self._shares:
             return self._averager.begin(own, total)
         if own != total:
@@ -202,7 +202,7 @@ class Step:
         self._proposing = True
         parts = self._averager.take() if self._shares else []
         shared = self._replay_source.share(begun, parts, norm) if parts else []
-        job = Propose(begun.averaging.round.iteration, len(parts), begun.num_committed, norm)
+        job = Propose(begun.averaging.iteration.number, len(parts), begun.num_committed, norm)
         return shared + self._context.compute.submit(job, self, parts)
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
@@ -219,7 +219,7 @@ class Step:
         return self._voted(self.vote.oppose(reason))
 
     def _voted(self, effects: list[Effect]) -> list[Effect]:
-        """Stop averaging if the round has failed here or below."""
+        """Stop averaging if the iteration has failed here or below."""
         if self.vote.cast:
             self._averager.close()
         return effects

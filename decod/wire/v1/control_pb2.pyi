@@ -218,23 +218,23 @@ class Envelope(_message.Message):
     average: Average
     def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
-class Round(_message.Message):
-    __slots__ = ("iteration", "attempt", "era")
-    ITERATION_FIELD_NUMBER: _ClassVar[int]
+class Iteration(_message.Message):
+    __slots__ = ("number", "attempt", "era")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERA_FIELD_NUMBER: _ClassVar[int]
-    iteration: int
+    number: int
     attempt: int
     era: int
-    def __init__(self, iteration: _Optional[int] = ..., attempt: _Optional[int] = ..., era: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., attempt: _Optional[int] = ..., era: _Optional[int] = ...) -> None: ...
 
 class AveragingId(_message.Message):
-    __slots__ = ("round", "view_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "view_version")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     view_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("iteration", "hashes")
@@ -327,8 +327,8 @@ class View(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("round", "committed", "view", "paused", "epoch", "electors", "marks", "origin")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
@@ -336,15 +336,15 @@ class Opening(_message.Message):
     ELECTORS_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    committed: Round
+    iteration: Iteration
+    committed: Iteration
     view: View
     paused: bool
     epoch: int
     electors: _containers.RepeatedScalarFieldContainer[str]
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     origin: Origin
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., paused: _Optional[bool] = ..., epoch: _Optional[int] = ..., electors: _Optional[_Iterable[str]] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("address", "role", "capacity", "stage_index", "manifest_sha256", "incarnation", "name", "kept")
@@ -401,8 +401,8 @@ class Prepared(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     parameter_hash: str
-    held: Round
-    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., held: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+    held: Iteration
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., held: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class Follow(_message.Message):
     __slots__ = ("request_id", "stage_index", "address")
@@ -422,9 +422,9 @@ class Followed(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     stage_index: int
-    committed: Round
+    committed: Iteration
     refusal: str
-    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Round, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
     __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm")
@@ -443,10 +443,10 @@ class Average(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("round",)
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+    __slots__ = ("iteration",)
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class Suspect(_message.Message):
     __slots__ = ("node_id", "reason", "slack")
@@ -503,10 +503,10 @@ class CapacityAnswer(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("round",)
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+    __slots__ = ("iteration",)
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("view_version", "latency_s", "bandwidth_bytes_per_s", "compute_s", "byways")
@@ -585,58 +585,58 @@ class Withdraw(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class ForwardActivation(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: _containers.RepeatedScalarFieldContainer[str]
     path_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
 
 class BackwardGradient(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: _containers.RepeatedScalarFieldContainer[str]
     path_version: int
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ...) -> None: ...
 
 class Complete(_message.Message):
-    __slots__ = ("round", "microbatch", "compute_s")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch", "compute_s")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     compute_s: float
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class Deny(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id", "reason")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch", "flow_id", "reason")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     reason: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("round", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "num_committed", "digest", "num_deferred", "loss_sum", "num_tokens", "view_version", "failure")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     NUM_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_DEFERRED_FIELD_NUMBER: _ClassVar[int]
@@ -644,7 +644,7 @@ class Report(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     num_committed: int
     digest: int
     num_deferred: int
@@ -652,7 +652,7 @@ class Report(_message.Message):
     num_tokens: int
     view_version: int
     failure: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., num_committed: _Optional[int] = ..., digest: _Optional[int] = ..., num_deferred: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class BeginAggregation(_message.Message):
     __slots__ = ("averaging", "num_committed", "digest", "loss_sum", "num_tokens", "num_deferred")
@@ -745,12 +745,12 @@ class MemberHash(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
 class Differs(_message.Message):
-    __slots__ = ("iteration", "nodes")
-    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("base", "nodes")
+    BASE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    iteration: int
+    base: int
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, iteration: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, base: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed")
@@ -764,7 +764,7 @@ class Open(_message.Message):
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
-    closed: Round
+    closed: Iteration
     outcome: Outcome
     opening: Opening
     reason: str
@@ -774,47 +774,47 @@ class Open(_message.Message):
     view_version: int
     view_term: int
     failed: bool
-    def __init__(self, closed: _Optional[_Union[Round, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, closed: _Optional[_Union[Iteration, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Mend(_message.Message):
-    __slots__ = ("round", "view", "reason")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "view", "reason")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     view: View
     reason: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Reroute(_message.Message):
-    __slots__ = ("round", "microbatch", "flow_id", "path", "path_version", "owing")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version", "owing")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     FLOW_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_VERSION_FIELD_NUMBER: _ClassVar[int]
     OWING_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: _containers.RepeatedScalarFieldContainer[str]
     path_version: int
     owing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ..., owing: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., path_version: _Optional[int] = ..., owing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Mended(_message.Message):
-    __slots__ = ("round", "microbatch")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("iteration", "microbatch")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ...) -> None: ...
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., microbatch: _Optional[_Union[MicrobatchId, _Mapping]] = ...) -> None: ...
 
 class CanTake(_message.Message):
-    __slots__ = ("round",)
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    round: Round
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+    __slots__ = ("iteration",)
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    iteration: Iteration
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
     __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited")
@@ -835,24 +835,24 @@ class NodeLoad(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UtilisationQuery(_message.Message):
-    __slots__ = ("query_id", "round", "with_kept")
+    __slots__ = ("query_id", "iteration", "with_kept")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     WITH_KEPT_FIELD_NUMBER: _ClassVar[int]
     query_id: int
-    round: Round
+    iteration: Iteration
     with_kept: bool
-    def __init__(self, query_id: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., with_kept: _Optional[bool] = ...) -> None: ...
+    def __init__(self, query_id: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., with_kept: _Optional[bool] = ...) -> None: ...
 
 class UtilisationAnswer(_message.Message):
-    __slots__ = ("query_id", "round", "loads")
+    __slots__ = ("query_id", "iteration", "loads")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     query_id: int
-    round: Round
+    iteration: Iteration
     loads: _containers.RepeatedCompositeFieldContainer[NodeLoad]
-    def __init__(self, query_id: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[NodeLoad, _Mapping]]] = ...) -> None: ...
+    def __init__(self, query_id: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[NodeLoad, _Mapping]]] = ...) -> None: ...
 
 class DraftOffer(_message.Message):
     __slots__ = ("view_version", "sequence", "units", "cost")
@@ -1285,68 +1285,68 @@ class FlowTrace(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., number: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Canvass(_message.Message):
-    __slots__ = ("view_term", "round", "view_version")
+    __slots__ = ("view_term", "iteration", "view_version")
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     view_term: int
-    round: Round
+    iteration: Iteration
     view_version: int
-    def __init__(self, view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, view_term: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class CanvassAnswer(_message.Message):
-    __slots__ = ("view_term", "round", "view_version", "silent")
+    __slots__ = ("view_term", "iteration", "view_version", "silent")
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     view_term: int
-    round: Round
+    iteration: Iteration
     view_version: int
     silent: bool
-    def __init__(self, view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., silent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, view_term: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ..., silent: _Optional[bool] = ...) -> None: ...
 
 class Candidacy(_message.Message):
-    __slots__ = ("term", "view_term", "round", "view_version")
+    __slots__ = ("term", "view_term", "iteration", "view_version")
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     term: int
     view_term: int
-    round: Round
+    iteration: Iteration
     view_version: int
-    def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class Vote(_message.Message):
-    __slots__ = ("term", "granted", "view_term", "round", "view_version", "hashes", "confirmed_term")
+    __slots__ = ("term", "granted", "view_term", "iteration", "view_version", "hashes", "confirmed_term")
     TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_TERM_FIELD_NUMBER: _ClassVar[int]
     term: int
     granted: bool
     view_term: int
-    round: Round
+    iteration: Iteration
     view_version: int
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     confirmed_term: int
-    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., confirmed_term: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., granted: _Optional[bool] = ..., view_term: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., confirmed_term: _Optional[int] = ...) -> None: ...
 
 class Confirm(_message.Message):
-    __slots__ = ("term", "view_term", "round", "view_version")
+    __slots__ = ("term", "view_term", "iteration", "view_version")
     TERM_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     term: int
     view_term: int
-    round: Round
+    iteration: Iteration
     view_version: int
-    def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, term: _Optional[int] = ..., view_term: _Optional[int] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
 
 class LeaderIs(_message.Message):
     __slots__ = ("term", "leader", "address")

@@ -14,7 +14,7 @@ from decod.daemon.status import RunProgress
 from decod.data.params import BatchConfig
 from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld, Event
 from decod.protocol.core.view import View
@@ -52,7 +52,7 @@ class FakeRun:
         """Iterations of which disks keep all states, this node's own included."""
         self.leader = SimpleNamespace(
             view=view_of("d0", *members, num_stages=2),
-            committed=Round(iteration, 1),
+            committed=Iteration(iteration, 1),
             loss=2.5,
             recovery=SimpleNamespace(marks=(), origin=None),
         )
@@ -97,15 +97,15 @@ class FakeRun:
 
     def commit(self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5) -> None:
         """Commit an iteration, as the leader's core tells it."""
-        self.leader.committed, self.on_device = Round(iteration, 1), iteration
+        self.leader.committed, self.on_device = Iteration(iteration, 1), iteration
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
-        fields = {"round": f"{iteration}.1", "loss": loss, "num_tokens": 8}
-        self.progress.take("round.committed", fields, now_s=now_s)
+        fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 8}
+        self.progress.take("iteration.committed", fields, now_s=now_s)
 
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
-        self.leader.committed, self.leader.loss = Round(iteration, 0, 1), None
+        self.leader.committed, self.leader.loss = Iteration(iteration, 0, 1), None
         fields = {"iteration": iteration, "source": "kept", "num_repeated": 1, "reason": "lost"}
         self.progress.take("run.returned", fields, now_s=0.0)
 

@@ -14,7 +14,7 @@ from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
-from decod.ids import FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.core.effects import FetchState, Note
@@ -157,8 +157,8 @@ def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane")
 def test_nothing_is_taken_in_before_the_core_runs() -> None:
     async def main() -> None:
         gateway = make_gateway()
-        gateway.deliver(said(CanTake(Round(1, 1))))
-        activation = ForwardActivation(Round(1, 1), M, FLOW, (PEER,))
+        gateway.deliver(said(CanTake(Iteration(1, 1))))
+        activation = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
         assert gateway.allocate(said(activation), SIZE) is None
         request = StateRequest(
             run_id=RUN, sender=PEER, stage_index=1, iteration=1, with_optimizer=True
@@ -174,7 +174,7 @@ def test_a_node_that_gets_ready_hears_afterwards_that_the_run_has_ended() -> Non
     async def main() -> None:
         gateway, driver = make_gateway(), FakeDriver()
         over = Refuse("enough", over=True)
-        for message in (CanTake(Round(1, 1)), Refuse("full"), over):
+        for message in (CanTake(Iteration(1, 1)), Refuse("full"), over):
             gateway.deliver(said(message))
         gateway.attach(cast("NodeDriver", driver))
         assert driver.events == [], "the core is not started yet"
@@ -209,8 +209,8 @@ def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "message",
     [
-        ForwardActivation(Round(1, 1), M, FLOW, (PEER,)),
-        BackwardGradient(Round(1, 1), M, FLOW, (PEER,)),
+        ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,)),
+        BackwardGradient(Iteration(1, 1), M, FLOW, (PEER,)),
     ],
     ids=["activation", "gradient"],
 )
@@ -227,18 +227,18 @@ def test_an_activation_has_exactly_the_runs_size(
 
 def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        assert gateway.allocate(said(CanTake(Round(1, 1))), 100) is not None
-        assert gateway.allocate(said(CanTake(Round(1, 1))), 101) is None
+        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
+        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 101) is None
 
     run(test)
 
 
 def test_a_tensor_that_is_passed_on_may_be_of_any_stage() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        onwards = said(CanTake(Round(1, 1)), way=Way(PEER, OTHER, 1, 1))
+        onwards = said(CanTake(Iteration(1, 1)), way=Way(PEER, OTHER, 1, 1))
         assert gateway.allocate(onwards, 1000) is not None
         assert gateway.allocate(onwards, 1001) is None
-        here = said(CanTake(Round(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
+        here = said(CanTake(Iteration(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
         assert gateway.allocate(here, 100) is not None
         assert gateway.allocate(here, 101) is None
 
@@ -249,14 +249,14 @@ def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         gateway.use_members((member(ME), member(PEER)))
         strangers = [NodeId(f"stranger{number}") for number in range(20)]
-        buffers = [gateway.allocate(said(CanTake(Round(1, 1)), who), 100) for who in strangers]
+        buffers = [gateway.allocate(said(CanTake(Iteration(1, 1)), who), 100) for who in strangers]
         held = [buffer for buffer in buffers if buffer is not None]
         assert len(held) == 4, "some may have entered a moment ago"
-        assert gateway.allocate(said(CanTake(Round(1, 1))), 100) is not None
+        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
         gateway.tensor_failed(held[0])
-        gateway.tensor_arrived(said(CanTake(Round(1, 1)), OTHER), held[1], 0.1)
+        gateway.tensor_arrived(said(CanTake(Iteration(1, 1)), OTHER), held[1], 0.1)
         for expected in (True, True, False):
-            buffer = gateway.allocate(said(CanTake(Round(1, 1)), OTHER), 100)
+            buffer = gateway.allocate(said(CanTake(Iteration(1, 1)), OTHER), 100)
             assert (buffer is not None) == expected
             held.append(buffer or memoryview(b""))
 
@@ -266,8 +266,8 @@ def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory() -> None:
 def test_what_was_passed_on_is_said_by_its_origin() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
         way = Way(PEER, ME, 1, 7)
-        gateway.deliver(said(CanTake(Round(1, 1)), OTHER, way=way))
-        assert driver.events == [Received(PEER, CanTake(Round(1, 1)), term=1, way=way)]
+        gateway.deliver(said(CanTake(Iteration(1, 1)), OTHER, way=way))
+        assert driver.events == [Received(PEER, CanTake(Iteration(1, 1)), term=1, way=way)]
 
     run(test)
 
@@ -304,14 +304,14 @@ def test_a_tensor_that_is_given_up_is_told_with_its_sender() -> None:
 
 def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        message = ForwardActivation(Round(1, 1), M, FLOW, (PEER,))
+        message = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
         buffer = gateway.allocate(said(message), SIZE)
         assert buffer is not None
         assert not gateway.stopped
         driver.stopped.set_result(None)
         assert gateway.stopped
         gateway.tensor_arrived(said(message), buffer, 0.1)
-        gateway.deliver(said(CanTake(Round(1, 1))))
+        gateway.deliver(said(CanTake(Iteration(1, 1))))
         gateway.on_latency(PEER, 0.1)
         gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
         gateway.on_send_failed(SendFailed(PEER, message, "gone"), 1)

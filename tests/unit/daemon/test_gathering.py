@@ -8,7 +8,7 @@ import pytest
 from decod.daemon import gathering
 from decod.daemon.gathering import gathered_states
 from decod.errors import NetworkError
-from decod.ids import Round
+from decod.ids import Iteration
 from decod.protocol.core.era import Mark
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
@@ -153,7 +153,7 @@ def test_a_failed_core_is_left_out_and_the_device_tells_the_iteration(tmp_path: 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
         run.commit(5, loss=2.25)
-        run.driver.broken, run.leader.committed = True, Round(6, 1)
+        run.driver.broken, run.leader.committed = True, Iteration(6, 1)
         run.driver.request_state = None
         async with gathered_states(run.node, with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (5, 2.25)

@@ -198,10 +198,14 @@ def test_progress_follows_the_commits() -> None:
     progress.on_commit.append(lambda: shown.append(progress.iteration))
     progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
     assert progress.message == "silent"
-    progress.take("round.committed", {"round": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0)
+    progress.take(
+        "iteration.committed", {"iteration": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0
+    )
     assert (progress.iteration, progress.loss, progress.tokens_per_s) == (3, 2.5, None)
     assert progress.message == "", "what was wrong has been overcome"
-    progress.take("round.committed", {"round": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0)
+    progress.take(
+        "iteration.committed", {"iteration": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0
+    )
     assert progress.tokens_per_s == 50.0
     assert shown == [3, 4]
 
@@ -213,8 +217,8 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
     progress.take("run.returned", returned, now_s=1.0)
     assert (progress.iteration, progress.loss) == (5, None), "a newcomer never heard of it"
     for iteration in range(6, 10):
-        fields = {"round": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("round.committed", fields, now_s=float(iteration))
+        fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
+        progress.take("iteration.committed", fields, now_s=float(iteration))
     progress.take("iteration.committed", {"num_deferred": 3}, now_s=9.0)
     progress.take("run.returned", returned | {"iteration": 7}, now_s=10.0)
     assert (progress.iteration, progress.loss, progress.num_deferred) == (7, 1 / 7, 0)
@@ -225,8 +229,8 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
 def test_only_the_newest_losses_are_kept() -> None:
     progress = RunProgress()
     for iteration in range(1, 5000):
-        fields = {"round": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("round.committed", fields, now_s=float(iteration))
+        fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
+        progress.take("iteration.committed", fields, now_s=float(iteration))
     assert progress.loss_of(4500) == 1 / 4500
     assert progress.loss_of(1) is None
 
@@ -293,14 +297,14 @@ def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None
     async def test() -> None:
         with make_node(tmp_path) as node:
             node.gateway._remember_name(STRANGER, "brave-otter")
-            node.note("round.opened", round="2.1", num_members=3, view_version=1)
+            node.note("iteration.opened", iteration="2.1", num_members=3, view_version=1)
             assert node.local_status()["recent"] == [], "routine"
             for _ in range(3):
                 node.note("member.lost", peer=STRANGER, reason="timeout")
-            node.note("round.mended", round="2.1", reason="lost brave-otter (timeout)")
+            node.note("iteration.mended", iteration="2.1", reason="lost brave-otter (timeout)")
             lost, mended = node.local_status()["recent"]
             assert lost["text"] == f"brave-otter ({STRANGER[:8]}) is gone: timeout"
-            assert mended["event"] == "round.mended"
+            assert mended["event"] == "iteration.mended"
             assert "others do its part again" in mended["text"]
             assert 0 <= mended["age_s"] <= lost["age_s"] < 60
 

@@ -16,7 +16,7 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Rep
 from decod.driver.driver import NO_JOB, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
-from decod.ids import JobId, MicrobatchId, NodeId, Round, TensorId
+from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -31,7 +31,7 @@ from decod.train.checkpoint.transfer import StateSink, Transfer
 from tests.waiting import wait_until
 
 PEER = NodeId("b" * 52)
-MESSAGE = CanTake(Round(1, 1))
+MESSAGE = CanTake(Iteration(1, 1))
 M = MicrobatchId(1, 0, 0)
 MANIFEST = '{"tensors":[],"chunks":""}'
 

@@ -14,7 +14,7 @@ import pytest
 
 from decod.driver.loop import run_loop
 from decod.errors import NetworkError, RejectedError
-from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.net import channel
 from decod.net.ask import ask_status, hello
 from decod.net.client import PeerClient
@@ -37,10 +37,10 @@ from tests.waiting import wait_until
 RUN = RunId("r" * 26)
 OURS = channel.run_metadata(RUN)
 ALICE, BOB, CAROL = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
-ROUND = Round(1, 1)
+ITERATION = Iteration(1, 1)
 MICROBATCH = MicrobatchId(1, 0, 0)
 FLOW = FlowId(ALICE, 0)
-ACTIVATION = m.ForwardActivation(ROUND, MICROBATCH, FLOW, (NodeId("r" * 52),))
+ACTIVATION = m.ForwardActivation(ITERATION, MICROBATCH, FLOW, (NodeId("r" * 52),))
 
 
 class Host:
@@ -236,8 +236,8 @@ def test_what_is_passed_on_says_from_whom_and_to_whom() -> None:
 
     async def test(both: Pair) -> None:
         onwards, here = Way(ALICE, CAROL, 3, 1), Way(CAROL, BOB, 2, 9)
-        both.client.send(BOB, 3, m.CanTake(ROUND), onwards)
-        both.client.send(BOB, 3, m.CanTake(ROUND), here)
+        both.client.send(BOB, 3, m.CanTake(ITERATION), onwards)
+        both.client.send(BOB, 3, m.CanTake(ITERATION), here)
         await both.client.flush(timeout_s=10.0)
         both.client.send_tensor(BOB, 3, ACTIVATION, memoryview(b"abc"), 1, here)
         await both.client.flush(timeout_s=10.0)
@@ -256,9 +256,9 @@ def test_tensors_arrive_bit_for_bit(size: int) -> None:
         data = os.urandom(size)
         kinds: list[m.Message] = [
             ACTIVATION,
-            m.BackwardGradient(ROUND, MICROBATCH, FLOW, (BOB,)),
-            m.ReducePart(AveragingId(ROUND, 1), 1, 1, 1),
-            m.ReducedPart(AveragingId(ROUND, 1), 1),
+            m.BackwardGradient(ITERATION, MICROBATCH, FLOW, (BOB,)),
+            m.ReducePart(AveragingId(ITERATION, 1), 1, 1, 1),
+            m.ReducedPart(AveragingId(ITERATION, 1), 1),
         ]
         for token, message in enumerate(kinds):
             both.client.send_tensor(BOB, 1, message, memoryview(data), token)

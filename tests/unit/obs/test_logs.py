@@ -29,12 +29,12 @@ def test_one_event_gives_a_json_line_and_a_short_text(tmp_path: Path) -> None:
     logger = set_up_logs(file=tmp_path / "a" / "log", context=context, terminal=terminal)
     log_note(logger, "peer.suspected", {"peer": "abc", "reason": "silent"})
     context.fields["stage_index"] = 3
-    log_note(logger, "round.opened", {"round": "5.1"})  # DEBUG: in the file only.
+    log_note(logger, "iteration.opened", {"iteration": "5.1"})  # DEBUG: in the file only.
     lines = [json.loads(line) for line in (tmp_path / "a" / "log").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["peer.suspected", "round.opened"]
+    assert [line["event"] for line in lines] == ["peer.suspected", "iteration.opened"]
     assert [line["level"] for line in lines] == ["warning", "debug"]
     assert lines[1]["stage_index"] == 3
-    assert lines[1]["round"] == "5.1"
+    assert lines[1]["iteration"] == "5.1"
     assert terminal.getvalue()[8:] == " warning abc is suspected: silent\n"
 
 
@@ -89,7 +89,7 @@ def test_errors_of_a_kind_are_counted_by_the_minute() -> None:
 def test_what_is_no_warning_is_always_written(tmp_path: Path) -> None:
     logger = set_up_logs(file=tmp_path / "log", terminal=io.StringIO())
     for _ in range(20):
-        log_note(logger, "iteration.committed", {"round": "1.1", "loss": 1.0})
+        log_note(logger, "iteration.committed", {"iteration": "1.1", "loss": 1.0})
     assert len((tmp_path / "log").read_text().splitlines()) == 20
 
 
@@ -139,7 +139,9 @@ def test_an_unregistered_event_is_shown_with_all_its_fields() -> None:
 
 
 def test_fields_that_the_text_does_not_mention_follow_it() -> None:
-    text = render_note("iteration.committed", {"round": "3.1", "loss": 2.5000000001, "extra": 1})
+    text = render_note(
+        "iteration.committed", {"iteration": "3.1", "loss": 2.5000000001, "extra": 1}
+    )
     assert text == "iteration 3.1 is committed, loss 2.5 extra=1"
     assert render_note("iteration.committed", {}) == "iteration ? is committed, loss ?"
 

@@ -1,4 +1,4 @@
-"""How long a round takes, worked out by hand and by a slower model."""
+"""How long an iteration takes, worked out by hand and by a slower model."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Routes over which a round is short, against the best of all there are."""
+"""Routes over which an iteration is short, against the best of all there are."""
 
 from itertools import pairwise, product
 from random import Random
@@ -71,7 +71,7 @@ def shorten(
 
 
 def shortest_s(graph: FlowGraph, numbers: dict[NodeId, int], compute_s: float) -> float:
-    """Return the length of the shortest round of all that can be."""
+    """Return the length of the shortest iteration of all that can be."""
     pairs = [*product(*(room for room in rooms_of(graph)))]
     best = float("inf")
     for ways in [*product(pairs, repeat=3), *product(pairs, repeat=2)]:
@@ -83,7 +83,7 @@ def shortest_s(graph: FlowGraph, numbers: dict[NodeId, int], compute_s: float) -
 
 
 @pytest.mark.parametrize("compute_s", [0.5, 20.0])
-def test_a_round_is_hardly_longer_than_the_shortest_that_can_be(compute_s: float) -> None:
+def test_a_iteration_is_hardly_longer_than_the_shortest_that_can_be(compute_s: float) -> None:
     """Also with more microbatches than flows, and where devices are what is waited for."""
     ratios, before = [], []
     for seed in range(5):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from decod.ids import FlowId, MicrobatchId, NodeId, Round, TensorId
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
@@ -20,7 +20,7 @@ D0, D1 = NodeId("d0"), NodeId("d1")
 R1A, R1B, R1C = NodeId("r1a"), NodeId("r1b"), NodeId("r1c")
 R2A, R2B = NodeId("r2a"), NodeId("r2b")
 STRANGER = NodeId("stranger")
-ROUND = Round(1, 1)
+ITERATION = Iteration(1, 1)
 CONFIG = ProtocolConfig()
 MANIFEST = "0" * 64
 
@@ -63,11 +63,15 @@ def view_of(
 
 
 def context_of(
-    node_id: NodeId, view: View, *, round_: Round = ROUND, config: ProtocolConfig = CONFIG
+    node_id: NodeId,
+    view: View,
+    *,
+    iteration: Iteration = ITERATION,
+    config: ProtocolConfig = CONFIG,
 ) -> Context:
     """Return a node's context; computing takes 1 s, and links cost what unmeasured ones do."""
     links = LinkTable(activation_size_bytes=0, compute_s=1.0)
-    context = Context(node_id=node_id, config=config, links=links, view=view, round=round_)
+    context = Context(node_id=node_id, config=config, links=links, view=view, iteration=iteration)
     context.adopt(view)
     return context
 
@@ -133,18 +137,18 @@ def received(sender: NodeId, message: Message, tensor: Tensor | None = None) -> 
 
 
 def committed(
-    closed: Round, opening: Opening, loss: float = 1.0, num_tokens: int = 1, **more: Any
+    closed: Iteration, opening: Opening, loss: float = 1.0, num_tokens: int = 1, **more: Any
 ) -> Open:
-    """Returns the opening behind a committed round."""
+    """Returns the opening behind a committed iteration."""
     return Open(closed, Outcome.COMMITTED, opening, loss=loss, num_tokens=num_tokens, **more)
 
 
-def repeated(closed: Round, opening: Opening, reason: str = "", hashes: Hashes = ()) -> Open:
-    """Returns the opening behind a round that never happened."""
+def repeated(closed: Iteration, opening: Opening, reason: str = "", hashes: Hashes = ()) -> Open:
+    """Returns the opening behind an iteration that never happened."""
     return Open(closed, Outcome.REPEATED, opening, reason, hashes)
 
 
-def ended(closed: Round, opening: Opening, reason: str = "", *, failed: bool = False) -> Open:
+def ended(closed: Iteration, opening: Opening, reason: str = "", *, failed: bool = False) -> Open:
     """Returns the end of a run."""
     return Open(closed, Outcome.ENDED, opening, reason, failed=failed)
 

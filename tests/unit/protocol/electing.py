@@ -1,9 +1,9 @@
 """A handful of nodes that elect leaders in virtual time, over a network that loses and delays.
 
-Of a round there is only what elections are about: members become ready at some time and say so;
-when all have, the leader commits; when somebody is gone it repeats the round without that member,
-if the rest are enough. Everything else that `NodeMachine` does is left out, so a second lasts
-microseconds, and any order of events can come up.
+Of an iteration there is only what elections are about: members become ready at some time and say
+so; when all have, the leader commits; when somebody is gone it repeats the iteration without that
+member, if the rest are enough. Everything else that `NodeMachine` does is left out, so a second
+lasts microseconds, and any order of events can come up.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from decod.ids import AveragingId, NodeId, Round
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import Context
@@ -42,7 +42,7 @@ class Content:
     """What an iteration has trained on."""
 
     term: int
-    round: Round
+    iteration: Iteration
     unanimous: bool
     """All members of the view had voted for it; else those that took part in an election."""
     seen_by: list["Node"] = field(default_factory=list)
@@ -57,8 +57,8 @@ class Node:
     alive: bool = True
     ready: bool = False
     lead: Lead | None = None
-    steps: dict[int, tuple[int, Round]] = field(default_factory=dict)
-    """The term and round of each iteration's step that it has taken."""
+    steps: dict[int, tuple[int, Iteration]] = field(default_factory=dict)
+    """The term and iteration of each iteration's step that it has taken."""
 
 
 class Faults:
@@ -90,11 +90,11 @@ class Electing:
         """Who is never ready by itself."""
         self.trace: list[str] = []
         view = view_of(*names)
-        opening = Opening(Round(1, 1), Round(0, 0), view)
+        opening = Opening(Iteration(1, 1), Iteration(0, 0), view)
         for member_ in view.members:
             self.nodes[member_.node_id] = self._node(member_.node_id, view, NO_PROMISE)
         for node in self.nodes:
-            self._open(node, repeated(Round(1, 0), opening, "begin"))
+            self._open(node, repeated(Iteration(1, 0), opening, "begin"))
         first = self.nodes[view.leader]
         first.lead = Lead(Quorum(view.leader))
         first.lead.quorum.opened(view)
@@ -102,7 +102,7 @@ class Electing:
         self._beat()
 
     def _node(self, node_id: NodeId, view: View, promise: Promise) -> Node:
-        context = context_of(node_id, view, round_=Round(0, 0))
+        context = context_of(node_id, view, iteration=Iteration(0, 0))
         rng = Random(self.rng.random())
         node: Node
         election = Election(context, rng, promise, lambda: HASHES if node.ready else ())
@@ -125,7 +125,7 @@ class Electing:
         old = self.nodes[node_id]
         old.alive = False
         empty = dataclasses.replace(old.context.view, version=0, term=1, members=())
-        context = dataclasses.replace(old.context, view=empty, round=Round(0, 0))
+        context = dataclasses.replace(old.context, view=empty, iteration=Iteration(0, 0))
         promise = self.disks.get(node_id, NO_PROMISE)
         node: Node
         rng = Random(self.rng.random())
@@ -201,8 +201,8 @@ class Electing:
             case em.LeaderIs():
                 stopped, effects = election.leader_is(now_s, message)
                 node.lead = None if stopped else node.lead
-            case m.CatchUp(round_):
-                effects = election.catch_up(sender, round_, view_term=term)
+            case m.CatchUp(iteration):
+                effects = election.catch_up(sender, iteration, view_term=term)
             case m.Ping(nonce):
                 effects = [fx.Send(sender, m.Pong(nonce))]
             case m.Pong(nonce):
@@ -210,18 +210,18 @@ class Electing:
             case m.Open():
                 self._open(to, message)
             case m.Ready() if term == ours and node.lead is not None:
-                if message.round == node.context.round:
+                if message.iteration == node.context.iteration:
                     node.lead.ready.add(sender)
         if 0 < term < ours:
             effects.append(election.told(sender))
         self._perform(to, effects)
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- iterations -------------------------------------------------------------------------------
 
     def _open(self, node_id: NodeId, decision: m.Open) -> None:
         node, opening = self.nodes[node_id], decision.opening
         context = node.context
-        if (opening.view.term, opening.round) <= (context.view.term, context.round):
+        if (opening.view.term, opening.iteration) <= (context.view.term, context.iteration):
             return
         if node.election.voter.withstands(decision):
             return
@@ -230,15 +230,15 @@ class Electing:
                 node.alive = False
             return
         committed = opening.committed
-        if context.view.members and committed.iteration > max(node.steps, default=0):
-            term = self.committed[committed.iteration].term
-            voted_in = (term, committed) == (context.view.term, context.round)
+        if context.view.members and committed.number > max(node.steps, default=0):
+            term = self.committed[committed.number].term
+            voted_in = (term, committed) == (context.view.term, context.iteration)
             if not node.ready or not voted_in:
                 node.alive = False  # It is not in step.
                 return
             self._step(node)
         context.adopt(opening.view)
-        context.round = opening.round
+        context.iteration = opening.iteration
         node.ready = False
         if opening.view.leader != node_id:
             node.lead = None
@@ -262,30 +262,38 @@ class Electing:
             self._repeat(node, term=won.term, without=old)
 
     def _commit(self, node: Node, *, term: int, without: set[NodeId]) -> None:
-        round_, opened = node.context.round, node.context.view.term
-        content = Content(opened, round_, unanimous=not without)
-        before = self.committed.get(round_.iteration)
-        if before is not None and (before.term, before.round) != (opened, round_):
+        iteration, opened = node.context.iteration, node.context.view.term
+        content = Content(opened, iteration, unanimous=not without)
+        before = self.committed.get(iteration.number)
+        if before is not None and (before.term, before.iteration) != (opened, iteration):
             raise AssertionError(f"{before} and {content}\n" + self.told())
-        self.committed[round_.iteration] = before or content
-        self._announce(node, Round(round_.iteration + 1, 1), round_, term=term, without=without)
+        self.committed[iteration.number] = before or content
+        self._announce(
+            node, Iteration(iteration.number + 1, 1), iteration, term=term, without=without
+        )
 
     def _step(self, node: Node) -> None:
-        """A node takes the step of its round; nobody beside it may have taken another."""
-        round_, view = node.context.round, node.context.view
-        content = self.committed[round_.iteration]
-        assert (content.term, content.round) == (view.term, round_), self.told()
-        node.steps[round_.iteration] = (view.term, round_)
+        """A node takes the step of its iteration; nobody beside it may have taken another."""
+        iteration, view = node.context.iteration, node.context.view
+        content = self.committed[iteration.number]
+        assert (content.term, content.iteration) == (view.term, iteration), self.told()
+        node.steps[iteration.number] = (view.term, iteration)
         content.seen_by.append(node)
 
     def _repeat(self, node: Node, *, term: int, without: set[NodeId]) -> None:
-        round_, last = node.context.round, node.election.last
+        iteration, last = node.context.iteration, node.election.last
         assert last is not None
-        again = Round(round_.iteration, round_.attempt + 1)
+        again = Iteration(iteration.number, iteration.attempt + 1)
         self._announce(node, again, last.opening.committed, term=term, without=without)
 
     def _announce(
-        self, node: Node, round_: Round, committed: Round, *, term: int, without: set[NodeId]
+        self,
+        node: Node,
+        iteration: Iteration,
+        committed: Iteration,
+        *,
+        term: int,
+        without: set[NodeId],
     ) -> None:
         lead, old, me = node.lead, node.context.view, node.context.node_id
         assert lead is not None
@@ -302,8 +310,8 @@ class Electing:
         lead.ready, lead.gone = set(), set()
         lead.quorum.opened(view)
         electors = lead.quorum.told_with(view)
-        opening = Opening(round_, committed, view, electors=electors)
-        decision = repeated(round_, opening, "")
+        opening = Opening(iteration, committed, view, electors=electors)
+        decision = repeated(iteration, opening, "")
         self._open(me, decision)
         for other in {*old.by_id, *view.by_id} - {me}:
             self._send(me, other, decision)
@@ -328,10 +336,12 @@ class Electing:
         node.ready = node.ready or (node_id not in self.never_ready and self.rng.random() < 0.1)
         if node.ready and not node.election.bound:
             self._send(
-                node_id, view.leader, m.Ready(AveragingId(node.context.round, view.version), HASHES)
+                node_id,
+                view.leader,
+                m.Ready(AveragingId(node.context.iteration, view.version), HASHES),
             )
         if node.lead is None:
-            self._send(node_id, view.leader, m.Heartbeat(node.context.round))
+            self._send(node_id, view.leader, m.Heartbeat(node.context.iteration))
             return
         for other in view.by_id.keys() - {node_id}:
             assert node.election.last is not None

@@ -1,6 +1,6 @@
 """A leader and a few relays that are about to train, and what tests do to them."""
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.effects import Stop
 from decod.protocol.core.view import Opening, View
@@ -35,7 +35,9 @@ def stops(world: World, name: str) -> Stop:
     return stop
 
 
-def abort(world: World, round_: Round, view: View | None = None, **flags: bool) -> messages.Open:
+def abort(
+    world: World, iteration: Iteration, view: View | None = None, **flags: bool
+) -> messages.Open:
     machine = world.hosts[D0].machine
-    opening = Opening(round_, Round(0, 0), view or machine.context.view, **flags)
-    return repeated(machine.context.round, opening, "of a test")
+    opening = Opening(iteration, Iteration(0, 0), view or machine.context.view, **flags)
+    return repeated(machine.context.iteration, opening, "of a test")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Send
 from decod.protocol.core.era import Kept
 from decod.protocol.core.identity import RunShape
@@ -118,7 +118,7 @@ def test_members_that_leave_do_not_count_for_their_stage(admission: Admission) -
 
 def test_members_that_are_paused_do_not_count_for_their_stage(admission: Admission) -> None:
     view = view_of("d0", member("r1a", capacity=0), "r2a")
-    assert not admission.enough(view, Round(0, 0), started=True)
+    assert not admission.enough(view, Iteration(0, 0), started=True)
     loads = {R1A: NodeLoad(R1A, 0, 0, 0, ""), R2A: NodeLoad(R2A, 2, 2, 0, "")}
     admission.join(view, R1B, RELAY)
     assert sent(admission.assign_waiting(view, loads)) == [(R1B, Assign(1, -1))]
@@ -135,15 +135,15 @@ def test_candidates_on_their_way_count_as_capacity() -> None:
 def test_a_candidate_that_stands_ready_can_become_a_member(admission: Admission) -> None:
     join = dataclasses.replace(insisting(1), name="attic")
     admission.join(NOBODY, R1A, join)
-    assert admission.members(Round(4, 0)) == []
+    assert admission.members(Iteration(4, 0)) == []
     for _ in range(2):
-        level = Prepared(1, "h", Round(3, 1))
+        level = Prepared(1, "h", Iteration(3, 1))
         assert sent(admission.prepared(NOBODY, R1A, level)) == [(R1A, Assign(1, -1))]
     assert admission.any_prepared
-    (new,) = admission.members(Round(4, 0))
+    (new,) = admission.members(Iteration(4, 0))
     assert new == dataclasses.replace(member("r1a", since_iteration=4), address="r:1", name="attic")
-    assert admission.members(Round(4, 0), [member("d0"), member("r1b")]) == [new]
-    assert admission.members(Round(4, 0), [member("d0"), member("r2a")]) == [], (
+    assert admission.members(Iteration(4, 0), [member("d0"), member("r1b")]) == [new]
+    assert admission.members(Iteration(4, 0), [member("d0"), member("r2a")]) == [], (
         "nobody has its stage's state"
     )
 
@@ -153,23 +153,23 @@ def test_only_who_is_level_with_its_stage_enters_one_that_trains(admission: Admi
     admission.join(NOBODY, R1A, insisting(1))
     staff = [member("d0"), member("r1b")]
 
-    def enters(held: Round, committed: Round) -> bool:
+    def enters(held: Iteration, committed: Iteration) -> bool:
         admission.prepared(NOBODY, R1A, Prepared(1, "h", held))
         return bool(admission.members(committed, staff))
 
-    assert enters(Round(0, 0), Round(0, 0)), "what was built is what all begin with"
-    assert not enters(Round(0, 0), Round(1, 1)), "it follows nobody yet"
-    assert enters(Round(7, 0), Round(8, 2))
-    assert enters(Round(9, 1), Round(8, 2)), "it undoes a step that was not committed"
-    assert not enters(Round(6, 1), Round(8, 2))
-    assert not enters(Round(8, 1), Round(8, 0, 1)), "what it holds was given up"
+    assert enters(Iteration(0, 0), Iteration(0, 0)), "what was built is what all begin with"
+    assert not enters(Iteration(0, 0), Iteration(1, 1)), "it follows nobody yet"
+    assert enters(Iteration(7, 0), Iteration(8, 2))
+    assert enters(Iteration(9, 1), Iteration(8, 2)), "it undoes a step that was not committed"
+    assert not enters(Iteration(6, 1), Iteration(8, 2))
+    assert not enters(Iteration(8, 1), Iteration(8, 0, 1)), "what it holds was given up"
     for _ in range(4):
-        admission.committed(Round(8, 2), staff)
-    assert enters(Round(6, 1), Round(8, 2))
-    assert not enters(Round(5, 1), Round(8, 2))
-    enters(Round(0, 0), Round(8, 2))
-    admission.committed(Round(8, 2), staff)
-    assert not enters(Round(6, 1), Round(8, 2)), "it has begun anew"
+        admission.committed(Iteration(8, 2), staff)
+    assert enters(Iteration(6, 1), Iteration(8, 2))
+    assert not enters(Iteration(5, 1), Iteration(8, 2))
+    enters(Iteration(0, 0), Iteration(8, 2))
+    admission.committed(Iteration(8, 2), staff)
+    assert not enters(Iteration(6, 1), Iteration(8, 2)), "it has begun anew"
 
 
 @pytest.mark.parametrize("message", [Prepared(2, "h"), Prepared(0, "h")])
@@ -239,15 +239,15 @@ def test_a_run_begins_with_the_least_number_and_goes_on_with_one(
 ) -> None:
     admission = Admission(configured(min_nodes_per_stage=2), SHAPE)
     view = view_of(*present, num_stages=3)
-    assert admission.enough(view, Round(0, 0), started=started) is enough
+    assert admission.enough(view, Iteration(0, 0), started=started) is enough
 
 
 def test_prepared_candidates_count_towards_enough(admission: Admission) -> None:
     view = view_of("d0", "r1a", num_stages=3)
     admission.join(view, R2A, insisting(2))
-    assert not admission.enough(view, Round(0, 0), started=False)
+    assert not admission.enough(view, Iteration(0, 0), started=False)
     admission.prepared(NOBODY, R2A, Prepared(2, "h"))
-    assert admission.enough(view, Round(0, 0), started=False)
+    assert admission.enough(view, Iteration(0, 0), started=False)
 
 
 def test_once_the_run_has_begun_what_candidates_have_built_is_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""One stage's reduction: every member ends with the same bits, or the round fails."""
+"""One stage's reduction: every member ends with the same bits, or the iteration fails."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -20,10 +20,10 @@ from decod.protocol.strategy.step import Step, StepState
 from tests.unit.protocol.cast import (
     D0,
     D1,
+    ITERATION,
     R1A,
     R1B,
     R1C,
-    ROUND,
     context_of,
     end_job,
     freed,
@@ -37,18 +37,18 @@ from tests.unit.protocol.cast import (
 )
 
 BATCH = [mb(k) for k in range(4)]
-BEGIN = BeginAggregation(AveragingId(ROUND, 1), 4, digest_of(BATCH))
+BEGIN = BeginAggregation(AveragingId(ITERATION, 1), 4, digest_of(BATCH))
 VIEW = view_of("d0", "r1a", "r1b", "r1c")
 """Tree: d0 -> r1a -> r1b, r1c."""
 
 
 def contribution(part: int, folded: list[MicrobatchId]) -> ReducePart:
-    return ReducePart(AveragingId(ROUND, 1), part, len(folded), digest_of(folded))
+    return ReducePart(AveragingId(ITERATION, 1), part, len(folded), digest_of(folded))
 
 
 def ready(failure: str = "", **hashes: str) -> Ready:
     stages = tuple(sorted((int(stage[1:]), value) for stage, value in hashes.items()))
-    return Ready(AveragingId(ROUND, 1), stages, failure)
+    return Ready(AveragingId(ITERATION, 1), stages, failure)
 
 
 def machine_of(context: Context, *, loaded: bool = True) -> Step:
@@ -94,7 +94,9 @@ def test_the_word_goes_down_the_tree_and_a_repeat_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("folded", [BATCH[:3], [*BATCH[:3], BATCH[0]], [*BATCH, mb(9)], []])
-def test_a_sum_that_is_not_the_committed_set_fails_the_round(folded: list[MicrobatchId]) -> None:
+def test_a_sum_that_is_not_the_committed_set_fails_the_iteration(
+    folded: list[MicrobatchId],
+) -> None:
     """A gradient that lacks or repeats a microbatch must not enter the model (I2)."""
     alone = Member(R1A, alone=True)
     reason = f"stage 1 folded {len(folded)} microbatches, not the 4 committed"
@@ -135,15 +137,17 @@ def test_each_member_reduces_one_part_of_everybodys_sum() -> None:
 
     effects = member.machine._averager._reduced(tensor(20).id, 0.0)
     assert effects == [
-        SendTensor(R1A, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
-        SendTensor(R1C, ReducedPart(AveragingId(ROUND, 1), 1), tensor(20).id),
+        SendTensor(R1A, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
+        SendTensor(R1C, ReducedPart(AveragingId(ITERATION, 1), 1), tensor(20).id),
     ]
     assert (
-        member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(22)))
+        member.machine.received(
+            received(R1C, ReducedPart(AveragingId(ITERATION, 1), 2), tensor(22))
+        )
         == []
     )
     effects = member.machine.received(
-        received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(21))
+        received(R1A, ReducedPart(AveragingId(ITERATION, 1), 0), tensor(21))
     )
     assert jobs_of(effects) == [Propose(1, 3, 4)]
     (start,) = (e for e in effects if hasattr(e, "inputs"))
@@ -223,7 +227,7 @@ def test_a_repeated_part_counts_once() -> None:
 def test_an_average_from_who_does_not_reduce_it_is_freed(sender: NodeId, part: int) -> None:
     member = Member()
     effects = member.machine.received(
-        received(sender, ReducedPart(AveragingId(ROUND, 1), part), tensor(1))
+        received(sender, ReducedPart(AveragingId(ITERATION, 1), part), tensor(1))
     )
     assert freed(effects) == [1]
 
@@ -232,19 +236,19 @@ def test_an_average_that_is_there_already_or_comes_after_the_vote_is_freed() -> 
     member = Member()
     member.begin(BATCH)
     assert (
-        member.machine.received(received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(1)))
+        member.machine.received(received(R1A, ReducedPart(AveragingId(ITERATION, 1), 0), tensor(1)))
         == []
     )
     assert freed(
-        member.machine.received(received(R1A, ReducedPart(AveragingId(ROUND, 1), 0), tensor(2)))
+        member.machine.received(received(R1A, ReducedPart(AveragingId(ITERATION, 1), 0), tensor(2)))
     ) == [2]
     member.machine.averaging_failed("no memory")
     assert freed(
-        member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(3)))
+        member.machine.received(received(R1C, ReducedPart(AveragingId(ITERATION, 1), 2), tensor(3)))
     ) == [3]
 
 
-def test_parts_that_do_not_add_up_fail_the_round() -> None:
+def test_parts_that_do_not_add_up_fail_the_iteration() -> None:
     member = Member()
     member.gather(BATCH[1:])
     member.machine.received(received(R1A, contribution(1, BATCH[1:2]), tensor(1)))
@@ -254,11 +258,11 @@ def test_parts_that_do_not_add_up_fail_the_round() -> None:
     assert jobs_of(effects) == []
 
 
-def test_an_abandoned_round_frees_all_that_it_held() -> None:
+def test_an_abandoned_iteration_frees_all_that_it_held() -> None:
     member = Member()
     member.gather(BATCH[1:])
     member.machine.received(received(R1A, contribution(1, BATCH[:1]), tensor(1)))
-    member.machine.received(received(R1C, ReducedPart(AveragingId(ROUND, 1), 2), tensor(2)))
+    member.machine.received(received(R1C, ReducedPart(AveragingId(ITERATION, 1), 2), tensor(2)))
     assert sorted(freed(member.machine.abandon())) == [1, 2, 11]
     assert member.machine.abandon() == []
 
@@ -310,7 +314,7 @@ def test_a_member_whose_job_fails_votes_against_once() -> None:
 @pytest.mark.parametrize(
     ("proposed", "odd"), [("hxh", [1]), ("xhh", [0]), ("hxx", [0]), ("hxy", [1, 2])]
 )
-def test_members_that_differ_fail_the_round_and_those_who_differ_from_most_are_told(
+def test_members_that_differ_fail_the_iteration_and_those_who_differ_from_most_are_told(
     proposed: str, odd: list[int]
 ) -> None:
     """All members hold bit-identical parameters after a commit (I3)."""
@@ -323,7 +327,7 @@ def test_members_that_differ_fail_the_round_and_those_who_differ_from_most_are_t
     effects = head.machine.vote.received(R1C, ready(s1=proposed[2]))
     told = tuple(members[k] for k in odd)
     *differ, (to, vote) = sent(effects)
-    assert differ == [(node, Differs(ROUND.iteration - 1, told)) for node in told]
+    assert differ == [(node, Differs(ITERATION.number - 1, told)) for node in told]
     assert isinstance(vote, Ready)
     assert (to, vote.failure) == (D0, "members of stage 1 differ after the step")
     notes = [effect for effect in effects if isinstance(effect, Note)]
@@ -347,7 +351,7 @@ def test_votes_that_differ_far_from_the_head_reach_it_by_name() -> None:
     inner.vote.propose("h")
     inner.vote.received(ids[names[4]], ready(s1="h"))
     below = Ready(
-        AveragingId(ROUND, 1), ((1, "h"),), votes=((ids[names[3]], "h"), (ids[names[8]], "x"))
+        AveragingId(ITERATION, 1), ((1, "h"),), votes=((ids[names[3]], "h"), (ids[names[8]], "x"))
     )
     ((to, vote),) = sent(inner.vote.received(ids[names[3]], below))
     assert isinstance(vote, Ready)
@@ -386,7 +390,7 @@ def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     assert root.vote == ready(s0="a", s1="b")
 
 
-def test_a_vote_against_the_round_is_final() -> None:
+def test_a_vote_against_the_iteration_is_final() -> None:
     """A part that comes later must not take the vote back and start the device again."""
     head = Member(R1A)
     head.gather(BATCH[1:])

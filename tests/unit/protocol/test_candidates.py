@@ -32,13 +32,13 @@ def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -
 
 def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> None:
     run = Run()
-    leader, round_ = run.leader, run.leader.round
+    leader, iteration = run.leader, run.leader.iteration
     assert leader.state is LeaderState.GATHERING
     leader.overdue(CONFIG.heartbeat_timeout_s)
     assert leader.admission.standing_by == set()
-    assert leader.admission.members(round_) == []
+    assert leader.admission.members(iteration) == []
     run.enter(R1A)
     assert leader.view.version == 0, "both data nodes have to be heard of first"
     for node in (D0, D1):
-        for_leader(6.0, leader, node, Prepared(0, "h0", round_))
+        for_leader(6.0, leader, node, Prepared(0, "h0", iteration))
     assert set(leader.view.by_id) == {D0, D1, R1A}

@@ -23,11 +23,11 @@ from decod.protocol.strategy.step import Step
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
+    ITERATION,
     R1A,
     R1B,
     R1C,
     R2A,
-    ROUND,
     context_of,
     end_job,
     jobs_of,
@@ -40,13 +40,13 @@ from tests.unit.protocol.cast import (
 )
 
 BATCH = [mb(k) for k in range(4)]
-BEGIN = BeginAggregation(AveragingId(ROUND, 1), 4, digest_of(BATCH))
-NORM = GradientNorm(AveragingId(ROUND, 1), 5.0)
+BEGIN = BeginAggregation(AveragingId(ITERATION, 1), 4, digest_of(BATCH))
+NORM = GradientNorm(AveragingId(ITERATION, 1), 5.0)
 
 
 def squares(**sums: float) -> GradientSquares:
     return GradientSquares(
-        AveragingId(ROUND, 1), tuple((int(name[1:]), sum_) for name, sum_ in sums.items())
+        AveragingId(ITERATION, 1), tuple((int(name[1:]), sum_) for name, sum_ in sums.items())
     )
 
 
@@ -73,13 +73,13 @@ class Member:
         effects: list[Effect] = []
         for other in {R1A, R1B, R1C} - {self.context.node_id}:
             effects += self.machine.received(
-                received(other, ReducePart(AveragingId(ROUND, 1), index, 0, 0), None)
+                received(other, ReducePart(AveragingId(ITERATION, 1), index, 0, 0), None)
             )
         end_job(self.context, effects, tensor(20))
         return self.machine._averager._reduced(tensor(20).id, 0.25)
 
     def reduced(self, sender: NodeId, part: int, square_sum: float) -> list[Effect]:
-        message = ReducedPart(AveragingId(ROUND, 1), part, square_sum)
+        message = ReducedPart(AveragingId(ITERATION, 1), part, square_sum)
         return self.machine.received(received(sender, message, tensor(30 + part)))
 
 
@@ -116,8 +116,8 @@ def test_the_first_of_a_stage_adds_up_its_parts_in_order() -> None:
 def test_the_others_of_a_stage_say_only_what_is_in_their_part() -> None:
     other = Member(R1B)
     assert sent(other.reduce(1)) == [
-        (R1A, ReducedPart(AveragingId(ROUND, 1), 1, 0.25)),
-        (R1C, ReducedPart(AveragingId(ROUND, 1), 1, 0.25)),
+        (R1A, ReducedPart(AveragingId(ITERATION, 1), 1, 0.25)),
+        (R1C, ReducedPart(AveragingId(ITERATION, 1), 1, 0.25)),
     ]
     assert sent(other.reduced(R1A, 0, 1.0) + other.reduced(R1C, 2, 1.0)) == []
     assert other.machine.awaited == {R1A}
@@ -183,5 +183,7 @@ def test_the_account_of_a_vote_tells_the_norm() -> None:
     end_job(alone.context, alone.begin())
     alone.machine._clipping.add_part(0, 9.0)
     end_job(alone.context, alone.machine.received(received(D0, NORM)))
-    assert alone.machine.vote.propose("h") == [Send(D0, Ready(AveragingId(ROUND, 1), ((2, "h"),)))]
+    assert alone.machine.vote.propose("h") == [
+        Send(D0, Ready(AveragingId(ITERATION, 1), ((2, "h"),)))
+    ]
     assert dict(alone.machine.account)["gradient_norm"] == 5.0

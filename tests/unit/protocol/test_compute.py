@@ -155,10 +155,10 @@ def test_a_reset_drops_what_waits_and_what_runs(
 @pytest.mark.parametrize(
     "job", [jobs.Build(1), jobs.Load(3, "{}"), jobs.Snapshot(True), jobs.CommitStep(3)]
 )
-def test_a_reset_keeps_what_belongs_to_no_round(
+def test_a_reset_keeps_what_belongs_to_no_iteration(
     queue: ComputeQueue, owner: Owner, job: jobs.Job
 ) -> None:
-    """The commit is of the round before: an abort that follows at once must not undo it."""
+    """The commit is of the iteration before: an abort that follows at once must not undo it."""
     for each in (job, jobs.Embed(mb(0)), job):
         queue.submit(each, owner)
     queue.reset()

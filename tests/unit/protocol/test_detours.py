@@ -18,10 +18,10 @@ from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R2A,
     R2B,
-    ROUND,
     context_of,
     end_job,
     flow,
@@ -36,8 +36,8 @@ from tests.unit.protocol.cast import (
 D1, R3A = NodeId("d1"), NodeId("r3a")
 M, THEIRS = mb(0), MicrobatchId(1, 1, 0)
 PATH = (R1A, R2A, R3A)
-FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
+FORWARD = ForwardActivation(ITERATION, M, flow(0), PATH)
+GRADIENT = BackwardGradient(ITERATION, M, flow(0), PATH)
 MEGABYTE = 1_000_000
 
 
@@ -153,10 +153,10 @@ class Relay:
 
 def test_what_comes_by_way_of_a_data_node_is_taken_as_its_senders() -> None:
     relay = Relay()
-    complete = Send(R1A, Complete(ROUND, M, 1.0))
+    complete = Send(R1A, Complete(ITERATION, M, 1.0))
     assert relay.forward() == [SendTensor(D0, FORWARD, tensor(2).id), complete]
     again = relay.machine.activation(D0, FORWARD, tensor(9))
-    assert (freed(again), sent(again)) == ([9], [(R1A, Complete(ROUND, M, 0.0))])
+    assert (freed(again), sent(again)) == ([9], [(R1A, Complete(ITERATION, M, 0.0))])
     back = relay.machine.gradient(D0, GRADIENT, tensor(3))
     assert jobs_of(back) == [Backward(M)]
     end_job(relay.context, back, tensor(4))
@@ -168,7 +168,7 @@ def test_a_refusal_goes_to_who_has_computed_and_not_to_who_has_passed_it_on() ->
     relay = Relay()
     del relay.flows.entries[flow(0)]
     effects = relay.machine.activation(D0, FORWARD, tensor(1))
-    assert sent(effects) == [(R1A, Deny(ROUND, M, flow(0), "no such flow here"))]
+    assert sent(effects) == [(R1A, Deny(ITERATION, M, flow(0), "no such flow here"))]
 
 
 def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
@@ -177,7 +177,7 @@ def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
     assert relay.machine.gradient(D0, GRADIENT, tensor(8)) == []
     effects = relay.forward()
     assert freed(effects) == [1]
-    assert sent(effects) == [(R1A, Complete(ROUND, M, 1.0))]
+    assert sent(effects) == [(R1A, Complete(ITERATION, M, 1.0))]
     assert jobs_of(effects) == [Backward(M)]
 
 
@@ -185,7 +185,7 @@ def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
 def test_complete_tells_how_good_a_detour_was(waited_s: float, then: NodeId) -> None:
     relay = Relay()
     relay.forward()
-    relay.machine.complete(waited_s, R3A, Complete(ROUND, M, 0.5))
+    relay.machine.complete(waited_s, R3A, Complete(ITERATION, M, 0.5))
     relay.machine.reset()
     assert relay.forward(3)[0] == SendTensor(then, FORWARD, tensor(4).id)
 
@@ -255,7 +255,7 @@ def test_what_comes_home_by_way_of_another_data_node_has_come_home() -> None:
     assert jobs_of(machine.activation(D1, FORWARD, tensor(2))) == [Head(M)]
     end_job(machine._context, machine._context.compute.submit(Head(M), NOBODY), tensor(3))
     effects = machine.headed(M, Loss(1.0, 1), tensor(3).id, 0.5)
-    assert (R3A, Complete(ROUND, M, 0.5)) in sent(effects)
+    assert (R3A, Complete(ITERATION, M, 0.5)) in sent(effects)
     assert jobs_of(machine.gradient(D1, GRADIENT, tensor(4))) == [EmbedBackward(M)]
 
 
@@ -291,7 +291,7 @@ def test_what_is_stuck_goes_another_way_once(*, told: bool) -> None:
     machine = slow_first_hop()
     machine.embedded(0.0, M, tensor(1).id)
     failed = SendFailed(D1, FORWARD, "cut", tensor(1).id)
-    deny = Deny(ROUND, M, flow(0), "it can't be passed on")
+    deny = Deny(ITERATION, M, flow(0), "it can't be passed on")
     effects = machine.denied(1.0, D1, deny) if told else machine.undelivered(failed)
     assert effects == [SendTensor(R1A, FORWARD, tensor(1).id)]
     assert (machine.denied(2.0, D1, deny) if told else machine.undelivered(failed)) == []

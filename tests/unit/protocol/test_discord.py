@@ -2,9 +2,9 @@
 
 import pytest
 
-from decod.ids import NodeId, Round
-from decod.protocol.leadership.conflicts import Conflicts, Doubt, RoundStanding
-from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, ROUND, view_of
+from decod.ids import Iteration, NodeId
+from decod.protocol.leadership.conflicts import Conflicts, Doubt, IterationStanding
+from tests.unit.protocol.cast import CONFIG, D0, ITERATION, R1A, R1B, R1C, R2A, R2B, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 WIDE = view_of("d0", "r1a", "r1b", "r1c", "r2a", "r2b")
@@ -16,18 +16,21 @@ def discord() -> Conflicts:
 
 
 def told(
-    doubts: Conflicts, *times_s: float, ends: tuple[NodeId, NodeId] = (R1A, R2A), **changes: Round
+    doubts: Conflicts,
+    *times_s: float,
+    ends: tuple[NodeId, NodeId] = (R1A, R2A),
+    **changes: Iteration,
 ) -> dict[NodeId, str]:
     """Tell of one doubt again and again; return who goes then."""
-    standing = RoundStanding(VIEW, changes.get("round_", ROUND), batch_done=False)
+    standing = IterationStanding(VIEW, changes.get("iteration", ITERATION), batch_done=False)
     for now_s in times_s:
         doubts.doubted(now_s, Doubt(ends, slow=False), standing)
     return doubts.due(VIEW)
 
 
 def slowed(doubts: Conflicts, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
-    """Tell of tensors that were given up, in a round of its own; return who goes then."""
-    standing = RoundStanding(WIDE, Round(1, int(now_s) + 1), batch_done=False)
+    """Tell of tensors that were given up, in an iteration of its own; return who goes then."""
+    standing = IterationStanding(WIDE, Iteration(1, int(now_s) + 1), batch_done=False)
     for ends in pairs:
         doubts.doubted(now_s, Doubt(ends, slow=True), standing)
     return doubts.due(WIDE)
@@ -44,14 +47,14 @@ def test_a_doubt_that_stays_costs_the_end_that_is_missed_less() -> None:
     assert not doubts.due(VIEW)
 
 
-def test_a_round_that_gets_on_has_no_cut_link() -> None:
+def test_a_iteration_that_gets_on_has_no_cut_link() -> None:
     doubts = discord()
     assert not told(doubts, 0.0, PATIENCE_S - 0.1)
-    assert not told(doubts, PATIENCE_S, round_=Round(2, 1))
+    assert not told(doubts, PATIENCE_S, iteration=Iteration(2, 1))
 
 
 def test_two_mishaps_far_apart_are_no_cut_link() -> None:
-    """A round may be long, and a message may get lost twice in it."""
+    """An iteration may be long, and a message may get lost twice in it."""
     doubts = discord()
     apart_s = 2 * CONFIG.heartbeat_timeout_s + 1.0
     assert not told(doubts, 0.0, apart_s, 2 * apart_s)
@@ -81,7 +84,7 @@ def test_one_link_that_is_too_slow_costs_nobody_its_place() -> None:
     ids=["it says so", "others do", "both"],
 )
 def test_who_is_too_slow_for_several_others_goes(pairs: list[tuple[NodeId, NodeId]]) -> None:
-    """Doubts add up over repeated rounds: they come tens of seconds apart."""
+    """Doubts add up over repeated iterations: they come tens of seconds apart."""
     doubts = discord()
     assert not slowed(doubts, 0.0, pairs[0])
     assert list(slowed(doubts, 50.0, pairs[1])) == [R1A]
@@ -107,17 +110,17 @@ def test_what_was_slow_long_ago_does_not_count() -> None:
     assert not slowed(doubts, 181.0, (R1A, R2B))
 
 
-# --- rounds that stand still ------------------------------------------------------------------
+# --- iterations that stand still ------------------------------------------------------------------
 
 
-def test_after_a_second_round_without_progress_whoever_the_others_wait_for_goes() -> None:
+def test_after_a_second_iteration_without_progress_whoever_the_others_wait_for_goes() -> None:
     doubts = discord()
     awaited = {R1B: [R1A], R2A: [R1A], R1A: [], D0: [R2A]}
     doubts.stalled(300.0, WIDE, awaited)
     assert not doubts.due(WIDE)
     doubts.stalled(600.0, WIDE, awaited)
     (reason,) = [why for node, why in doubts.due(WIDE).items() if node == R1A]
-    assert "2 rounds stood still while r1b, r2a waited for it" in reason
+    assert "2 iterations stood still while r1b, r2a waited for it" in reason
 
 
 def test_who_waits_for_nobody_goes_before_who_waits_too() -> None:
@@ -129,7 +132,7 @@ def test_who_waits_for_nobody_goes_before_who_waits_too() -> None:
     assert list(doubts.due(WIDE)) == [R2B]
 
 
-def test_rounds_that_stand_still_with_commits_between_them_are_not_in_a_row() -> None:
+def test_iterations_that_stand_still_with_commits_between_them_are_not_in_a_row() -> None:
     doubts = discord()
     for at_s in (300.0, 900.0):
         doubts.stalled(at_s, WIDE, {R1B: [R1A]})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
 from decod.protocol.core.identity import NO_PROMISE, Promise
@@ -124,7 +124,7 @@ def test_the_smaller_part_of_a_run_commits_nothing(seed: int) -> None:
     assert len(world.leaders) == 2
     old, new = world.nodes[D0], world.nodes[D1]
     assert old.context.view.term == 1
-    assert old.context.round < new.context.round
+    assert old.context.iteration < new.context.iteration
     world.faults.sides = {}
     world.run(10.0)
     assert old.lead is None or not old.alive
@@ -134,7 +134,9 @@ def test_the_smaller_part_of_a_run_commits_nothing(seed: int) -> None:
 
 
 def ready_world(*names: str) -> Electing:
-    """Return a world in which all have cast their votes for a round, and nobody hears another."""
+    """Return a world in which all have cast their votes for an iteration, and nobody hears
+    another.
+    """
     world = Electing(*names, seed=1)
     for index, node in enumerate(world.nodes.values()):
         node.ready = True
@@ -147,19 +149,19 @@ def hear_each_other(world: Electing, *names: str) -> None:
 
 
 def aborted(world: Electing) -> m.Open:
-    """Return what the first leader says if it repeats the round in the same view."""
+    """Return what the first leader says if it repeats the iteration in the same view."""
     view = dataclasses.replace(world.nodes[D0].context.view, version=2)
-    return repeated(Round(1, 1), Opening(Round(1, 2), Round(0, 0), view), "it failed")
+    return repeated(Iteration(1, 1), Opening(Iteration(1, 2), Iteration(0, 0), view), "it failed")
 
 
 def voter_hears_of_an_abort() -> None:
-    """Else two leaders go on from different pasts: its next vote is for another round."""
+    """Else two leaders go on from different pasts: its next vote is for another iteration."""
     world = ready_world("d0", "d1", "d2", "r1a", "r1b")
     hear_each_other(world, "d1", "r1a", "r1b")
     world.run_until(lambda: world.disks.get(R1A) == Promise(2, D1))
     for node in (D0, NodeId("d2"), R1A):
         world._open(node, aborted(world))
-    # Its vote, that the round is ready, is on its way; then the two can't hear each other.
+    # Its vote, that the iteration is ready, is on its way; then the two can't hear each other.
     world.run(0.1)
     world.faults.sides = {D1: 1, NodeId("r1b"): 1}
     world.run(20.0)
@@ -189,7 +191,7 @@ def next_candidate_has_another_quorum() -> None:
     world.kill(D1)
     hear_each_other(world, "d2", "r1a", "r1b")
     world.run_until(lambda: len(world.leaders) > 2)
-    assert world.nodes[NodeId("d2")].steps == {1: (1, Round(1, 1))}, "not the same step"
+    assert world.nodes[NodeId("d2")].steps == {1: (1, Iteration(1, 1))}, "not the same step"
 
 
 FORKS = (voter_hears_of_an_abort, next_candidate_has_another_quorum)
@@ -210,21 +212,27 @@ def test_it_would_be_committed_twice_if_nobody_confirmed_it(scenario: Callable[[
 
 
 def voter(*, promise: Promise = NO_PROMISE) -> Election:
-    """Return the election of a relay in round 1.1 of term 1."""
+    """Return the election of a relay in iteration 1.1 of term 1."""
     view = view_of(D0, D1, "d2", R1A)
     context = context_of(R1A, view)
     election = Election(context, Random(0), promise, lambda: ())
-    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(
+        0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
+    )
     return election
 
 
 def test_a_vote_is_sent_when_it_is_on_disk_and_not_before() -> None:
     election = voter()
-    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [fx.PersistVote(2, D1)]
-    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [], "still being written"
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 1), 1)) == [
+        fx.PersistVote(2, D1)
+    ]
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 1), 1)) == [], (
+        "still being written"
+    )
     (vote,) = election.persisted(1.1, Promise(2, D1))
-    assert vote == fx.Send(D1, em.Vote(2, True, 1, Round(1, 1), 1))
-    assert election.stood(1.2, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == [vote], "a repeat"
+    assert vote == fx.Send(D1, em.Vote(2, True, 1, Iteration(1, 1), 1))
+    assert election.stood(1.2, D1, em.Candidacy(2, 1, Iteration(1, 1), 1)) == [vote], "a repeat"
     assert election.bound
 
 
@@ -232,9 +240,9 @@ def test_a_vote_is_sent_when_it_is_on_disk_and_not_before() -> None:
 def test_a_second_candidate_of_the_term_is_refused_even_after_a_restart(restarted: bool) -> None:
     election = voter(promise=Promise(2, D1) if restarted else NO_PROMISE)
     if not restarted:
-        election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1))
+        election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 1), 1))
         election.persisted(1.1, Promise(2, D1))
-    (answer,) = election.stood(1.2, NodeId("d2"), em.Candidacy(2, 1, Round(1, 1), 1))
+    (answer,) = election.stood(1.2, NodeId("d2"), em.Candidacy(2, 1, Iteration(1, 1), 1))
     assert isinstance(answer, fx.Send)
     assert isinstance(answer.message, em.Vote)
     assert not answer.message.granted
@@ -243,14 +251,14 @@ def test_a_second_candidate_of_the_term_is_refused_even_after_a_restart(restarte
 def test_who_has_forgotten_a_term_votes_for_nobody_of_an_earlier_one() -> None:
     """It may have known of a commit there that the candidate does not know."""
     election = voter(promise=Promise(5, D1))
-    (answer,) = election.stood(1.0, D1, em.Candidacy(6, 1, Round(1, 1), 1))
+    (answer,) = election.stood(1.0, D1, em.Candidacy(6, 1, Iteration(1, 1), 1))
     assert isinstance(answer, fx.Send)
-    assert answer.message == em.Vote(5, False, 1, Round(1, 1), 1)
+    assert answer.message == em.Vote(5, False, 1, Iteration(1, 1), 1)
 
 
 def test_a_candidate_that_is_behind_gets_the_decision_and_no_vote() -> None:
     election = voter()
-    decision, refusal = election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 0), 1))
+    decision, refusal = election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 0), 1))
     assert decision == fx.Send(D1, election.last)  # type: ignore[arg-type]
     assert isinstance(refusal, fx.Send)
     assert isinstance(refusal.message, em.Vote)
@@ -263,7 +271,9 @@ def test_a_leader_whose_signs_of_life_are_irregular_is_given_more_time(
 ) -> None:
     view = view_of(D0, D1, "d2", R1A)
     election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
-    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(
+        0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
+    )
     usual_s = election.deadline_s
     assert usual_s is not None
     now_s = 0.0
@@ -278,8 +288,8 @@ def test_a_leader_whose_signs_of_life_are_irregular_is_given_more_time(
 def test_who_leaves_has_no_vote() -> None:
     election = voter()
     election.abstain(0.5)
-    assert election.stood(1.0, D1, em.Candidacy(2, 1, Round(1, 1), 1)) == []
-    assert election.canvassed(1.0, D1, em.Canvass(1, Round(1, 1), 1)) == []
+    assert election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 1), 1)) == []
+    assert election.canvassed(1.0, D1, em.Canvass(1, Iteration(1, 1), 1)) == []
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -287,17 +297,19 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     """Its own vote was being written, or on disk, when its operator asked it to leave."""
     view = view_of(D0, D1, R1A)
     election = Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ())
-    election.adopt(0.0, repeated(Round(1, 0), Opening(Round(1, 1), Round(0, 0), view), ""))
+    election.adopt(
+        0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
+    )
     election.stand(1.0)
     assert election.persisted(1.0, Promise(2, D1)) if kept else True
     election.abstain(1.1)
     assert kept or election.persisted(1.2, Promise(2, D1)) == []
-    assert election.voted(1.3, R1A, em.Vote(2, True, 1, Round(1, 1), 1)) == []
+    assert election.voted(1.3, R1A, em.Vote(2, True, 1, Iteration(1, 1), 1)) == []
     assert election.take() is None
 
 
 def test_who_follows_a_leader_does_not_forget_its_term() -> None:
     election = voter()
     view = dataclasses.replace(election._context.view, term=3, version=2)
-    opening = Opening(Round(1, 2), Round(0, 0), view)
-    assert election.adopt(1.0, repeated(Round(1, 1), opening, "")) == [fx.PersistVote(3, D0)]
+    opening = Opening(Iteration(1, 2), Iteration(0, 0), view)
+    assert election.adopt(1.0, repeated(Iteration(1, 1), opening, "")) == [fx.PersistVote(3, D0)]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from decod.ids import AveragingId, NodeId, Round, TensorId
+from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import (
     Effect,
@@ -60,7 +60,7 @@ from tests.unit.protocol.cast import (
 
 VIEW = view_of("d0", "r1a", "r1b", version=3)
 DONORS = (member("r1a"), member("r1b"))
-BASE = Round(4, 0)
+BASE = Iteration(4, 0)
 
 
 class Candidate:
@@ -73,7 +73,7 @@ class Candidate:
             config=configured(keep_max_bytes=keep_max_bytes),
             links=LinkTable(activation_size_bytes=0, compute_s=1.0),
             view=nobody,
-            round=Round(0, 0),
+            iteration=Iteration(0, 0),
         )
         self.machine = Replay(self.context, "r1c:7700", self, incarnation=0)
         self.given: list[StartJob] = []
@@ -97,18 +97,18 @@ class Candidate:
         self.pipeline(Built("h4"))
 
     def average(
-        self, round_: Round, base_hash: str, *, part: int = 0, view: int = 3
+        self, iteration: Iteration, base_hash: str, *, part: int = 0, view: int = 3
     ) -> list[Effect]:
         """Let one of two parts of an average come."""
         message = Average(
-            AveragingId(round_, view), part, 2, 8, base_hash, _norm_of(round_.iteration)
+            AveragingId(iteration, view), part, 2, 8, base_hash, _norm_of(iteration.number)
         )
         arrived = tensor(next(self.tensors), 10)
         return self.take(self.machine.average(1.0, R1A, message, arrived))
 
-    def both(self, round_: Round, base_hash: str, *, view: int = 3) -> list[Effect]:
-        effects = self.average(round_, base_hash, view=view)
-        return effects + self.average(round_, base_hash, part=1, view=view)
+    def both(self, iteration: Iteration, base_hash: str, *, view: int = 3) -> list[Effect]:
+        effects = self.average(iteration, base_hash, view=view)
+        return effects + self.average(iteration, base_hash, part=1, view=view)
 
     def pipeline(self, result: JobResult) -> tuple[Job, list[Effect]]:
         """End the oldest job."""
@@ -132,9 +132,9 @@ def _norm_of(iteration: int) -> float:
     return iteration / 8
 
 
-def opening(committed: Round, *members: str) -> Opening:
+def opening(committed: Iteration, *members: str) -> Opening:
     view = view_of(*(members or ("d0", "r1a", "r1b", "r1c")), version=4)
-    return Opening(Round(committed.iteration + 1, 1), committed, view)
+    return Opening(Iteration(committed.number + 1, 1), committed, view)
 
 
 def test_a_candidate_asks_a_member_and_fetches_from_all() -> None:
@@ -152,19 +152,19 @@ def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
     """A step is final when what comes next says so, and not before."""
     candidate = Candidate()
     candidate.begin()
-    candidate.both(Round(5, 1), "h4")
-    candidate.both(Round(6, 1), "h5")
+    candidate.both(Iteration(5, 1), "h4")
+    candidate.both(Iteration(6, 1), "h5")
     assert candidate.given == []
     fetched = StateFetched(1, 4, "{}", tensor(next(candidate.tensors)))
     candidate.take(candidate.machine.fetched(fetched))
     job, _ = candidate.pipeline(Built("h4"))
     assert isinstance(job, Load)
     candidate.step(5)
-    assert candidate.machine.level == Round(5, 1)
+    assert candidate.machine.level == Iteration(5, 1)
     assert candidate.pipeline(Nothing())[0] == CommitStep(5)
     candidate.step(6)
     assert candidate.machine.abreast
-    assert candidate.machine.level == Round(6, 1)
+    assert candidate.machine.level == Iteration(6, 1)
     assert candidate.given == [], "nobody has said yet that 6 is final"
 
 
@@ -173,34 +173,34 @@ def test_averages_that_overtake_the_answer_are_kept_as_far_as_they_are_needed() 
     candidate = Candidate()
     candidate.machine.aim(1, DONORS)
     candidate.machine.knock(0.0)
-    candidate.both(Round(4, 1), "h3")
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(4, 1), "h3")
+    candidate.both(Iteration(5, 1), "h4")
     effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
     assert freed(effects) == [1, 2], "that of the state which is fetched"
     assert candidate.machine.num_behind == 1
     candidate.take(candidate.machine.fetched(StateFetched(1, 4, "{}", tensor(900))))
     candidate.pipeline(Built("h4"))
     candidate.step(5)
-    assert candidate.machine.level == Round(5, 1)
+    assert candidate.machine.level == Iteration(5, 1)
 
 
 def test_a_step_that_was_not_committed_is_undone() -> None:
     candidate = Candidate()
     candidate.load()
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
-    candidate.both(Round(5, 2), "h4", view=4)
+    candidate.both(Iteration(5, 2), "h4", view=4)
     assert candidate.pipeline(Nothing())[0] == Retract()
     candidate.step(5)
-    assert candidate.machine.level == Round(5, 2)
+    assert candidate.machine.level == Iteration(5, 2)
 
 
 def test_another_state_than_the_stages_is_given_up_before_it_is_final() -> None:
     candidate = Candidate()
     candidate.load()
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
-    effects = candidate.both(Round(6, 1), "other")
+    effects = candidate.both(Iteration(6, 1), "other")
     assert "following.failed" in notes_of(effects)
     assert candidate.machine.level is None
     assert len(candidate.context.tensors) == 0
@@ -212,9 +212,9 @@ def test_another_state_than_the_stages_is_given_up_before_it_is_final() -> None:
 def test_what_waits_is_bounded() -> None:
     candidate = Candidate(keep_max_bytes=35)
     candidate.begin()
-    candidate.both(Round(5, 1), "h4")
-    candidate.average(Round(6, 1), "h5")
-    effects = candidate.average(Round(6, 1), "h5", part=1)
+    candidate.both(Iteration(5, 1), "h4")
+    candidate.average(Iteration(6, 1), "h5")
+    effects = candidate.average(Iteration(6, 1), "h5", part=1)
     assert len(freed(effects)) == 4
     (note,) = (e for e in effects if isinstance(e, Note))
     assert dict(note.fields)["pause_s"] == 30
@@ -238,7 +238,7 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
             effects = machine.unreachable(2.0, R1A, "refused")
         case "started again":
             assert machine.answered(2.0, R1A, Followed(1, 1, BASE)) == []
-            effects = machine.answered(2.0, R1A, Followed(1, 1, Round(5, 0)))
+            effects = machine.answered(2.0, R1A, Followed(1, 1, Iteration(5, 0)))
         case _:
             effects = machine.fetch_failed(2.0, StateFetchFailed(1, 4, "gone"))
     assert "following.failed" in notes_of(effects)
@@ -246,9 +246,9 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
     assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
 
 
-@pytest.mark.parametrize(("base", "pause_s"), [(BASE, 30), (Round(0, 0), 1)])
+@pytest.mark.parametrize(("base", "pause_s"), [(BASE, 30), (Iteration(0, 0), 1)])
 def test_who_was_left_behind_waits_longer_than_who_has_lost_its_member(
-    base: Round, pause_s: int
+    base: Iteration, pause_s: int
 ) -> None:
     candidate = Candidate()
     candidate.begin()
@@ -261,13 +261,13 @@ def test_who_was_left_behind_waits_longer_than_who_has_lost_its_member(
 def test_parts_that_nobody_wants_are_freed() -> None:
     candidate = Candidate()
     candidate.load()
-    candidate.average(Round(5, 1), "h4")
-    message = Average(AveragingId(Round(5, 1), 3), 0, 2, 8, "h4")
+    candidate.average(Iteration(5, 1), "h4")
+    message = Average(AveragingId(Iteration(5, 1), 3), 0, 2, 8, "h4")
     for sender, wrong in (
         (R1A, message),
         (R1B, message),
-        (R1A, dataclasses.replace(message, averaging=AveragingId(Round(4, 1), 3))),
-        (R1A, dataclasses.replace(message, averaging=AveragingId(Round(5, 1, 1), 3))),
+        (R1A, dataclasses.replace(message, averaging=AveragingId(Iteration(4, 1), 3))),
+        (R1A, dataclasses.replace(message, averaging=AveragingId(Iteration(5, 1, 1), 3))),
         (R1A, dataclasses.replace(message, num_parts=3, part=2)),
     ):
         assert freed(candidate.machine.average(1.0, sender, wrong, tensor(900))) == [900]
@@ -276,9 +276,9 @@ def test_parts_that_nobody_wants_are_freed() -> None:
 def test_it_enters_with_what_was_committed() -> None:
     candidate = Candidate()
     candidate.load()
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
-    entry, effects = candidate.machine.enter(2.0, opening(Round(5, 1)), 3, "h5")
+    entry, effects = candidate.machine.enter(2.0, opening(Iteration(5, 1)), 3, "h5")
     assert entry is Entry.READY
     assert jobs_of(effects) == [CommitStep(5)]
 
@@ -286,7 +286,7 @@ def test_it_enters_with_what_was_committed() -> None:
 def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
     candidate = Candidate()
     candidate.load()
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
     entry, effects = candidate.machine.enter(2.0, opening(BASE), 0, "")
     assert entry is Entry.READY
@@ -296,12 +296,12 @@ def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
 def test_the_last_average_may_come_after_it_has_entered() -> None:
     candidate = Candidate()
     candidate.load()
-    entry, _ = candidate.machine.enter(2.0, opening(Round(5, 2)), 3, "h5")
+    entry, _ = candidate.machine.enter(2.0, opening(Iteration(5, 2)), 3, "h5")
     assert entry is Entry.WAITING
     assert candidate.machine.waiting
-    candidate.both(Round(5, 1), "h4")
+    candidate.both(Iteration(5, 1), "h4")
     assert candidate.given == [], "of another attempt"
-    candidate.both(Round(5, 2), "h4")
+    candidate.both(Iteration(5, 2), "h4")
     candidate.step(5)
     assert candidate.machine.arrived
     assert candidate.pipeline(Nothing())[0] == CommitStep(5)
@@ -314,14 +314,14 @@ def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) ->
     candidate = Candidate()
     if trouble != "nothing":
         candidate.load()
-    committed = Round(4, 1, 1) if trouble == "era" else Round(4, 1)
+    committed = Iteration(4, 1, 1) if trouble == "era" else Iteration(4, 1)
     entered = opening(committed)
     if trouble == "host gone":
-        entered = opening(Round(5, 1), "d0", "r1b", "r1c")
+        entered = opening(Iteration(5, 1), "d0", "r1b", "r1c")
     if trouble.startswith("host back"):
         # Soon: while the state was fetched that it had promised to send the averages behind.
         since = 3 if trouble == "host back soon" else 5
-        entered = opening(Round(5, 1))
+        entered = opening(Iteration(5, 1))
         back = [dataclasses.replace(m, since_iteration=since) for m in entered.view.members]
         entered = dataclasses.replace(entered, view=entered.view.successor(back, leader=D0))
     wanted = "other" if trouble == "hash" else ""
@@ -340,7 +340,7 @@ class Host:
 
     def commit(self, now_s: float, iteration: int) -> list[Effect]:
         self.stage.committed(iteration)
-        opened = Opening(Round(iteration + 1, 1), Round(iteration, 1), VIEW)
+        opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), VIEW)
         return self.machine.opened(now_s, opened, stepped=True)
 
     def follow(self, now_s: float, node: NodeId = R1C, number: int = 1) -> Followed:
@@ -351,12 +351,12 @@ class Host:
 
     def enters(self, iteration: int) -> list[Effect]:
         with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
-        opened = Opening(Round(iteration + 1, 1), Round(iteration, 1), with_it)
+        opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), with_it)
         return self.machine.opened(2.0, opened, stepped=True)
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
-        begun = BeginAggregation(AveragingId(Round(iteration, 1), 3), 8, 5)
+        begun = BeginAggregation(AveragingId(Iteration(iteration, 1), 3), 8, 5)
         return self.machine.share(begun, [part], 0.5)
 
 
@@ -371,16 +371,16 @@ def test_the_state_that_is_named_can_still_be_asked_for(
     for iteration in range(1, 5):
         followed.commit(iteration * period_s, iteration)
     answer = followed.follow(4 * period_s + waited_s)
-    assert answer.committed == Round(4 + lead, 0)
+    assert answer.committed == Iteration(4 + lead, 0)
     assert followed.follow(5 * period_s + waited_s) == answer, "a repeat"
 
 
 def test_averages_go_to_those_who_follow_until_they_lag() -> None:
     followed = Host()
     followed.commit(1.0, 1)
-    base = followed.follow(1.0).committed.iteration
-    assert not followed.machine.wants(Round(base, 1))
-    assert followed.machine.wants(Round(base + 1, 1))
+    base = followed.follow(1.0).committed.number
+    assert not followed.machine.wants(Iteration(base, 1))
+    assert followed.machine.wants(Iteration(base + 1, 1))
     assert followed.share(base, 1) == []
     for k in range(1, LAG_MAX + 1):
         (effect,) = followed.share(base + k, 10 + k)
@@ -391,14 +391,16 @@ def test_averages_go_to_those_who_follow_until_they_lag() -> None:
     assert isinstance(followed.share(base + 9, 30)[0], SendTensor)
     effects = followed.share(base + 10, 31)
     assert notes_of(effects) == ["follower.left"]
-    assert not followed.machine.wants(Round(99, 1))
+    assert not followed.machine.wants(Iteration(99, 1))
 
 
 @pytest.mark.parametrize("enters", [False, True])
 def test_an_average_that_is_lost_is_sent_again_a_few_times(*, enters: bool) -> None:
-    """Also to one that is a member meanwhile: the round stands still until it has that average."""
+    """Also to one that is a member meanwhile: the iteration stands still until it has that
+    average.
+    """
     followed = Host()
-    base = followed.follow(1.0).committed.iteration
+    base = followed.follow(1.0).committed.number
     (effect,) = followed.share(base + 1, 1)
     assert isinstance(effect, SendTensor)
     if enters:
@@ -418,14 +420,14 @@ def test_who_comes_too_late_for_an_average_fetches_the_state_behind_it() -> None
     followed = Host()
     followed.commit(1.0, 1)
     followed.share(2, 1)
-    assert followed.follow(60.0).committed == Round(2, 0)
+    assert followed.follow(60.0).committed == Iteration(2, 0)
     alone = Host()
     alone.commit(1.0, 1)
-    assert not alone.machine.wants(Round(2, 1)), "nobody does: none is made"
-    assert alone.follow(60.0).committed == Round(2, 0)
-    again = Opening(Round(2, 2), Round(1, 1), VIEW)
+    assert not alone.machine.wants(Iteration(2, 1)), "nobody does: none is made"
+    assert alone.follow(60.0).committed == Iteration(2, 0)
+    again = Opening(Iteration(2, 2), Iteration(1, 1), VIEW)
     assert alone.machine.opened(61.0, again, stepped=False) == []
-    assert alone.follow(120.0, number=2).committed == Round(1, 0), "the round is repeated"
+    assert alone.follow(120.0, number=2).committed == Iteration(1, 0), "the iteration is repeated"
 
 
 def test_a_member_says_why_it_is_not_to_be_followed() -> None:
@@ -447,11 +449,11 @@ def test_a_wish_that_comes_late_of_who_has_entered_is_answered_as_before() -> No
     followed.share(1, 100)
     followed.enters(1)
     assert followed.follow(2.0).committed == base
-    assert not followed.machine.wants(Round(99, 1))
+    assert not followed.machine.wants(Iteration(99, 1))
 
 
 def test_who_has_entered_follows_no_more() -> None:
     followed = Host()
     followed.follow(1.0)
     assert followed.enters(1) == []
-    assert not followed.machine.wants(Round(99, 1))
+    assert not followed.machine.wants(Iteration(99, 1))

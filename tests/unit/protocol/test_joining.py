@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Kept
@@ -31,10 +31,10 @@ from tests.unit.protocol.cast import (
     CONFIG,
     D0,
     D1,
+    ITERATION,
     MANIFEST,
     R1A,
     R1B,
-    ROUND,
     STRANGER,
     jobs_of,
     not_called,
@@ -55,7 +55,7 @@ def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
         config=CONFIG,
         links=links,
         view=nobody,
-        round=ROUND,
+        iteration=ITERATION,
         fetches_initial=fetches_initial,
     )
     return Joining(context, IDENTITY, OFFER), context
@@ -115,7 +115,7 @@ def test_who_hears_the_leader_only_as_its_donor_offers_itself_again() -> None:
     ready = Send(D0, Prepared(1, "h"))
     assert joining.built(3.0, Built("h"), initial=False) == [ready]
     for now_s in (4.0, 6.0, 8.0):
-        joining.heard(now_s, Received(D0, Followed(1, 1, ROUND)))
+        joining.heard(now_s, Received(D0, Followed(1, 1, ITERATION)))
     assert joining.knock(9.0) == [Send(D0, OFFER), ready]
     joining.heard(9.1, Received(D0, ASSIGN))
     assert joining.knock(11.0) == [ready]
@@ -202,7 +202,7 @@ def test_a_candidate_begins_again_at_the_leader_that_was_elected_meanwhile() -> 
 def test_who_is_treated_as_a_member_asks_since_when_it_is_one() -> None:
     """What let it in was lost, and so may be the leader that would have said it again."""
     joining, context = machine()
-    beat, asked = Received(R1B, Heartbeat(ROUND)), [Send(R1B, CatchUp(ROUND))]
+    beat, asked = Received(R1B, Heartbeat(ITERATION)), [Send(R1B, CatchUp(ITERATION))]
     joining.knock(0.0)
     joining.assigned(ASSIGN)
     assert joining.heard(0.0, beat) == joining.heard(2.0, beat) == [], "it has not built anything"
@@ -233,14 +233,14 @@ def test_a_refusal_that_may_pass_is_asked_about_for_a_while() -> None:
 
 
 def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
-    """That one may have voted in the round; and openings are repeated by whoever knows them."""
+    """That one may have voted in the iteration; and openings are repeated by whoever knows them."""
     joining, _ = machine()
     joining.assigned(replace(ASSIGN, view_term=2, view_version=7))
     joining.built(1.0, Built("h"), initial=False)
 
     def lets_in(version: int, term: int) -> bool:
         view = replace(view_of("d0", "r1a", version=version), term=term)
-        return joining.admitted(Opening(ROUND, Round(0, 0), view))
+        return joining.admitted(Opening(ITERATION, Iteration(0, 0), view))
 
     assert not lets_in(7, 2)
     assert not lets_in(9, 1)
@@ -253,5 +253,5 @@ def test_a_candidate_is_followed_by_nobody() -> None:
     joining, context = machine()
     replay_source = ReplaySource(context, StageState(context, not_called))
     wish = Received(R1B, Follow(3, 1, "r1b:7700"))
-    answer = Followed(3, 1, Round(0, 0), "it is no member")
+    answer = Followed(3, 1, Iteration(0, 0), "it is no member")
     assert joining.exchanged(1.0, wish, replay_source) == [Send(R1B, answer)]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from decod.ids import JobId, NodeId, Round
+from decod.ids import Iteration, JobId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import KeepState, MirrorState
 from decod.protocol.core.era import Kept, Mark
@@ -26,7 +26,7 @@ VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
 
 
 def opening(iteration: int = 10, view: View = VIEW) -> Opening:
-    return Opening(Round(iteration + 1, 1), Round(iteration, 1), view, marks=(MARK,))
+    return Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), view, marks=(MARK,))
 
 
 def machine(node: NodeId, view: View = VIEW) -> tuple[Mirrors, Context]:

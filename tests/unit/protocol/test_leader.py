@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from decod.ids import AveragingId, NodeId, Round
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import CompleteRun, Effect, Send
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
@@ -45,15 +45,15 @@ from tests.unit.protocol.cast import (
     suspect,
 )
 
-CONFIG = configured(round_timeout_s=100.0, min_data_nodes=2)
+CONFIG = configured(iteration_timeout_s=100.0, min_data_nodes=2)
 LEAVE = Leave("drained by its operator")
 
 
 def report(
-    round_: Round, num: int = 2, digest: int = 7, failure: str = "", *, view_version: int = 1
+    iteration: Iteration, num: int = 2, digest: int = 7, failure: str = "", *, view_version: int = 1
 ) -> Report:
     return Report(
-        round_, num, digest, 1, 2.5 * num, 10 * num, view_version=view_version, failure=failure
+        iteration, num, digest, 1, 2.5 * num, 10 * num, view_version=view_version, failure=failure
     )
 
 
@@ -87,20 +87,22 @@ class Run:
         join = self.offer(node)
         stage = 0 if join.role is Role.DATA else 1
         effects = self.leader.join(0.0, node, join)
-        level = Prepared(stage, f"h{stage}", self.leader.round)
+        level = Prepared(stage, f"h{stage}", self.leader.iteration)
         return effects + self.leader.prepared(0.0, node, level)
 
     def aggregate(self) -> list[Effect]:
         """Let both data nodes report."""
-        round_, version = self.leader.round, self.leader.view.version
-        effects = self.leader.report(1.0, D0, report(round_, view_version=version))
-        return effects + self.leader.report(1.0, D1, report(round_, view_version=version))
+        iteration, version = self.leader.iteration, self.leader.view.version
+        effects = self.leader.report(1.0, D0, report(iteration, view_version=version))
+        return effects + self.leader.report(1.0, D1, report(iteration, view_version=version))
 
     def commit(self, now_s: float = 2.0) -> list[Effect]:
         self.aggregate()
         return self.leader.voted(
             now_s,
-            Ready(AveragingId(self.leader.round, self.leader.view.version), ((0, "a"), (1, "b"))),
+            Ready(
+                AveragingId(self.leader.iteration, self.leader.view.version), ((0, "a"), (1, "b"))
+            ),
         )
 
 
@@ -128,7 +130,7 @@ def test_the_run_is_opened_when_every_stage_has_its_members() -> None:
     run = Run(R1A)
     leader = run.leader
     assert leader.state is LeaderState.TRAINING
-    assert leader.round == Round(1, 1)
+    assert leader.iteration == Iteration(1, 1)
     assert set(leader.view.by_id) == {D0, D1, R1A}
     assert leader.view.version == 1
     assert leader.admission.candidates == {}
@@ -137,9 +139,9 @@ def test_the_run_is_opened_when_every_stage_has_its_members() -> None:
 def test_nothing_is_opened_while_a_stage_lacks_members() -> None:
     leader = Run().leader
     assert leader.state is LeaderState.GATHERING
-    assert leader.round == Round(1, 0)
-    assert leader.catch_up(D1, CatchUp(Round(0, 0))) == []
-    assert leader.report(1.0, D0, report(leader.round)) == []
+    assert leader.iteration == Iteration(1, 0)
+    assert leader.catch_up(D1, CatchUp(Iteration(0, 0))) == []
+    assert leader.report(1.0, D0, report(leader.iteration)) == []
 
 
 def test_the_opening_is_an_abort_of_an_attempt_that_never_was() -> None:
@@ -149,35 +151,43 @@ def test_the_opening_is_an_abort_of_an_attempt_that_never_was() -> None:
     effects = run.enter(R1A)
     message = decision(effects)
     assert reopens(message)
-    assert (message.closed, message.opening.round) == (Round(1, 0), Round(1, 1))
-    assert message.opening.committed == Round(0, 0)
+    assert (message.closed, message.opening.iteration) == (Iteration(1, 0), Iteration(1, 1))
+    assert message.opening.committed == Iteration(0, 0)
     assert "run.opened" in notes_of(effects)
     assert leader.state is LeaderState.GATHERING
 
 
-# --- a round --------------------------------------------------------------------------------------
+# --- an iteration
+# --------------------------------------------------------------------------------------
 
 
 def test_when_all_shares_are_done_the_batch_is_their_sum() -> None:
     leader = Run(R1A).leader
-    assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == []
-    assert leader.report(1.0, D0, report(leader.round, 2, digest=5)) == [], "a repeat"
+    assert leader.report(1.0, D0, report(leader.iteration, 2, digest=5)) == []
+    assert leader.report(1.0, D0, report(leader.iteration, 2, digest=5)) == [], "a repeat"
     begin = BeginAggregation(
-        AveragingId(leader.round, 1), 3, 12, loss_sum=7.5, num_tokens=30, num_deferred=2
+        AveragingId(leader.iteration, 1), 3, 12, loss_sum=7.5, num_tokens=30, num_deferred=2
     )
-    assert leader.report(1.0, D1, report(leader.round, 1, digest=7)) == [Send(D0, begin)]
+    assert leader.report(1.0, D1, report(leader.iteration, 1, digest=7)) == [Send(D0, begin)]
     assert leader.state is LeaderState.AGGREGATING
-    assert leader.report(1.0, D1, report(leader.round)) == []
+    assert leader.report(1.0, D1, report(leader.iteration)) == []
 
 
 @pytest.mark.parametrize(
-    ("sender", "round_"),
-    [(R1A, Round(1, 1)), (STRANGER, Round(1, 1)), (D1, Round(1, 0)), (D1, Round(2, 1))],
+    ("sender", "iteration"),
+    [
+        (R1A, Iteration(1, 1)),
+        (STRANGER, Iteration(1, 1)),
+        (D1, Iteration(1, 0)),
+        (D1, Iteration(2, 1)),
+    ],
 )
-def test_only_data_nodes_report_and_only_on_this_round(sender: NodeId, round_: Round) -> None:
+def test_only_data_nodes_report_and_only_on_this_iteration(
+    sender: NodeId, iteration: Iteration
+) -> None:
     leader = Run(R1A).leader
-    leader.report(1.0, D0, report(leader.round))
-    assert leader.report(1.0, sender, report(round_)) == []
+    leader.report(1.0, D0, report(leader.iteration))
+    assert leader.report(1.0, sender, report(iteration)) == []
     assert leader.state is LeaderState.TRAINING
 
 
@@ -187,18 +197,18 @@ def test_a_vote_of_all_is_committed_once() -> None:
     effects = run.commit()
     message = decision(effects)
     assert commits(message)
-    assert message.closed == message.opening.committed == Round(1, 1)
-    assert message.opening.round == leader.round == Round(2, 1)
+    assert message.closed == message.opening.committed == Iteration(1, 1)
+    assert message.opening.iteration == leader.iteration == Iteration(2, 1)
     assert (message.loss, message.num_tokens) == (2.5, 40)
     assert leader.state is LeaderState.TRAINING
-    assert leader.voted(3.0, Ready(AveragingId(Round(1, 1), 1), ())) == [], (
-        "of a round that is over"
+    assert leader.voted(3.0, Ready(AveragingId(Iteration(1, 1), 1), ())) == [], (
+        "of an iteration that is over"
     )
-    assert leader.voted(3.0, Ready(AveragingId(Round(2, 1), 1), ())) == [], (
+    assert leader.voted(3.0, Ready(AveragingId(Iteration(2, 1), 1), ())) == [], (
         "nothing is aggregated yet"
     )
     assert leader.hold(3.0, held=False) == []
-    assert leader.committed == Round(1, 1)
+    assert leader.committed == Iteration(1, 1)
 
 
 def test_without_changes_of_membership_a_commit_keeps_the_view() -> None:
@@ -208,19 +218,19 @@ def test_without_changes_of_membership_a_commit_keeps_the_view() -> None:
     assert run.leader.view is view
 
 
-def test_a_vote_against_repeats_the_round() -> None:
+def test_a_vote_against_repeats_the_iteration() -> None:
     run = Run(R1A)
     run.aggregate()
-    effects = run.leader.voted(2.0, Ready(AveragingId(Round(1, 1), 1), (), failure="no memory"))
+    effects = run.leader.voted(2.0, Ready(AveragingId(Iteration(1, 1), 1), (), failure="no memory"))
     message = decision(effects)
     assert reopens(message)
-    assert (message.closed, message.opening.round) == (Round(1, 1), Round(1, 2))
+    assert (message.closed, message.opening.iteration) == (Iteration(1, 1), Iteration(1, 2))
     assert message.reason == "no memory"
-    assert notes_of(effects) == ["round.aborted"]
+    assert notes_of(effects) == ["iteration.aborted"]
     assert run.leader.view.version == 2, "flows are built anew"
 
 
-def test_whoever_enters_with_a_repeated_round_is_told_what_its_parameters_must_be() -> None:
+def test_whoever_enters_with_a_repeated_iteration_is_told_what_its_parameters_must_be() -> None:
     run = Run(R1A)
     committed = decision(run.commit())
     repeated = decision(run.leader.leave(3.0, R1A, Leave("ill", at_once=True)))
@@ -228,41 +238,41 @@ def test_whoever_enters_with_a_repeated_round_is_told_what_its_parameters_must_b
     assert repeated.hashes == committed.hashes != ()
 
 
-def test_a_share_that_can_not_be_finished_repeats_the_round() -> None:
+def test_a_share_that_can_not_be_finished_repeats_the_iteration() -> None:
     run = Run(R1A)
-    effects = run.leader.report(1.0, D1, report(Round(1, 1), failure="gradient lost"))
+    effects = run.leader.report(1.0, D1, report(Iteration(1, 1), failure="gradient lost"))
     assert reopens(decision(effects))
-    assert run.leader.round == Round(1, 2)
+    assert run.leader.iteration == Iteration(1, 2)
 
 
-def test_a_share_that_fails_after_it_was_reported_repeats_the_round() -> None:
+def test_a_share_that_fails_after_it_was_reported_repeats_the_iteration() -> None:
     run = Run(R1A)
     run.aggregate()
-    assert run.leader.report(2.0, D1, report(Round(1, 1))) == []
-    effects = run.leader.report(2.0, D1, report(Round(1, 1), failure="gradient lost"))
+    assert run.leader.report(2.0, D1, report(Iteration(1, 1))) == []
+    effects = run.leader.report(2.0, D1, report(Iteration(1, 1), failure="gradient lost"))
     assert reopens(decision(effects))
-    assert (run.leader.round, run.leader.state) == (Round(1, 2), LeaderState.TRAINING)
+    assert (run.leader.iteration, run.leader.state) == (Iteration(1, 2), LeaderState.TRAINING)
 
 
-def test_an_empty_batch_repeats_the_round() -> None:
+def test_an_empty_batch_repeats_the_iteration() -> None:
     leader = Run(R1A).leader
-    leader.report(1.0, D0, report(leader.round, 0))
-    effects = leader.report(1.0, D1, report(leader.round, 0))
+    leader.report(1.0, D0, report(leader.iteration, 0))
+    effects = leader.report(1.0, D1, report(leader.iteration, 0))
     message = decision(effects)
     assert reopens(message)
     assert message.reason == "no microbatch found a way through"
 
 
-def test_a_round_without_progress_is_repeated_and_each_step_is_progress() -> None:
+def test_a_iteration_without_progress_is_repeated_and_each_step_is_progress() -> None:
     leader = Run(R1A).leader
     for now_s in (50.0, 99.0):
         assert not [e for e in leader.overdue(now_s) if isinstance(e, Send) and e.to == D1]
-        assert leader.round == Round(1, 1)
-    leader.report(99.0, D0, report(leader.round))
+        assert leader.iteration == Iteration(1, 1)
+    leader.report(99.0, D0, report(leader.iteration))
     leader.overdue(100.0)
-    assert leader.round == Round(1, 1)
+    assert leader.iteration == Iteration(1, 1)
     effects = leader.overdue(199.0)
-    assert leader.round == Round(1, 2)
+    assert leader.iteration == Iteration(1, 2)
     message = decision(effects)
     assert reopens(message)
     assert message.reason == f"no progress in time, the batches of {D1[:8]} did not come"
@@ -276,13 +286,13 @@ def test_where_all_have_reported_the_votes_are_what_did_not_come() -> None:
     assert message.reason == "no progress in time, the votes of all members did not come"
 
 
-def test_a_run_whose_rounds_take_long_is_given_longer() -> None:
+def test_a_run_whose_iterations_take_long_is_given_longer() -> None:
     run = Run(R1A)
     run.commit(now_s=200.0)
     run.leader.overdue(999.0)
-    assert run.leader.round == Round(2, 1), "four times 200 s are not over"
+    assert run.leader.iteration == Iteration(2, 1), "four times 200 s are not over"
     run.leader.overdue(1000.0)
-    assert run.leader.round == Round(2, 2)
+    assert run.leader.iteration == Iteration(2, 2)
 
 
 def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> None:
@@ -292,7 +302,9 @@ def test_after_five_failed_attempts_the_run_ends_when_its_result_is_kept() -> No
         run.aggregate()
         effects = run.leader.voted(
             2.0,
-            Ready(AveragingId(Round(1, 1 + k), run.leader.view.version), (), failure="no memory"),
+            Ready(
+                AveragingId(Iteration(1, 1 + k), run.leader.view.version), (), failure="no memory"
+            ),
         )
     assert effects == [CompleteRun(0)]
     assert run.commit() == [], "nothing more is committed"
@@ -315,18 +327,20 @@ def test_a_commit_forgives_earlier_failures() -> None:
             run.leader.voted(
                 2.0,
                 Ready(
-                    AveragingId(run.leader.round, run.leader.view.version), (), failure="no memory"
+                    AveragingId(run.leader.iteration, run.leader.view.version),
+                    (),
+                    failure="no memory",
                 ),
             )
         run.commit()
-    assert run.leader.committed.iteration == 3
+    assert run.leader.committed.number == 3
 
 
 def test_commits_wait_while_they_are_held() -> None:
     run = Run(R1A)
     assert run.leader.hold(0.0, held=True) == []
     assert run.commit() == []
-    assert run.leader.committed == Round(0, 0)
+    assert run.leader.committed == Iteration(0, 0)
     assert commits(decision(run.leader.hold(3.0, held=False)))
     assert run.leader.hold(3.0, held=False) == []
 
@@ -342,12 +356,12 @@ def test_after_the_last_iteration_members_hold_still() -> None:
     assert message.opening.paused
     assert R1B not in message.opening.view, "nobody enters a run that is done"
     assert run.leader.state is LeaderState.PAUSED
-    assert (D0, UtilisationQuery(1, run.leader.round)) in sent(effects)
+    assert (D0, UtilisationQuery(1, run.leader.iteration)) in sent(effects)
     assert CompleteRun(1) not in effects, "somebody may not have heard of the commit yet"
     loads = tuple(NodeLoad(node, 0, 1, 0, "paused") for node in (D0, R1A))
     assert run.leader.utilisation(2.0, loads) == [CompleteRun(1)]
     assert run.leader.utilisation(2.5, loads) == [], "once"
-    assert run.leader.report(3.0, D0, report(run.leader.round)) == []
+    assert run.leader.report(3.0, D0, report(run.leader.iteration)) == []
 
 
 def test_a_run_that_ends_tells_members_and_candidates_once() -> None:
@@ -389,7 +403,7 @@ def test_a_member_that_restarted_is_removed_and_a_candidate_again() -> None:
     run = Run(R1A, R1B)
     effects = run.leader.join(5.0, R1B, run.offer(R1B))
     assert opening_view(effects) == {D0, D1, R1A}
-    assert notes_of(effects) == ["member.lost", "round.mended", "candidate.joined"]
+    assert notes_of(effects) == ["member.lost", "iteration.mended", "candidate.joined"]
     assert (R1B, Assign(1, -1)) in sent(effects)
 
 
@@ -427,7 +441,7 @@ def test_a_suspect_that_is_silent_is_removed_and_told() -> None:
     assert message.reason == "lost r1b (no heartbeat)"
     assert opening_view(effects) == {D0, D1, R1A}
     assert (R1B, message) in sent(effects)
-    assert leader.round == Round(1, 1), "others do again what it has done in it"
+    assert leader.iteration == Iteration(1, 1), "others do again what it has done in it"
 
 
 def test_one_lost_ping_costs_no_member_two_do() -> None:
@@ -446,13 +460,13 @@ def test_strangers_and_the_leader_itself_are_not_doubted() -> None:
     assert suspect(leader, 5.0, D0, "gone") == []
 
 
-def test_a_candidate_that_is_gone_is_forgotten_and_costs_no_round() -> None:
+def test_a_candidate_that_is_gone_is_forgotten_and_costs_no_iteration() -> None:
     run = Run(R1A)
     run.enter(R1B)
     suspect(run.leader, 5.0, R1B, "refused")
     assert notes_of(run.leader.overdue(8.0)) == ["candidate.lost"]
     assert R1B not in run.leader.admission.candidates
-    assert run.leader.round == Round(1, 1)
+    assert run.leader.iteration == Iteration(1, 1)
 
 
 def test_two_members_lost_at_once_are_one_loss() -> None:
@@ -472,10 +486,12 @@ def test_a_stage_that_is_lost_before_the_first_commit_is_filled_again() -> None:
     run.leader.overdue(8.0)
     assert run.leader.state is LeaderState.GATHERING
     assert run.leader.overdue(1000.0) is not None
-    assert run.leader.round == Round(1, 2), "a round without all its stages has no deadline"
+    assert run.leader.iteration == Iteration(1, 2), (
+        "an iteration without all its stages has no deadline"
+    )
     run.leader.utilisation(1000.0, ())
     assert opening_view(run.enter(R1B)) == {D0, D1, R1B}
-    assert run.leader.round == Round(1, 1, era=1)
+    assert run.leader.iteration == Iteration(1, 1, era=1)
     assert run.leader.state is LeaderState.TRAINING
 
 
@@ -496,7 +512,7 @@ def test_a_stage_of_which_nothing_is_left_anywhere_ends_the_run() -> None:
 # --- leaving --------------------------------------------------------------------------------------
 
 
-def test_who_leaves_finishes_the_round_and_is_let_go_with_the_commit() -> None:
+def test_who_leaves_finishes_the_iteration_and_is_let_go_with_the_commit() -> None:
     run = Run(R1A, R1B)
     assert notes_of(run.leader.leave(1.0, R1B, LEAVE)) == ["member.leaving"]
     assert run.leader.leave(1.0, R1B, LEAVE) == []
@@ -556,18 +572,18 @@ def test_while_nodes_are_gathered_leaving_is_at_once() -> None:
 def test_who_missed_a_decision_gets_the_last_one() -> None:
     run = Run(R1A)
     committed = decision(run.commit())
-    assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, committed)]
-    assert run.leader.catch_up(R1A, CatchUp(Round(2, 1))) == [Send(R1A, committed)]
-    assert run.leader.catch_up(STRANGER, CatchUp(Round(1, 1))) == [Send(STRANGER, committed)]
+    assert run.leader.catch_up(R1A, CatchUp(Iteration(1, 1))) == [Send(R1A, committed)]
+    assert run.leader.catch_up(R1A, CatchUp(Iteration(2, 1))) == [Send(R1A, committed)]
+    assert run.leader.catch_up(STRANGER, CatchUp(Iteration(1, 1))) == [Send(STRANGER, committed)]
 
 
 def test_who_missed_the_beginning_of_aggregation_gets_that() -> None:
     run = Run(R1A)
     run.aggregate()
     begin = BeginAggregation(
-        AveragingId(Round(1, 1), 1), 4, 14, loss_sum=10, num_tokens=40, num_deferred=2
+        AveragingId(Iteration(1, 1), 1), 4, 14, loss_sum=10, num_tokens=40, num_deferred=2
     )
-    assert run.leader.catch_up(R1A, CatchUp(Round(1, 1))) == [Send(R1A, begin)]
+    assert run.leader.catch_up(R1A, CatchUp(Iteration(1, 1))) == [Send(R1A, begin)]
 
 
 # --- utilisation ----------------------------------------------------------------------------------
@@ -576,9 +592,9 @@ def test_who_missed_the_beginning_of_aggregation_gets_that() -> None:
 def test_members_are_asked_regularly_how_busy_they_are() -> None:
     leader = Run(R1A).leader
     assert leader.deadline_s == 1.0
-    assert leader.overdue(1.0) == [Send(D0, UtilisationQuery(1, Round(1, 1)))]
+    assert leader.overdue(1.0) == [Send(D0, UtilisationQuery(1, Iteration(1, 1)))]
     assert leader.deadline_s == 3.0
-    assert leader.overdue(3.0) == [Send(D0, UtilisationQuery(2, Round(1, 1)))]
+    assert leader.overdue(3.0) == [Send(D0, UtilisationQuery(2, Iteration(1, 1)))]
 
 
 def test_while_nodes_are_gathered_candidates_are_placed_without_asking() -> None:
@@ -599,7 +615,7 @@ def test_answers_place_the_candidates_that_wait() -> None:
 # --- settlements ----------------------------------------------------------------------------------
 
 
-def test_a_round_opens_with_the_settlement_that_is_agreed_on() -> None:
+def test_a_iteration_opens_with_the_settlement_that_is_agreed_on() -> None:
     run = Run(R1A)
     assert opened_epoch(run) == 0
     run.agreed_epoch = 3

@@ -4,17 +4,17 @@ from collections.abc import Set
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import CatchUp, Heartbeat, Ping, Pong, Suspect
 from decod.protocol.links.liveness import Liveness
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R1B,
     R2A,
-    ROUND,
     STRANGER,
     configured,
     context_of,
@@ -39,7 +39,7 @@ def test_a_node_tells_its_watchers_once_an_interval_that_it_lives() -> None:
     membership = machine()
     assert membership.deadline_s == 1.0
     assert membership.overdue(0.9) == []
-    assert membership.overdue(1.0) == [Send(R1B, Heartbeat(ROUND))]
+    assert membership.overdue(1.0) == [Send(R1B, Heartbeat(ITERATION))]
     assert membership.deadline_s == 2.0
 
 
@@ -52,7 +52,7 @@ def test_a_node_without_a_view_does_nothing() -> None:
 def test_after_a_stall_one_heartbeat_is_owed_not_a_burst() -> None:
     membership = machine()
     assert [m for _, m in sent(membership.overdue(50.0)) if isinstance(m, Heartbeat)] == [
-        Heartbeat(ROUND)
+        Heartbeat(ITERATION)
     ]
     assert membership.deadline_s == 51.0
 
@@ -65,11 +65,11 @@ def test_a_new_view_does_not_delay_the_heartbeat() -> None:
 
 def test_silence_makes_a_suspect_and_any_word_is_a_sign_of_life() -> None:
     membership = machine("r2a")  # It listens to r1b.
-    membership.heard(0.0, Received(R1B, Heartbeat(ROUND)))
-    assert sent(membership.overdue(2.0)) == [(D0, Heartbeat(ROUND))]
-    membership.heard(1.5, Received(R1B, Heartbeat(ROUND)))
-    membership.heard(1.5, Received(STRANGER, Heartbeat(ROUND)))
-    assert sent(membership.overdue(3.5)) == [(D0, Heartbeat(ROUND))]
+    membership.heard(0.0, Received(R1B, Heartbeat(ITERATION)))
+    assert sent(membership.overdue(2.0)) == [(D0, Heartbeat(ITERATION))]
+    membership.heard(1.5, Received(R1B, Heartbeat(ITERATION)))
+    membership.heard(1.5, Received(STRANGER, Heartbeat(ITERATION)))
+    assert sent(membership.overdue(3.5)) == [(D0, Heartbeat(ITERATION))]
     effects = membership.overdue(4.5)
     assert (D0, Suspect(R1B, "no heartbeat")) in sent(effects)
     assert notes_of(effects) == ["peer.suspected"]
@@ -80,23 +80,23 @@ def test_who_is_waited_for_is_asked_for_a_sign_of_life_and_doubted_without() -> 
     awaited: set[NodeId] = set()
     membership = machine(awaited=awaited)
     for now_s in (1.0, 2.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
         assert R2A not in dict(sent(membership.overdue(now_s)))
     awaited.add(R2A)
     for now_s in (3.0, 4.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
         effects = membership.overdue(now_s)
         assert (R2A, Ping(0)) in sent(effects)
         assert not notes_of(effects)
     membership.heard(4.5, Received(R2A, Pong(0)))
     for now_s, doubted in ((5.0, False), (6.0, False), (7.0, True), (8.0, True)):
-        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
-        membership.heard(now_s, Received(R2A, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(R2A, Heartbeat(ITERATION)))
         effects = membership.overdue(now_s)
         assert ((D0, Suspect(R2A, "no answer")) in sent(effects)) == doubted
         assert notes_of(effects) == ["peer.suspected"] * (now_s == 7.0)
     awaited.clear()
-    membership.heard(10.0, Received(D0, Heartbeat(ROUND)))
+    membership.heard(10.0, Received(D0, Heartbeat(ITERATION)))
     assert R2A not in dict(sent(membership.overdue(10.0)))
 
 
@@ -104,12 +104,12 @@ def test_who_could_not_be_reached_is_doubted_until_it_answers() -> None:
     membership = machine()
     assert (D0, Suspect(R2A, "timeout")) in sent(membership.undelivered(5.0, R2A, "timeout"))
     for now_s in (6.0, 7.0):
-        membership.heard(now_s, Received(D0, Heartbeat(ROUND)))
-        membership.heard(now_s, Received(R2A, Heartbeat(ROUND)))
+        membership.heard(now_s, Received(D0, Heartbeat(ITERATION)))
+        membership.heard(now_s, Received(R2A, Heartbeat(ITERATION)))
         told = sent(membership.overdue(now_s))
         assert {(R2A, Ping(0)), (D0, Suspect(R2A, "no answer"))} <= {*told}
     membership.heard(7.5, Received(R2A, Pong(0)))
-    membership.heard(8.0, Received(D0, Heartbeat(ROUND)))
+    membership.heard(8.0, Received(D0, Heartbeat(ITERATION)))
     assert R2A not in dict(sent(membership.overdue(8.0)))
 
 
@@ -120,7 +120,7 @@ def test_a_doubt_is_repeated_once_an_interval_and_noted_once() -> None:
     assert membership.suspect(5.0, R2A, "unreachable") == [note, doubt]
     assert membership.suspect(5.9, R2A, "unreachable") == []
     assert membership.suspect(6.0, R2A, "unreachable") == [doubt]
-    membership.heard(6.5, Received(R2A, Heartbeat(ROUND)))
+    membership.heard(6.5, Received(R2A, Heartbeat(ITERATION)))
     assert membership.suspect(7.0, R2A, "unreachable") == [note, doubt]
 
 
@@ -134,8 +134,8 @@ def test_nobody_doubts_a_stranger_and_the_leader_is_not_told_of_itself() -> None
 def test_a_node_that_hears_no_announcement_asks_and_then_gives_up() -> None:
     membership = machine(leader_timeout_s=20.0)
     membership.announced(1.0)
-    assert CatchUp(ROUND) not in [m for _, m in sent(membership.overdue(7.0))]
-    assert (D0, CatchUp(ROUND)) in sent(membership.overdue(8.1))
+    assert CatchUp(ITERATION) not in [m for _, m in sent(membership.overdue(7.0))]
+    assert (D0, CatchUp(ITERATION)) in sent(membership.overdue(8.1))
     assert not any(isinstance(e, Stop) for e in membership.overdue(21.0))
     stop = membership.overdue(22.1)[-1]
     assert stop == Stop(StopReason.LEADER_LOST, "no announcement of the leader for 21 s")
@@ -150,9 +150,9 @@ def test_the_leader_waits_for_nobodys_announcement() -> None:
 
 def test_what_was_missed_is_asked_for_once_an_interval() -> None:
     membership = machine()
-    assert membership.catch_up(3.0) == [Send(D0, CatchUp(Round(1, 1)))]
+    assert membership.catch_up(3.0) == [Send(D0, CatchUp(Iteration(1, 1)))]
     assert membership.catch_up(3.9) == []
-    assert membership.catch_up(4.0) == [Send(D0, CatchUp(Round(1, 1)))]
+    assert membership.catch_up(4.0) == [Send(D0, CatchUp(Iteration(1, 1)))]
 
 
 @pytest.mark.parametrize("node", ["d0"])

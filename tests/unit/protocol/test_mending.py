@@ -1,4 +1,4 @@
-"""What nodes do when a relay is lost and the round goes on without it."""
+"""What nodes do when a relay is lost and the iteration goes on without it."""
 
 from dataclasses import replace
 
@@ -26,11 +26,11 @@ from decod.protocol.strategy.microbatch import Phase
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R1B,
     R2A,
     R2B,
-    ROUND,
     configured,
     context_of,
     end_job,
@@ -46,12 +46,12 @@ from tests.unit.protocol.cast import (
 
 M = mb(0)
 OLD, NEW = (R1A, R2A), (R1A, R2B)
-FORWARD = ForwardActivation(ROUND, M, flow(0), OLD)
-AGAIN = ForwardActivation(ROUND, M, flow(0), NEW, 2)
-GRADIENT = BackwardGradient(ROUND, M, flow(0), OLD)
-BACK_AGAIN = BackwardGradient(ROUND, M, flow(0), NEW, 2)
-REROUTE = Reroute(ROUND, M, flow(0), NEW, 2, (R2B,))
-MENDED = Mended(ROUND, M)
+FORWARD = ForwardActivation(ITERATION, M, flow(0), OLD)
+AGAIN = ForwardActivation(ITERATION, M, flow(0), NEW, 2)
+GRADIENT = BackwardGradient(ITERATION, M, flow(0), OLD)
+BACK_AGAIN = BackwardGradient(ITERATION, M, flow(0), NEW, 2)
+REROUTE = Reroute(ITERATION, M, flow(0), NEW, 2, (R2B,))
+MENDED = Mended(ITERATION, M)
 
 
 def without(view: View, *lost: NodeId) -> View:
@@ -108,7 +108,7 @@ class Relay:
 def test_what_was_sent_is_sent_to_who_takes_over() -> None:
     relay = Relay(R1A)
     relay.forward()
-    relay.machine.complete(1.0, R2A, Complete(ROUND, M, 1.0))
+    relay.machine.complete(1.0, R2A, Complete(ITERATION, M, 1.0))
     relay.lose(R2A)
     effects = relay.machine.reroute(5.0, D0, REROUTE)
     assert effects == [SendTensor(R2B, AGAIN, tensor(2).id)]
@@ -159,7 +159,7 @@ def test_what_was_not_kept_is_told_to_the_data_node() -> None:
     relay.forward()
     relay.lose(R2A)
     reason = "what the lost node had been sent was not kept"
-    deny = Send(D0, Deny(ROUND, M, flow(0), reason))
+    deny = Send(D0, Deny(ITERATION, M, flow(0), reason))
     assert relay.machine.reroute(5.0, D0, REROUTE) == [deny]
 
 
@@ -191,18 +191,18 @@ def test_a_gradient_may_come_before_the_activation() -> None:
 def test_who_has_a_lost_nodes_gradient_early_still_feeds_the_one_that_takes_its_place() -> None:
     """Both neighbours are lost, one after the other, while an activation is on its way here."""
     relay = Relay(R1B)
-    first = ForwardActivation(ROUND, M, flow(0), (R1B, R2A), 2)
+    first = ForwardActivation(ITERATION, M, flow(0), (R1B, R2A), 2)
     relay.lose(R1A)
     assert relay.machine.gradient(R2A, GRADIENT, tensor(50)) == []
     effects = relay.machine.activation(D0, first, tensor(1))
     relay.lose(R2A)
     path = (R1B, R2B)
-    relay.machine.reroute(5.0, D0, Reroute(ROUND, M, flow(0), path, 3, path))
+    relay.machine.reroute(5.0, D0, Reroute(ITERATION, M, flow(0), path, 3, path))
     end_job(relay.context, effects, tensor(2))
     effects = relay.machine.forwarded(6.0, M, 2, 1.0)
-    again = ForwardActivation(ROUND, M, flow(0), path, 3)
+    again = ForwardActivation(ITERATION, M, flow(0), path, 3)
     assert SendTensor(R2B, again, tensor(2).id) in effects, "nobody else has it to send"
-    back = BackwardGradient(ROUND, M, flow(0), path, 3)
+    back = BackwardGradient(ITERATION, M, flow(0), path, 3)
     assert sent(relay.end_backward(effects)) == [(D0, back), (D0, MENDED)]
 
 
@@ -211,7 +211,7 @@ def test_who_is_full_takes_over_when_there_is_room() -> None:
     assert relay.context.member.capacity == 1
     relay.lose(R2A)
     relay.forward(R1A, AGAIN)
-    other = ForwardActivation(ROUND, mb(1), flow(1), NEW, 2)
+    other = ForwardActivation(ITERATION, mb(1), flow(1), NEW, 2)
     assert relay.machine.activation(R1A, other, tensor(60)) == []
     assert relay.machine.held[mb(1)].phase is Phase.QUEUED
     effects = relay.backward(D0)
@@ -232,11 +232,11 @@ def test_what_its_device_refuses_is_told_to_the_data_node() -> None:
     relay.lose(R2A)
     effects = relay.machine.activation(R1A, AGAIN, tensor(1))
     end_job(relay.context, effects, refused=True)
-    deny = Deny(ROUND, M, flow(0), "not finite")
+    deny = Deny(ITERATION, M, flow(0), "not finite")
     assert relay.machine.job_failed(1.0, Backward(M), "not finite") == [Send(D0, deny)]
 
 
-def test_when_the_round_is_over_nothing_is_left() -> None:
+def test_when_the_iteration_is_over_nothing_is_left() -> None:
     relay = Relay(R2B)
     relay.lose(R2A)
     relay.forward(R1A, AGAIN)
@@ -341,7 +341,7 @@ def test_a_loss_that_did_not_touch_the_share_is_reported_after() -> None:
     assert report.view_version == 2
 
 
-def test_what_was_not_kept_repeats_the_round() -> None:
+def test_what_was_not_kept_repeats_the_iteration() -> None:
     data = Data(keep_max_bytes=0)
     (report,) = reports(data.lose(R1A))
     assert "not kept" in report.failure
@@ -350,17 +350,17 @@ def test_what_was_not_kept_repeats_the_round() -> None:
 
 
 @pytest.mark.parametrize("home", [False, True])
-def test_a_change_of_path_that_is_refused_repeats_the_round(home: bool) -> None:
+def test_a_change_of_path_that_is_refused_repeats_the_iteration(home: bool) -> None:
     data = Data()
     data.head()
     if home:
         data.come_home()
     data.lose(R2A)
-    (report,) = reports(data.machine.denied(6.0, R2B, Deny(ROUND, M, flow(0), "no memory")))
+    (report,) = reports(data.machine.denied(6.0, R2B, Deny(ITERATION, M, flow(0), "no memory")))
     assert report.failure == "microbatch 1/0/0: no memory"
 
 
-def test_without_any_flow_a_loss_repeats_the_round() -> None:
+def test_without_any_flow_a_loss_repeats_the_iteration() -> None:
     data = Data(num_microbatches=2)
     data.flows.complete.clear()
     (report,) = reports(data.lose(R2A))
@@ -458,11 +458,11 @@ def test_microbatches_go_along_flows_of_an_earlier_view_at_once() -> None:
 
 
 def test_what_is_refused_on_a_flow_of_an_earlier_view_is_put_off() -> None:
-    """Or the round would be repeated with it again and again."""
+    """Or the iteration would be repeated with it again and again."""
     data = Data()
     data.flows.carried = {flow(0): Granted(flow(0), R1B, 1.0, (R1B, R2B), 3)}
     data.machine.open(10.0)
-    deny = Deny(ROUND, M, flow(0), "its loss is not finite")
+    deny = Deny(ITERATION, M, flow(0), "its loss is not finite")
     assert [r.failure != "" for r in reports(data.machine.denied(11.0, R1B, deny))] == [True]
     data.machine.open(12.0)
     assert M not in data.machine.held

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import MicrobatchId, NodeId, Round
+from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Send, SendTensor
@@ -21,11 +21,11 @@ from decod.protocol.strategy.microbatch import Phase
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R1B,
     R2A,
     R2B,
-    ROUND,
     context_of,
     end_job,
     flow,
@@ -41,10 +41,10 @@ from tests.unit.protocol.cast import (
 
 M = mb(0)
 PATH = (R1A, R2A)
-FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
-COMPLETE = Complete(ROUND, M, 1.0)
-DENY = Deny(ROUND, M, flow(0), "no such flow here")
+FORWARD = ForwardActivation(ITERATION, M, flow(0), PATH)
+GRADIENT = BackwardGradient(ITERATION, M, flow(0), PATH)
+COMPLETE = Complete(ITERATION, M, 1.0)
+DENY = Deny(ITERATION, M, flow(0), "no such flow here")
 
 
 def suspects(effects: list[Effect]) -> list[NodeId]:
@@ -97,10 +97,10 @@ def test_an_activation_along_an_unknown_flow_or_of_another_sender_is_denied() ->
     relay = Relay()
     for sender, message in (
         (R2A, FORWARD),
-        (D0, ForwardActivation(ROUND, M, flow(1), PATH)),
+        (D0, ForwardActivation(ITERATION, M, flow(1), PATH)),
     ):
         effects = relay.machine.activation(sender, message, tensor(1))
-        deny = Deny(ROUND, M, message.flow_id, "no such flow here")
+        deny = Deny(ITERATION, M, message.flow_id, "no such flow here")
         assert sent(effects) == [(sender, deny)]
         assert freed(effects) == [1]
     assert relay.machine.held == {}
@@ -113,7 +113,7 @@ def test_a_repeated_activation_is_computed_once() -> None:
     assert (freed(repeat), jobs_of(repeat), sent(repeat)) == ([9], [], [])
     relay = Relay()
     relay.forward()
-    done = [(D0, Complete(ROUND, M, 0.0))]
+    done = [(D0, Complete(ITERATION, M, 0.0))]
     repeat = relay.machine.activation(D0, FORWARD, tensor(9))
     assert (freed(repeat), jobs_of(repeat), sent(repeat)) == ([9], [], done)
     relay.backward()
@@ -207,17 +207,17 @@ def test_a_microbatch_that_the_device_refuses_is_denied_upstream() -> None:
     relay = Relay()
     end_job(relay.context, relay.take(), refused=True)
     effects = relay.machine.job_failed(1.0, Forward(M), "not finite")
-    assert sent(effects) == [(D0, Deny(ROUND, M, flow(0), "not finite"))]
+    assert sent(effects) == [(D0, Deny(ITERATION, M, flow(0), "not finite"))]
     assert jobs_of(effects) == [Drop(M)]
     assert relay.flows.entries == {}
     assert relay.machine.job_failed(1.0, Forward(M), "not finite") == []
 
 
-def test_a_reset_forgets_the_round() -> None:
+def test_a_reset_forgets_the_iteration() -> None:
     relay = Relay()
     relay.forward()
     relay.backward()
-    relay.machine.activation(D0, ForwardActivation(ROUND, mb(1), flow(0), PATH), tensor(11))
+    relay.machine.activation(D0, ForwardActivation(ITERATION, mb(1), flow(0), PATH), tensor(11))
     relay.machine.reset()
     assert (relay.machine.held, relay.machine.folded) == ({}, [])
 
@@ -241,11 +241,11 @@ class Data:
         self.next_tensor = 100
 
     def open(self, iteration: int = 1, now_s: float = 0.0) -> list[Effect]:
-        self.context.round = Round(iteration, 1)
+        self.context.iteration = Iteration(iteration, 1)
         return self.machine.open(now_s)
 
     def message(self, microbatch: MicrobatchId, slot: int = 0) -> ForwardActivation:
-        return ForwardActivation(self.context.round, microbatch, flow(slot), PATH)
+        return ForwardActivation(self.context.iteration, microbatch, flow(slot), PATH)
 
     def embed(self, effects: list[Effect], microbatch: MicrobatchId) -> list[Effect]:
         self.next_tensor += 1
@@ -267,7 +267,7 @@ class Data:
         """Bring an embedded microbatch home, and its gradient; returns what that starts."""
         self.home(microbatch, slot)
         self.next_tensor += 1
-        message = BackwardGradient(self.context.round, microbatch, flow(slot), PATH)
+        message = BackwardGradient(self.context.iteration, microbatch, flow(slot), PATH)
         effects = self.machine.gradient(R1A, message, tensor(self.next_tensor))
         assert jobs_of(effects) == [EmbedBackward(microbatch)]
         return effects
@@ -317,7 +317,7 @@ def test_a_share_that_is_done_is_reported_once() -> None:
     assert (jobs_of(effects), sent(effects)) == ([Embed(mb(1))], [])
     data.embed(effects, mb(1))
     digest = digest_of([mb(0), mb(1)])
-    report = Report(ROUND, 2, digest, 0, loss_sum=5.0, num_tokens=20, view_version=1)
+    report = Report(ITERATION, 2, digest, 0, loss_sum=5.0, num_tokens=20, view_version=1)
     effects = data.take_home(mb(1))
     assert sent(effects) == [(D0, report)], "what is left to do concerns nobody else"
     assert not data.machine.settled
@@ -334,7 +334,7 @@ def test_an_activation_that_is_not_expected_is_denied() -> None:
     for sender, microbatch, slot in ((R1B, mb(0), 0), (R2A, mb(7), 0), (R2A, mb(0), 1)):
         message = data.message(microbatch, slot)
         effects = data.machine.activation(sender, message, tensor(1))
-        assert sent(effects) == [(sender, Deny(ROUND, microbatch, flow(slot), DENY.reason))]
+        assert sent(effects) == [(sender, Deny(ITERATION, microbatch, flow(slot), DENY.reason))]
         assert freed(effects) == [1]
 
 
@@ -375,7 +375,7 @@ def test_a_microbatch_without_a_flow_is_put_off_with_all_that_wait() -> None:
     data.embed(data.begin(), M)
     effects = data.machine.denied(1.0, R1A, DENY)
     assert notes_of(effects) == ["microbatch.deferred"]
-    assert sent(effects) == [(D0, Report(ROUND, 0, 0, 2, 0.0, 0, view_version=1))]
+    assert sent(effects) == [(D0, Report(ITERATION, 0, 0, 2, 0.0, 0, view_version=1))]
     assert data.machine.denied(1.0, R1A, DENY) == []
 
 
@@ -410,13 +410,13 @@ def test_a_microbatch_is_put_off_three_times_and_then_lost_and_noted() -> None:
     assert notes_of(data.open(5)) == [], "it is lost once"
 
 
-def test_what_was_put_off_by_a_failed_round_is_reported_too() -> None:
+def test_what_was_put_off_by_a_failed_iteration_is_reported_too() -> None:
     """A checkpoint is not taken while anything is put off, so all of it must be told."""
     data = Data(num_microbatches=2)
     data.embed(data.begin(), M)
     data.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, PATH)
     data.machine.deferrals.put_off(M)
-    data.context.round = Round(1, 2)
+    data.context.iteration = Iteration(1, 2)
     data.machine.open(0.0)
     data.embed(data.machine.can_take(R1A), mb(1))
     (report,) = [m for _, m in sent(data.finish(mb(1)))]
@@ -425,12 +425,12 @@ def test_what_was_put_off_by_a_failed_round_is_reported_too() -> None:
 
 
 def test_what_was_put_off_is_only_remembered_by_a_commit() -> None:
-    """An abort repeats the round: nothing of it has happened."""
+    """An abort repeats the iteration: nothing of it has happened."""
     data = Data(num_microbatches=1)
     data.embed(data.begin(), M)
     data.machine.denied(1.0, R1A, DENY)
     data.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, PATH)
-    data.context.round = Round(1, 2)
+    data.context.iteration = Iteration(1, 2)
     data.machine.open(0.0)
     assert jobs_of(data.machine.can_take(R1A)) == [Embed(M)]
 
@@ -458,7 +458,7 @@ def test_without_any_flow_the_share_is_put_off_after_a_while() -> None:
     assert data.machine.deadline_s == 120.0
     effects = data.machine.overdue(120.0)
     assert notes_of(effects) == ["microbatch.deferred"]
-    assert sent(effects) == [(D0, Report(ROUND, 0, 0, 2, 0.0, 0, view_version=1))]
+    assert sent(effects) == [(D0, Report(ITERATION, 0, 0, 2, 0.0, 0, view_version=1))]
     assert data.machine.deadline_s is None
 
 
@@ -484,7 +484,7 @@ FAILURE = f"microbatch {M}: no such flow here"
 
 
 @pytest.mark.parametrize("through", ["deny", "device"])
-def test_a_backward_pass_that_breaks_asks_for_the_round_to_be_repeated(through: str) -> None:
+def test_a_backward_pass_that_breaks_asks_for_the_iteration_to_be_repeated(through: str) -> None:
     """Others have parts of this microbatch in their sums already."""
     data = Data(num_microbatches=2, num_flows=2)
     data.open()
@@ -498,8 +498,10 @@ def test_a_backward_pass_that_breaks_asks_for_the_round_to_be_repeated(through: 
         effects = data.machine.denied(1.0, R1A, DENY)
     else:
         effects = data.machine.job_failed(1.0, Embed(M), DENY.reason)
-    assert sent(effects) == [(D0, Report(ROUND, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE))]
-    data.context.round = Round(1, 2)
+    assert sent(effects) == [
+        (D0, Report(ITERATION, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE))
+    ]
+    data.context.iteration = Iteration(1, 2)
     data.machine.open(0.0)
     assert list(data.machine._waiting) == [mb(1)], "not tried again in this iteration"
 
@@ -518,7 +520,7 @@ def test_a_last_step_that_fails_takes_the_report_back() -> None:
     data = Data(num_microbatches=1)
     data.embed(data.begin(), M)
     assert len(sent(data.take_home(M))) == 1
-    failed = Report(ROUND, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE)
+    failed = Report(ITERATION, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE)
     assert sent(data.machine.job_failed(1.0, Embed(M), DENY.reason)) == [(D0, failed)]
     assert not data.machine.settled, "its sum must not enter the reduction"
     assert data.machine.job_failed(1.0, Embed(M), DENY.reason) == []

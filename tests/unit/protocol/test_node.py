@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import AveragingId, JobId, Round, TensorId
+from decod.ids import AveragingId, Iteration, JobId, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
 from decod.protocol.core.effects import (
@@ -102,13 +102,13 @@ def test_states_follow_the_life_of_a_node() -> None:
 # --- stale and early messages ---------------------------------------------------------------------
 
 
-def test_a_message_of_an_earlier_round_is_dropped_and_its_tensor_freed() -> None:
+def test_a_message_of_an_earlier_iteration_is_dropped_and_its_tensor_freed() -> None:
     world = training()
-    old = messages.ReducedPart(AveragingId(Round(1, 0), 1), 0)
+    old = messages.ReducedPart(AveragingId(Iteration(1, 0), 1), 0)
     assert world.hosts[R1A].machine.step(0.0, ev.Received(D0, old, tensor(900))) == [
         FreeTensor(TensorId(900))
     ]
-    assert world.step("r1a", ev.Received(D0, messages.CanTake(Round(1, 0)))) == []
+    assert world.step("r1a", ev.Received(D0, messages.CanTake(Iteration(1, 0)))) == []
 
 
 def test_a_message_of_an_earlier_view_is_dropped() -> None:
@@ -118,51 +118,51 @@ def test_a_message_of_an_earlier_view_is_dropped() -> None:
 
 def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
     world = training("r1a", "r1b")
-    part = messages.ReducedPart(AveragingId(Round(1, 1), 1), 0)
+    part = messages.ReducedPart(AveragingId(Iteration(1, 1), 1), 0)
     effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
     assert effects == [FreeTensor(TensorId(900))]
-    query = messages.UtilisationQuery(99, Round(1, 1))
+    query = messages.UtilisationQuery(99, Iteration(1, 1))
     assert world.step("r1a", ev.Received(STRANGER, query)) == []
     request = messages.RequestFlow(1, 5, D0, 1.0)
     assert len(world.step("r1a", ev.Received(R1B, request))) == 1, "refused"
     assert world.step("r1a", ev.Received(STRANGER, request)) == []
 
 
-def test_early_messages_are_taken_up_in_order_when_their_round_comes() -> None:
+def test_early_messages_are_taken_up_in_order_when_their_iteration_comes() -> None:
     """An asker's request may overtake the opening that made it possible."""
     world = training()
     view = world.hosts[D0].machine.context.view
     later = View.of(view.members, version=2, leader=D0, term=1, num_stages=2)
     early = [
         ev.Received(D0, messages.FlowCost(2, D0, 0.0, 1, 1.0)),
-        ev.Received(D0, messages.CanTake(Round(1, 2))),
+        ev.Received(D0, messages.CanTake(Iteration(1, 2))),
     ]
     for event in early:
         assert world.step("r1a", event) == []
-    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2), later)))
+    effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2), later)))
     assert (D0, messages.RequestFlow(2, 1, D0, 0.0)) in sent(effects)
 
 
 def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
     world = training()
     machine = world.hosts[R1A].machine
-    early = messages.ReducedPart(AveragingId(Round(9, 1), 1), 0)
+    early = messages.ReducedPart(AveragingId(Iteration(9, 1), 1), 0)
     for number in range(4096):
         assert machine.step(0.0, ev.Received(D0, early, tensor(1000 + number))) == []
-    effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
+    effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1))))
     assert effects == [FreeTensor(TensorId(1000))]
     for number in range(4095):
-        effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1))))
+        effects = machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1))))
         assert effects == [FreeTensor(TensorId(1001 + number))]
-    assert machine.step(0.0, ev.Received(D0, messages.CanTake(Round(9, 1)))) == []
+    assert machine.step(0.0, ev.Received(D0, messages.CanTake(Iteration(9, 1)))) == []
 
 
 def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
     world = training()
     for message in (
-        messages.ForwardActivation(Round(1, 1), mb(0), flow(0), (R1A,)),
-        messages.BackwardGradient(Round(1, 1), mb(0), flow(0), (R1A,)),
-        messages.ReducedPart(AveragingId(Round(1, 1), 1), 0),
+        messages.ForwardActivation(Iteration(1, 1), mb(0), flow(0), (R1A,)),
+        messages.BackwardGradient(Iteration(1, 1), mb(0), flow(0), (R1A,)),
+        messages.ReducedPart(AveragingId(Iteration(1, 1), 1), 0),
     ):
         assert world.step("r1a", ev.Received(D0, message)) == []
 
@@ -172,18 +172,18 @@ def test_a_bulk_message_without_its_tensor_changes_nothing() -> None:
 
 def test_a_decision_is_passed_down_the_tree_once() -> None:
     world = training("r1a", "r1b")
-    decision = abort(world, Round(1, 2))
+    decision = abort(world, Iteration(1, 2))
     effects = world.step("r1a", ev.Received(D0, decision))
     assert (R1B, decision) in sent(effects)
     assert world.step("r1a", ev.Received(D0, decision)) == []
 
 
-def test_an_abort_clears_the_device_and_the_round_is_opened_again() -> None:
+def test_an_abort_clears_the_device_and_the_iteration_is_opened_again() -> None:
     world = training()
     world.settle(["Complete", "to=d0"])
-    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
-    assert "round.opened" in notes_of(effects)
-    assert context_of(world, "r1a").round == Round(1, 2)  # type: ignore[attr-defined]
+    effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
+    assert "iteration.opened" in notes_of(effects)
+    assert context_of(world, "r1a").iteration == Iteration(1, 2)  # type: ignore[attr-defined]
     assert Reset() in [start.job for start in world.hosts[R1A].pipeline]
 
 
@@ -192,7 +192,7 @@ def test_new_members_are_known_before_they_are_told() -> None:
     world = training("r1a", "r1b")
     view = world.hosts[D0].machine.context.view
     later = View.of(view.members, version=2, leader=D0, term=1, num_stages=2)
-    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2), later)))
+    effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2), later)))
     assert effects[0] == UseMembers(later.members)
     assert isinstance(effects[1], Send)
 
@@ -201,14 +201,14 @@ def test_a_member_that_the_run_goes_on_without_stops() -> None:
     world = training("r1a", "r1b")
     members = [m for m in world.hosts[D0].machine.context.view.members if m.node_id != R1B]
     later = View.of(members, version=2, leader=D0, term=1, num_stages=2)
-    world.step("r1b", ev.Received(D0, abort(world, Round(1, 2), later)))
+    world.step("r1b", ev.Received(D0, abort(world, Iteration(1, 2), later)))
     assert stops(world, "r1b").reason is StopReason.REMOVED
 
 
 def test_a_goodbye_to_a_former_self_is_not_for_a_candidate() -> None:
     world = training("r1a")
     world.start("r1b", stage_index=1)
-    assert world.step("r1b", ev.Received(D0, abort(world, Round(1, 2)))) == []
+    assert world.step("r1b", ev.Received(D0, abort(world, Iteration(1, 2)))) == []
     assert world.hosts[R1B].stop is None
 
 
@@ -216,8 +216,8 @@ def test_a_node_that_missed_a_commit_can_not_follow() -> None:
     """It does not hold the parameters that the others have now (I3)."""
     world = training("r1a")
     view = world.hosts[D0].machine.context.view
-    opening = Opening(Round(3, 1), Round(2, 1), view)
-    world.step("r1a", ev.Received(D0, committed(Round(2, 1), opening, 1.0, 1)))
+    opening = Opening(Iteration(3, 1), Iteration(2, 1), view)
+    world.step("r1a", ev.Received(D0, committed(Iteration(2, 1), opening, 1.0, 1)))
     stop = stops(world, "r1a")
     assert stop == Stop(StopReason.REMOVED, "the run has committed iteration 2 without it")
 
@@ -230,23 +230,23 @@ def test_a_node_that_has_come_to_other_parameters_than_were_committed_can_not_fo
     world = training("r1a")
     context = world.hosts[R1A].machine.context
     pipeline = world.hosts[R1A].machine.pipeline
-    world.turn_until(lambda: pipeline.voted_for(Round(1, 1)))
+    world.turn_until(lambda: pipeline.voted_for(Iteration(1, 1)))
     assert pipeline.aggregation is not None
-    opening = Opening(Round(2, 1), Round(1, 1), context.view)
+    opening = Opening(Iteration(2, 1), Iteration(1, 1), context.view)
     hashes = ((1, pipeline.aggregation.proposal if own else "f" * 64),)
     decision = committed(
-        Round(1, 1), opening, view_version=context.view.version, view_term=1, hashes=hashes
+        Iteration(1, 1), opening, view_version=context.view.version, view_term=1, hashes=hashes
     )
     world.step("r1a", ev.Received(D0, decision))
     assert (world.hosts[R1A].stop is None) is own
 
 
-def test_a_heartbeat_of_a_later_round_makes_a_node_ask_what_it_missed() -> None:
+def test_a_heartbeat_of_a_later_iteration_makes_a_node_ask_what_it_missed() -> None:
     world = training("r1a")
-    beat = messages.Heartbeat(Round(2, 1))
-    ask = Send(D0, messages.CatchUp(Round(1, 1)))
+    beat = messages.Heartbeat(Iteration(2, 1))
+    ask = Send(D0, messages.CatchUp(Iteration(1, 1)))
     assert world.step("r1a", ev.Received(D0, beat)) == [ask]
-    assert world.step("r1a", ev.Received(D0, messages.Heartbeat(Round(1, 1)))) == []
+    assert world.step("r1a", ev.Received(D0, messages.Heartbeat(Iteration(1, 1)))) == []
 
 
 # --- joining and state ----------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def enters_with_nothing(world: World) -> None:
     assert leader is not None
     candidates = leader.admission.candidates
     world.turn_until(lambda: R1B in candidates and candidates[R1B].prepared)
-    candidates[R1B].held = leader.round
+    candidates[R1B].held = leader.iteration
 
 
 def test_a_newcomer_loads_the_state_of_its_stage_before_it_trains() -> None:
@@ -384,11 +384,11 @@ def test_a_candidate_that_can_not_build_leaves() -> None:
 
 
 @pytest.mark.parametrize("job", ["Gather", "Reduce", "Propose"])
-def test_a_reduction_that_fails_repeats_the_round(job: str) -> None:
+def test_a_reduction_that_fails_repeats_the_iteration(job: str) -> None:
     world = training("r1a", "r1b", num_iterations=1)
     _refuse_first(world, job, "r1a" if job != "Gather" else None)
     world.settle()
-    assert any("notes round.aborted" in line and "no memory" in line for line in world.seen)
+    assert any("notes iteration.aborted" in line and "no memory" in line for line in world.seen)
     assert "d0 has the result of iteration 1" in world.seen
     assert all(host.tensors == set() for host in world.hosts.values())
 
@@ -436,16 +436,16 @@ def test_a_copy_that_fails_is_refused_to_its_asker() -> None:
 
 def test_what_could_not_be_delivered_is_told_to_the_leader_and_tried_again() -> None:
     world = training("r1a", "r1b")
-    failed = ev.SendFailed(R1B, messages.CanTake(Round(1, 1)), "refused")
+    failed = ev.SendFailed(R1B, messages.CanTake(Iteration(1, 1)), "refused")
     assert (D0, messages.Suspect(R1B, "refused")) in sent(world.step("r1a", failed))
     world.now_s = 1.0
     effects = world.step("r1a", ev.DeadlinePassed())
-    assert (R1B, messages.CanTake(Round(1, 1))) in sent(effects)
+    assert (R1B, messages.CanTake(Iteration(1, 1))) in sent(effects)
 
 
 def test_a_leader_that_can_not_deliver_asks_the_receiver() -> None:
     world = training("r1a")
-    failed = ev.SendFailed(R1A, messages.CanTake(Round(1, 1)), "refused")
+    failed = ev.SendFailed(R1A, messages.CanTake(Iteration(1, 1)), "refused")
     assert sent(world.step("d0", failed)) == [(R1A, messages.Ping(1))]
     assert world.step("d0", ev.Received(R1A, messages.Pong(1))) == []
 
@@ -457,7 +457,7 @@ def test_a_ping_is_answered_at_once() -> None:
 
 def test_heartbeats_that_are_passed_on_are_not_ones_own() -> None:
     world = training("r1a", "r1b")
-    machine, beat = world.hosts[R1A].machine, messages.Heartbeat(Round(1, 1))
+    machine, beat = world.hosts[R1A].machine, messages.Heartbeat(Iteration(1, 1))
     way = Way(R1B, D0, 1, 1)
     own, passed_on = Send(D0, beat), Send(D0, beat, way)
     for at_s in (10.0, 20.0):
@@ -502,7 +502,7 @@ def test_a_node_that_has_stopped_does_nothing_but_free_what_comes() -> None:
     world = training("r1a")
     world.step("r1a", ev.JobFailed(JobId(99), "exit code 1", fatal=True))
     machine = world.hosts[R1A].machine
-    part = messages.ReducedPart(AveragingId(Round(1, 1), 1), 0)
+    part = messages.ReducedPart(AveragingId(Iteration(1, 1), 1), 0)
     freed = [FreeTensor(TensorId(900))]
     assert machine.step(1.0, ev.Received(D0, part, tensor(900))) == freed
     assert machine.step(1.0, ev.StateFetched(1, 1, "", tensor(900))) == freed
@@ -517,7 +517,7 @@ def test_the_leader_takes_doubts_and_questions_of_members() -> None:
     world = training("r1a", "r1b")
     doubt = messages.Suspect(R1B, "no heartbeat")
     assert sent(world.step("d0", ev.Received(R1A, doubt))) == [(R1B, messages.Ping(1))]
-    ask = messages.CatchUp(Round(1, 0))
+    ask = messages.CatchUp(Iteration(1, 0))
     ((_, last),) = sent(world.step("d0", ev.Received(R1A, ask)))
     assert reopens(last)
 
@@ -533,8 +533,8 @@ def test_a_member_that_waits_for_its_state_tells_nobody_that_it_can_take() -> No
     world = training("r1a", num_iterations=9)
     enters_with_nothing(world)
     world.turn_until(lambda: world.hosts[R1B].machine.in_view)
-    round_ = world.hosts[R1B].machine.context.round
-    assert world.step("r1b", ev.Received(D0, messages.CanTake(round_))) == []
+    iteration = world.hosts[R1B].machine.context.iteration
+    assert world.step("r1b", ev.Received(D0, messages.CanTake(iteration))) == []
 
 
 def test_an_early_message_about_initial_state_is_not_for_members() -> None:
@@ -555,15 +555,15 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
 def test_an_abort_frees_the_parts_that_were_gathered() -> None:
     world = training("r1a", "r1b")
     world.hosts[R1A].tensors.add(TensorId(900))
-    part = messages.ReducePart(AveragingId(Round(1, 1), 1), 0, 1, 5)
+    part = messages.ReducePart(AveragingId(Iteration(1, 1), 1), 0, 1, 5)
     assert world.step("r1a", ev.Received(R1B, part, tensor(900))) == []
-    effects = world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
+    effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
     assert FreeTensor(TensorId(900)) in effects
 
 
-def test_a_job_of_an_abandoned_round_may_fail_without_a_word() -> None:
+def test_a_job_of_an_abandoned_iteration_may_fail_without_a_word() -> None:
     world = training("r1a")
     world.deliver(world.flight.popleft())
-    world.step("r1a", ev.Received(D0, abort(world, Round(1, 2))))
+    world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
     assert notes_of(world.pipeline("r1a", refuse="interrupted")) == []
     assert world.hosts[R1A].stop is None

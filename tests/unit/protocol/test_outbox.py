@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.ids import AveragingId, Round
+from decod.ids import AveragingId, Iteration
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Send, SendTensor
 from decod.protocol.core.events import SendFailed
@@ -21,9 +21,9 @@ from decod.protocol.core.view import Opening, Role
 from decod.protocol.links.outbox import Outbox
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     MANIFEST,
     R1A,
-    ROUND,
     committed,
     context_of,
     freed,
@@ -33,7 +33,7 @@ from tests.unit.protocol.cast import (
 )
 
 VIEW = view_of("d0", "r1a", version=3)
-EARLIER = Round(1, 0)
+EARLIER = Iteration(1, 0)
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def context() -> Context:
 @pytest.mark.parametrize(
     "message",
     [
-        CanTake(ROUND),
+        CanTake(ITERATION),
         Withdraw(3, 7),
         Leave("drained"),
         Passed(7, arrived=False),
-        repeated(EARLIER, Opening(ROUND, Round(0, 0), VIEW), "lost a node"),
-        committed(EARLIER, Opening(ROUND, EARLIER, VIEW), 1.0, 1),
+        repeated(EARLIER, Opening(ITERATION, Iteration(0, 0), VIEW), "lost a node"),
+        committed(EARLIER, Opening(ITERATION, EARLIER, VIEW), 1.0, 1),
     ],
 )
 def test_what_still_matters_is_tried_again_after_a_pause(
@@ -69,10 +69,10 @@ def test_what_still_matters_is_tried_again_after_a_pause(
     [
         CanTake(EARLIER),
         Withdraw(2, 7),
-        Heartbeat(ROUND),
+        Heartbeat(ITERATION),
         Ping(1),
         Join("a:1", Role.RELAY, 1, None, MANIFEST, incarnation=1),
-        repeated(EARLIER, Opening(EARLIER, Round(0, 0), VIEW), "lost a node"),
+        repeated(EARLIER, Opening(EARLIER, Iteration(0, 0), VIEW), "lost a node"),
     ],
 )
 def test_what_no_longer_matters_is_dropped(context: Context, message: Message) -> None:
@@ -86,7 +86,10 @@ def test_a_tensor_waits_with_its_message_and_is_freed_with_it(context: Context) 
     outbox = Outbox(context)
     context.tensors.add(tensor(1))
     context.tensors.add(tensor(2))
-    current, stale = ReducedPart(AveragingId(ROUND, 1), 0), ReducedPart(AveragingId(EARLIER, 1), 0)
+    current, stale = (
+        ReducedPart(AveragingId(ITERATION, 1), 0),
+        ReducedPart(AveragingId(EARLIER, 1), 0),
+    )
     assert outbox.undelivered(0.0, SendFailed(D0, current, "reset", tensor(1).id)) == []
     effects = outbox.undelivered(0.0, SendFailed(D0, stale, "reset", tensor(2).id))
     assert freed(effects) == [2]
@@ -96,11 +99,11 @@ def test_a_tensor_waits_with_its_message_and_is_freed_with_it(context: Context) 
 def test_a_message_that_went_stale_while_it_waited_is_dropped(context: Context) -> None:
     outbox = Outbox(context)
     context.tensors.add(tensor(1))
-    outbox.undelivered(0.0, SendFailed(D0, CanTake(ROUND), "reset"))
+    outbox.undelivered(0.0, SendFailed(D0, CanTake(ITERATION), "reset"))
     outbox.undelivered(
-        0.5, SendFailed(D0, ReducedPart(AveragingId(ROUND, 1), 0), "reset", tensor(1).id)
+        0.5, SendFailed(D0, ReducedPart(AveragingId(ITERATION, 1), 0), "reset", tensor(1).id)
     )
-    context.round = Round(1, 2)
+    context.iteration = Iteration(1, 2)
     assert outbox.overdue(1.0) == []
     assert outbox.deadline_s == 1.5
     assert freed(outbox.overdue(1.5)) == [1]

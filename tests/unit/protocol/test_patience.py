@@ -6,9 +6,9 @@ from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 
 
-def patience_of(round_timeout_s: float = 300.0, *done: tuple[str, float]) -> Patience:
+def patience_of(iteration_timeout_s: float = 300.0, *done: tuple[str, float]) -> Patience:
     """Returns one that has seen jobs of these kinds, which took so long."""
-    patience = Patience(ProtocolConfig(round_timeout_s=round_timeout_s))
+    patience = Patience(ProtocolConfig(iteration_timeout_s=iteration_timeout_s))
     for kind, duration_s in done:
         patience.begin(0.0, kind)
         looked(patience, 0.0, duration_s)
@@ -27,7 +27,7 @@ def looked(patience: Patience, since_s: float, until_s: float) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("round_timeout_s", "kind", "usual_s", "num_bytes", "limit_s"),
+    ("iteration_timeout_s", "kind", "usual_s", "num_bytes", "limit_s"),
     [
         (300, "forward", 0.1, 0, 60),
         (300, "forward", 12.0, 0, 120),
@@ -44,10 +44,10 @@ def looked(patience: Patience, since_s: float, until_s: float) -> float | None:
         (86_400, "forward", None, 0, 600),
     ],
 )
-def test_a_limit_grows_with_what_its_kind_takes_and_what_a_round_may(
-    round_timeout_s: float, kind: str, usual_s: float | None, num_bytes: int, limit_s: float
+def test_a_limit_grows_with_what_its_kind_takes_and_what_a_iteration_may(
+    iteration_timeout_s: float, kind: str, usual_s: float | None, num_bytes: int, limit_s: float
 ) -> None:
-    patience = patience_of(round_timeout_s, *([(kind, usual_s)] if usual_s else []))
+    patience = patience_of(iteration_timeout_s, *([(kind, usual_s)] if usual_s else []))
     patience.begin(1000.0, kind, num_bytes=num_bytes)
     assert patience.limit_s == pytest.approx(limit_s)
     late_s = looked(patience, 1000.0, 1000.0 + 2 * limit_s)

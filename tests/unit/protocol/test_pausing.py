@@ -26,7 +26,7 @@ def test_a_pause_comes_with_the_next_opening(opens: str) -> None:
     if opens == "commit":
         run.commit()
     else:
-        run.leader.report(4.0, D0, report(run.leader.round, failure="not finite"))
+        run.leader.report(4.0, D0, report(run.leader.iteration, failure="not finite"))
     assert capacities(run)[R1A] == 0
     assert run.leader.state is LeaderState.TRAINING
 
@@ -61,12 +61,12 @@ def test_a_stage_with_only_paused_ones_keeps_its_weights_and_waits() -> None:
     assert run.leader.state is LeaderState.GATHERING
     assert "member.lost" in notes_of(effects)
     assert run.leader.deadline_s is not None, "members are still told that the leader lives"
-    assert run.leader.report(5.0, D0, report(run.leader.round)) == []
+    assert run.leader.report(5.0, D0, report(run.leader.iteration)) == []
     # It leaves only when somebody else has the weights, or when its time is up.
     assert notes_of(run.leader.leave(5.0, R1A, LEAVE)) == ["member.leaving", "stage.ending"]
     run.leader.leaving.clear()
     effects = pause(run, R1A, 2, capacity=2)
-    assert "round.aborted" in notes_of(effects)
+    assert "iteration.aborted" in notes_of(effects)
     assert run.leader.state is LeaderState.TRAINING
     assert capacities(run) == {R1A: 2}
 

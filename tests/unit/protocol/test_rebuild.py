@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, ReadCheckpoint
 from decod.protocol.core.era import Kept, Mark, Source, add_mark
 from decod.protocol.core.events import CheckpointRead
@@ -379,7 +379,11 @@ def test_an_elected_leader_goes_on_with_the_era() -> None:
     run = Run(on_disk={"r3b": [kept(1, 20)]})
     origin = plan_of(run).origin
     opening = Opening(
-        Round(21, 1, 1), Round(20, 0, 1), run.view, marks=(mark(10), mark(20)), origin=origin
+        Iteration(21, 1, 1),
+        Iteration(20, 0, 1),
+        run.view,
+        marks=(mark(10), mark(20)),
+        origin=origin,
     )
     other = StageRecovery(CONFIG, SHAPE)
     other.resume(200.0, opening)
@@ -405,10 +409,10 @@ def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
     plan = plan_of(run)
     leader = Leader(D0, CONFIG, SHAPE, lambda: 0)
     leader.view, leader.loss = run.view, 2.5
-    leader.round, leader.committed = Round(26, 1), Round(25, 1)
+    leader.iteration, leader.committed = Iteration(26, 1), Iteration(25, 1)
     monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))
     leader.utilisation(1.0, ())
-    assert (leader.committed.iteration, leader.loss) == (20, None)
+    assert (leader.committed.number, leader.loss) == (20, None)
 
 
 def test_two_marks_are_kept_and_a_new_one_replaces_later_ones() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
 from decod.protocol.core.era import Holders, Mark, Origin, Source
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
@@ -34,7 +34,7 @@ def opening(
     source: Source, *, lost: int = 1, holders: tuple[Holders, ...] = (), view: View = VIEW
 ) -> Opening:
     origin = Origin(source, (lost,), 5, holders)
-    return Opening(Round(21, 1, 1), Round(20, 0, 1), view, marks=(MARK,), origin=origin)
+    return Opening(Iteration(21, 1, 1), Iteration(20, 0, 1), view, marks=(MARK,), origin=origin)
 
 
 @dataclass
@@ -187,7 +187,7 @@ def test_who_can_not_get_its_state_tells_the_leader_and_leaves_if_it_can_not_aga
     told = [Send(D0, Suspect(R1A, REASON))]
     assert fail_to_fetch(node) == told
     assert not node.rollback.active
-    assert node.rollback.tell() == told, "to whoever leads in the next round"
+    assert node.rollback.tell() == told, "to whoever leads in the next iteration"
     again = fail_to_fetch(node)
     assert isinstance(again[-1], Stop)
     assert again[-2] == Send(D0, Leave(REASON, at_once=True))

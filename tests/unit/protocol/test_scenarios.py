@@ -119,7 +119,7 @@ class Story:
     def do_show(self, words: list[str]) -> None:
         for node, host in self.world.hosts.items():
             machine = host.machine
-            shown = f"{node} {machine.state.value} round={machine.context.round}"
+            shown = f"{node} {machine.state.value} iteration={machine.context.iteration}"
             flows = ""
             if machine.pipeline.flows is not None:
                 paired = sorted(machine.pipeline.flows.outflows.paired.items())

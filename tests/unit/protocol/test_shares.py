@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from decod.ids import AveragingId, NodeId, Round
+from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.messages import BeginAggregation
 from decod.protocol.strategy.data_positions import Positions, shares_of
 from tests.unit.protocol.cast import view_of
@@ -30,7 +30,7 @@ def test_a_data_node_that_is_alone_reads_everything() -> None:
 
 def begun(num_committed: int, num_deferred: int = 0) -> BeginAggregation:
     return BeginAggregation(
-        AveragingId(Round(1, 1), 1),
+        AveragingId(Iteration(1, 1), 1),
         num_committed=num_committed,
         digest=0,
         loss_sum=0.0,

@@ -10,9 +10,9 @@ from decod.protocol.flows.building import RelayFlow, RelayFlows
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R2A,
-    ROUND,
     configured,
     context_of,
     disown,
@@ -29,8 +29,8 @@ from tests.unit.protocol.cast import (
 
 M = mb(0)
 PATH = (R1A, R2A)
-FORWARD = ForwardActivation(ROUND, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ROUND, M, flow(0), PATH)
+FORWARD = ForwardActivation(ITERATION, M, flow(0), PATH)
+GRADIENT = BackwardGradient(ITERATION, M, flow(0), PATH)
 
 
 class FullRelay:
@@ -51,7 +51,7 @@ class FullRelay:
     def both(self) -> list[Effect]:
         """Compute the first's forward pass while the second waits."""
         begun = self.machine.activation(D0, FORWARD, tensor(1))
-        second = ForwardActivation(ROUND, mb(1), flow(0), PATH)
+        second = ForwardActivation(ITERATION, mb(1), flow(0), PATH)
         assert jobs_of(self.machine.activation(D0, second, tensor(11))) == []
         ended = end_job(self.context, begun, tensor(2))
         return ended + self.machine.forwarded(0.0, M, tensor(2).id, 1.0)
@@ -89,7 +89,7 @@ def end_jobs(context: Context, effects: list[Effect], output: Tensor) -> None:
         context.compute.finished(0.0, JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
 
 
-def test_what_was_shed_and_kept_is_let_go_of_with_the_round() -> None:
+def test_what_was_shed_and_kept_is_let_go_of_with_the_iteration() -> None:
     relay = FullRelay()
     relay.both()
     relay.machine.gradient(R2A, GRADIENT, tensor(3))

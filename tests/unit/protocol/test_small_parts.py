@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import ConfigError
-from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import FreeTensor
@@ -99,7 +99,7 @@ def test_the_earliest_deadline_is_the_least_that_exists(deadlines: list[float | 
 
 
 def test_ids_read_well() -> None:
-    assert str(Round(3, 2)) == "3.2"
+    assert str(Iteration(3, 2)) == "3.2"
     assert str(MicrobatchId(3, 1, 7)) == "3/1/7"
     assert str(FlowId(NodeId("abcdefghijkl"), 4)) == "abcdefgh#4"
 
@@ -109,7 +109,7 @@ def test_ids_read_well() -> None:
     [
         {"heartbeat_interval_s": 0},
         {"probe_timeout_s": -1.0},
-        {"round_timeout_s": 86_401},
+        {"iteration_timeout_s": 86_401},
         {"leader_timeout_s": float("nan")},
         {"tree_fanout": 0},
         {"max_peers_per_stage": 1001},
@@ -125,6 +125,9 @@ def test_numbers_that_can_not_work_are_refused(changes: dict[str, float]) -> Non
 
 def test_the_least_and_the_greatest_numbers_are_taken() -> None:
     config = ProtocolConfig(
-        heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0, round_timeout_s=86_400, tree_fanout=1000
+        heartbeat_interval_s=1.0,
+        heartbeat_timeout_s=2.0,
+        iteration_timeout_s=86_400,
+        tree_fanout=1000,
     )
     assert config.tree_fanout == 1000

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
@@ -180,7 +180,7 @@ def test_who_wants_to_leave_has_not_been_lost(reason: StopReason) -> None:
 
 
 def test_a_paused_node_has_no_flows_to_talk_about() -> None:
-    context = context_of(R1A, PAUSED, round_=Round(2, 1))
+    context = context_of(R1A, PAUSED, iteration=Iteration(2, 1))
     assert (context.previous, context.next) == ((), ())
     assert context_of(D0, PAUSED).next == (R1B,)
     assert context_of(D0, PAUSED).previous == (R1B,)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from decod.ids import MicrobatchId, NodeId, Round, TensorId
+from decod.ids import Iteration, MicrobatchId, NodeId, TensorId
 from decod.planner.cost import Link
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -27,11 +27,11 @@ from tests.unit.protocol.cast import (
     CONFIG,
     D0,
     D1,
+    ITERATION,
     R1A,
     R1B,
     R2A,
     R2B,
-    ROUND,
     STRANGER,
     member,
     view_of,
@@ -47,7 +47,9 @@ class Bench:
 
     def __init__(self, *, size_bytes: int = 1 << 19, view: View = VIEW) -> None:
         links = LinkTable(activation_size_bytes=size_bytes, compute_s=1.0)
-        self.context = Context(node_id=R1A, config=CONFIG, links=links, view=view, round=ROUND)
+        self.context = Context(
+            node_id=R1A, config=CONFIG, links=links, view=view, iteration=ITERATION
+        )
         self.context.adopt(view)
         self.links = links
         self.measuring = LinkMeasuring(self.context)
@@ -147,13 +149,13 @@ def test_peers_beyond_a_slow_link_hear_which_data_node_is_near() -> None:
 
 
 @pytest.mark.parametrize(("bandwidth", "wanted"), [(1e6, [D1]), (1e8, [])])
-def test_ways_round_a_link_are_probed_only_where_that_is_slow(
+def test_ways_iteration_a_link_are_probed_only_where_that_is_slow(
     bandwidth: float, wanted: list[NodeId]
 ) -> None:
     """d1 is no neighbour of r2a; all that are have been measured."""
     view = view_of("d0", "d1", "r1a", "r2a", "r3a")
     links = LinkTable(activation_size_bytes=10_000_000, compute_s=1.0)
-    context = Context(node_id=R2A, config=CONFIG, links=links, view=view, round=ROUND)
+    context = Context(node_id=R2A, config=CONFIG, links=links, view=view, iteration=ITERATION)
     context.adopt(view)
     survey = LinkMeasuring(context)
     survey.opened(0.0, renewed=True)
@@ -334,7 +336,7 @@ def test_a_probes_end_is_taken_in_by_the_machine() -> None:
 def test_a_probe_that_comes_as_a_message_changes_nothing() -> None:
     world = pair()
     assert world.step("r1a", ev.Received(D0, m.LinkProbe())) == []
-    assert world.hosts[R1A].machine.context.round == Round(1, 1)
+    assert world.hosts[R1A].machine.context.iteration == Iteration(1, 1)
     assert R1B not in world.hosts
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import ReadKept, Send
 from decod.protocol.core.era import Kept, Mark
@@ -17,10 +17,10 @@ from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.state.mirrors import Mirrors, inventory
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R1B,
     R2A,
-    ROUND,
     configured,
     context_of,
     sent,
@@ -28,7 +28,7 @@ from tests.unit.protocol.cast import (
 )
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
-QUERY = UtilisationQuery(1, ROUND)
+QUERY = UtilisationQuery(1, ITERATION)
 
 
 def load(node: NodeId) -> NodeLoad:
@@ -48,15 +48,15 @@ def machine(node: NodeId) -> Utilisation:
 
 def test_a_leaf_answers_at_once() -> None:
     leaf = machine(R1B)
-    assert leaf.queried(QUERY) == [Send(R1A, UtilisationAnswer(1, ROUND, (load(R1B),)))]
+    assert leaf.queried(QUERY) == [Send(R1A, UtilisationAnswer(1, ITERATION, (load(R1B),)))]
     assert leaf.complete() is None
 
 
 def test_a_node_answers_when_its_children_have() -> None:
     inner = machine(R1A)
     assert inner.queried(QUERY) == [Send(R1B, QUERY)]
-    answer = UtilisationAnswer(1, ROUND, (load(R1B),))
-    both = UtilisationAnswer(1, ROUND, (load(R1A), load(R1B)))
+    answer = UtilisationAnswer(1, ITERATION, (load(R1B),))
+    both = UtilisationAnswer(1, ITERATION, (load(R1A), load(R1B)))
     assert inner.answered(R1B, answer) == [Send(D0, both)]
     assert inner.answered(R1B, answer) == [], "a repeat changes nothing"
 
@@ -64,21 +64,21 @@ def test_a_node_answers_when_its_children_have() -> None:
 @pytest.mark.parametrize(("sender", "query_id"), [(R2A, 1), (R1B, 2), (R1B, 0)])
 def test_answers_of_others_or_to_other_queries_are_dropped(sender: NodeId, query_id: int) -> None:
     inner = machine(R1A)
-    assert inner.answered(R1B, UtilisationAnswer(1, ROUND, ())) == []
+    assert inner.answered(R1B, UtilisationAnswer(1, ITERATION, ())) == []
     inner.queried(QUERY)
-    assert inner.answered(sender, UtilisationAnswer(query_id, ROUND, ())) == []
-    assert sent(inner.answered(R1B, UtilisationAnswer(1, ROUND, ())))
+    assert inner.answered(sender, UtilisationAnswer(query_id, ITERATION, ())) == []
+    assert sent(inner.answered(R1B, UtilisationAnswer(1, ITERATION, ())))
 
 
 def test_a_newer_query_replaces_an_older_one_and_a_repeat_is_dropped() -> None:
     inner = machine(R1A)
     inner.queried(QUERY)
     assert inner.queried(QUERY) == []
-    newer = UtilisationQuery(2, ROUND)
+    newer = UtilisationQuery(2, ITERATION)
     assert inner.queried(newer) == [Send(R1B, newer)]
     assert inner.queried(QUERY) == []
-    assert inner.answered(R1B, UtilisationAnswer(1, ROUND, (load(R1B),))) == []
-    assert len(sent(inner.answered(R1B, UtilisationAnswer(2, ROUND, (load(R1B),))))) == 1
+    assert inner.answered(R1B, UtilisationAnswer(1, ITERATION, (load(R1B),))) == []
+    assert len(sent(inner.answered(R1B, UtilisationAnswer(2, ITERATION, (load(R1B),))))) == 1
 
 
 def test_the_leader_gets_everybodys_answer_once() -> None:
@@ -86,9 +86,9 @@ def test_the_leader_gets_everybodys_answer_once() -> None:
     assert leader.complete() is None
     assert sent(leader.queried(QUERY)) == [(R1A, QUERY), (R2A, QUERY)]
     assert leader.complete() is None
-    assert leader.answered(R2A, UtilisationAnswer(1, ROUND, (load(R2A),))) == []
+    assert leader.answered(R2A, UtilisationAnswer(1, ITERATION, (load(R2A),))) == []
     assert leader.complete() is None
-    leader.answered(R1A, UtilisationAnswer(1, ROUND, (load(R1A), load(R1B))))
+    leader.answered(R1A, UtilisationAnswer(1, ITERATION, (load(R1A), load(R1B))))
     assert leader.complete() == (load(D0), load(R2A), load(R1A), load(R1B))
     assert leader.complete() is None
 
@@ -117,12 +117,12 @@ def test_every_member_is_counted_once_in_whatever_order_answers_come(
 
 # --- what hosts keep ---------------------------------------------------------------------------
 
-KEPT = UtilisationQuery(1, ROUND, with_kept=True)
+KEPT = UtilisationQuery(1, ITERATION, with_kept=True)
 WHOLE, BAD, USELESS = Kept(1, 20, "a"), Kept(2, 20, "b"), Kept(1, 20, "of another future")
 
 
 def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Utilisation]:
-    """A host with states on its disk, in the round after a mark at 20."""
+    """A host with states on its disk, in the iteration after a mark at 20."""
     context = context_of(node, VIEW)
     keeping = Mirrors(context)
 
@@ -132,7 +132,7 @@ def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Utilisation]:
     for state in states:
         keeping.told(StateKept(state.stage_index, state.iteration, state.parameter_hash))
     marks = (Mark(10, ((1, "x"),)), Mark(20, ((1, "a"), (2, "b"))))
-    opening = Opening(Round(22, 1), Round(21, 1), VIEW, marks=marks)
+    opening = Opening(Iteration(22, 1), Iteration(21, 1), VIEW, marks=marks)
     keeping.opened(opening, stepped=False)
     return context, keeping, Utilisation(context, keeping, own)
 
@@ -148,7 +148,7 @@ def test_a_host_reads_what_it_keeps_before_it_tells_of_it() -> None:
     assert leaf.queried(KEPT) == [ReadKept((WHOLE, BAD))]
     assert leaf.told(StateForgotten(2, 20)) == []
     assert kept_of(leaf.told(KeptRead((WHOLE, BAD)))) == (WHOLE,)
-    assert kept_of(leaf.queried(replace(KEPT, query_id=2))) == (WHOLE,), "once in a round"
+    assert kept_of(leaf.queried(replace(KEPT, query_id=2))) == (WHOLE,), "once in an iteration"
 
 
 def test_a_newer_question_waits_for_the_same_reading() -> None:
@@ -156,7 +156,7 @@ def test_a_newer_question_waits_for_the_same_reading() -> None:
     assert leaf.queried(KEPT) == [ReadKept((WHOLE,))]
     assert leaf.queried(replace(KEPT, query_id=2)) == []
     (answer,) = sent(leaf.told(KeptRead((WHOLE,))))
-    assert answer == (R1A, UtilisationAnswer(2, ROUND, (replace(load(R1B), kept=(WHOLE,)),)))
+    assert answer == (R1A, UtilisationAnswer(2, ITERATION, (replace(load(R1B), kept=(WHOLE,)),)))
     assert leaf.told(KeptRead((WHOLE,))) == []
 
 
@@ -165,12 +165,12 @@ def test_what_nobody_can_go_back_to_is_not_read() -> None:
     assert len(kept_of(leaf.queried(KEPT))) == 2
 
 
-def test_each_round_reads_anew() -> None:
+def test_each_iteration_reads_anew() -> None:
     """Whoever found a state bad meanwhile has asked for that."""
     _, keeping, leaf = holder(R1B, WHOLE)
     leaf.queried(KEPT)
     leaf.told(KeptRead((WHOLE,)))
-    opening = Opening(Round(22, 2), Round(21, 1), VIEW, marks=(Mark(20, ((1, "a"),)),))
+    opening = Opening(Iteration(22, 2), Iteration(21, 1), VIEW, marks=(Mark(20, ((1, "a"),)),))
     keeping.opened(opening, stepped=False)
     assert leaf.queried(replace(KEPT, query_id=2)) == [ReadKept((WHOLE,))]
 
@@ -178,7 +178,7 @@ def test_each_round_reads_anew() -> None:
 def test_who_reads_keeps_its_parent_waiting_and_its_children_do_not_wait_for_it() -> None:
     *_, inner = holder(R1A, WHOLE)
     assert inner.queried(KEPT) == [Send(R1B, KEPT), ReadKept((WHOLE,))]
-    assert inner.answered(R1B, UtilisationAnswer(1, ROUND, (load(R1B),))) == []
+    assert inner.answered(R1B, UtilisationAnswer(1, ITERATION, (load(R1B),))) == []
     ((to, answer),) = sent(inner.told(KeptRead((WHOLE,))))
     assert isinstance(answer, UtilisationAnswer)
     assert (to, {each.node_id for each in answer.loads}) == (D0, {R1A, R1B})

@@ -194,7 +194,7 @@ def test_quotas_fill_the_scarcer_side_and_exceed_nobody(view: View) -> None:
 @given(views)
 def test_scarce_capacity_is_shared_in_proportion(view: View) -> None:
     """Whoever wants n slots of N, of which only C can be carried, gets n C / N of them, or one
-    slot more or less for each half-slot that the layout rounds away."""
+    slot more or less for each half-slot that the layout iterations away."""
     slots = {d.node_id: d.capacity for d in view.data_nodes}
     total = sum(slots.values())
     for roster in view.rosters[1:]:

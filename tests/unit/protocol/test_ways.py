@@ -15,11 +15,11 @@ from decod.protocol.core.view import View
 from decod.protocol.links.forwarding import Forwarding
 from tests.unit.protocol.cast import (
     D0,
+    ITERATION,
     R1A,
     R1B,
     R1C,
     R2A,
-    ROUND,
     STRANGER,
     context_of,
     notes_of,
@@ -28,8 +28,8 @@ from tests.unit.protocol.cast import (
 )
 
 VIEW = view_of("d0", "r1a", "r1b", "r1c", "r2a")
-WORD = CanTake(ROUND)
-PART = ReducedPart(AveragingId(ROUND, 1), 0)
+WORD = CanTake(ITERATION)
+PART = ReducedPart(AveragingId(ITERATION, 1), 0)
 
 
 class Node:
@@ -218,14 +218,14 @@ def test_what_a_lost_member_was_to_pass_on_is_sent_again() -> None:
     sending = node.give(R1B, 1)
     node.arrive(sending)
     node.say(R1B)
-    node.say(R1B, Heartbeat(ROUND))
+    node.say(R1B, Heartbeat(ITERATION))
     node.context.adopt(view_of("d0", "r1a", "r1b", "r2a", version=2))
     effects = node.forwarding.adopt()
     assert effects == [SendTensor(R1B, PART, TensorId(1)), Send(R1B, WORD)]
     assert node.pass_tensor(effects[0]).to in (D0, R2A)
 
 
-def test_what_was_given_away_for_a_lost_goal_or_in_another_round_is_let_go() -> None:
+def test_what_was_given_away_for_a_lost_goal_or_in_another_iteration_is_let_go() -> None:
     node = Node()
     node.lose(R1B)
     node.arrive(node.give(R1B, 1))

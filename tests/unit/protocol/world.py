@@ -335,7 +335,7 @@ def text_of(thing: object) -> str:
     assert dataclasses.is_dataclass(thing)
     fields = [(f.name, getattr(thing, f.name)) for f in dataclasses.fields(thing)]
     if isinstance(thing, Open):
-        # Most of them say nothing of an opening that repeats a round.
+        # Most of them say nothing of an opening that repeats an iteration.
         unset = {f.name: f.default for f in dataclasses.fields(thing)}
         fields = [(name, value) for name, value in fields if value != unset[name]]
     return type(thing).__name__ + text_of_fields(fields)
@@ -360,7 +360,7 @@ def _text(value: object) -> str:
         members = value.view.members
         names = ",".join(m.node_id if m.capacity else f"{m.node_id}:0" for m in members)
         flags = ["paused"] if value.paused else []  # type: ignore[attr-defined]
-        return f"{value.round}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
+        return f"{value.iteration}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
     if hasattr(value, "members"):  # A view.
         return f"{value.version}[{','.join(m.node_id for m in value.members)}]"
     if isinstance(value, float):

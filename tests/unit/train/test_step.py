@@ -169,7 +169,7 @@ def test_an_undone_step_leaves_every_bit_as_it_was(dtype: ModelDtype, device: st
 
 @on_devices
 def test_a_second_proposal_replaces_the_first_one(device: str) -> None:
-    """A member died during the round: the rest agree on a smaller roster."""
+    """A member died during the iteration: the rest agree on a smaller roster."""
     relay, other = make_relay(device=device), make_relay(device=device)
     contribute(relay)
     contribute(other)
@@ -179,7 +179,7 @@ def test_a_second_proposal_replaces_the_first_one(device: str) -> None:
 
 @on_devices
 def test_a_retracted_step_can_be_taken_again_with_more_in_it(device: str) -> None:
-    """A member died during the round: what it had folded in is computed here, and added."""
+    """A member died during the iteration: what it had folded in is computed here, and added."""
     more = MicrobatchId(1, 0, 1)
     relay, other = make_relay(device=device), make_relay(device=device)
     contribute(relay)

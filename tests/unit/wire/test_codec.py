@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
-from decod.ids import AveragingId, FlowId, MicrobatchId, NodeId, Round, RunId
+from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.era import Holders, Kept, Mark, Origin, Source
 from decod.protocol.core.messages import election as em
@@ -32,7 +32,7 @@ SENDER, RECEIVER = NodeId("s" * 52), NodeId("r" * 52)
 base32 = "abcdefghijklmnopqrstuvwxyz234567"
 node_ids = st.text(base32, min_size=52, max_size=52).map(NodeId)
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
-iterations = st.integers(0, 2**48)
+versions = st.integers(0, 2**48)
 numbers = st.integers(0, 2**63 - 1)
 counts = st.integers(0, 2**31 - 1)
 stages = st.integers(0, 4095)
@@ -44,12 +44,12 @@ addresses = st.one_of(
     st.builds("10.1.2.{}:{}".format, st.integers(0, 255), st.integers(1, 65535)),
     st.builds("[2001:db8::{:x}]:{}".format, st.integers(1, 65535), st.integers(1, 65535)),
 )
-rounds = st.builds(Round, iterations, counts, counts)
+iterations = st.builds(Iteration, versions, counts, counts)
 stage_hashes = st.lists(st.tuples(stages, hashes), max_size=3, unique_by=lambda one: one[0]).map(
     tuple
 )
 marks = st.lists(
-    st.builds(Mark, iterations, stage_hashes), max_size=2, unique_by=lambda mark: mark.iteration
+    st.builds(Mark, versions, stage_hashes), max_size=2, unique_by=lambda mark: mark.iteration
 ).map(lambda found: tuple(sorted(found, key=lambda mark: mark.iteration)))
 holders = st.builds(
     Holders, stages, st.lists(node_ids, min_size=1, max_size=3, unique=True).map(tuple)
@@ -58,10 +58,10 @@ origins = st.builds(
     Origin,
     st.sampled_from(Source),
     st.lists(stages, min_size=1, max_size=3, unique=True).map(tuple),
-    iterations,
+    versions,
     st.lists(holders, max_size=3, unique_by=lambda one: one.stage_index).map(tuple),
 )
-kept = st.lists(st.builds(Kept, stages, iterations, hashes), max_size=3).map(tuple)
+kept = st.lists(st.builds(Kept, stages, versions, hashes), max_size=3).map(tuple)
 
 
 @st.composite
@@ -77,24 +77,24 @@ def views(draw: st.DrawFn) -> View:
             stage_index=0 if i < num_data else draw(st.integers(1, num_stages - 1)),
             capacity=draw(st.integers(1 if i < num_data else 0, 65536)),
             data_node_index=i if i < num_data else -1,
-            since_iteration=draw(iterations),
+            since_iteration=draw(versions),
             name=draw(names),
         )
         for i, node_id in enumerate(ids)
     ]
     return View.of(
         members,
-        version=draw(iterations),
+        version=draw(versions),
         leader=ids[0],
-        term=draw(iterations),
+        term=draw(versions),
         num_stages=num_stages,
     )
 
 
 openings = st.builds(
     Opening,
-    rounds,
-    rounds,
+    iterations,
+    iterations,
     views(),
     st.booleans(),
     numbers,
@@ -159,24 +159,24 @@ def settled_flows(draw: st.DrawFn) -> routing.SettledFlow:
 
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
-    "round": rounds,
-    "averaging": st.builds(AveragingId, rounds, iterations),
-    "committed": rounds,
-    "closed": rounds,
+    "iteration": iterations,
+    "averaging": st.builds(AveragingId, iterations, versions),
+    "committed": iterations,
+    "closed": iterations,
     "outcome": st.sampled_from(m.Outcome),
-    "held": rounds,
+    "held": iterations,
     "donors": views().map(lambda view: view.members),
+    "base": versions,
     "base_hash": st.just("") | hashes,
     "num_parts": st.integers(100, 65535),
     "kept": kept,
     "with_kept": st.booleans(),
-    "microbatch": st.builds(MicrobatchId, iterations, st.integers(0, 65535), counts),
+    "microbatch": st.builds(MicrobatchId, versions, st.integers(0, 65535), counts),
     "opening": openings,
     "loads": st.lists(loads, max_size=5).map(tuple),
     "hashes": st.lists(st.tuples(stages, hashes), max_size=5).map(tuple),
     "votes": st.lists(st.tuples(node_ids, hashes), max_size=4).map(tuple),
     "nodes": st.lists(node_ids, min_size=1, max_size=4, unique=True).map(tuple),
-    "iteration": iterations,
     "address": addresses,
     "role": st.sampled_from(Role),
     "capacity": st.integers(1, 65536),
@@ -195,12 +195,12 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "at_once": st.booleans(),
     "failed": st.booleans(),
     "begun": st.booleans(),
-    "view_version": iterations,
+    "view_version": versions,
     "request_id": numbers,
     "query_id": numbers,
-    "term": iterations,
-    "view_term": iterations,
-    "confirmed_term": iterations,
+    "term": versions,
+    "view_term": versions,
+    "confirmed_term": versions,
     "granted": st.booleans(),
     "silent": st.booleans(),
     "leader": st.none() | node_ids,
@@ -243,7 +243,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "claims": claim_lists(),
     "routes": st.lists(settled_flows(), max_size=4).map(tuple),
     "path": paths,
-    "path_version": iterations,
+    "path_version": versions,
     "owing": st.just(()) | paths,
     "view": views(),
     "number": counts,
@@ -328,7 +328,7 @@ def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None
 @pytest.mark.parametrize(
     "cls",
     [
-        *(*MESSAGE_TYPES, Round, MicrobatchId, FlowId, Member, Opening, View),
+        *(*MESSAGE_TYPES, Iteration, MicrobatchId, FlowId, Member, Opening, View),
         *(Mark, Kept, Holders, Origin),
         *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
     ],
@@ -363,15 +363,17 @@ def member(index: int, **changes: Any) -> pb.Member:
 def commit(*members: pb.Member, **changes: Any) -> pb.Envelope:
     fields: dict[str, Any] = {"leader": "a" * 52, "num_stages": 2, "members": members}
     view = pb.View(**{**fields, **changes})
-    opening = pb.Opening(round=pb.Round(), committed=pb.Round(), view=view)
-    return envelope(open=pb.Open(closed=pb.Round(), outcome=pb.OUTCOME_COMMITTED, opening=opening))
+    opening = pb.Opening(iteration=pb.Iteration(), committed=pb.Iteration(), view=view)
+    return envelope(
+        open=pb.Open(closed=pb.Iteration(), outcome=pb.OUTCOME_COMMITTED, opening=opening)
+    )
 
 
 def opening(**changes: Any) -> pb.Envelope:
     """One whose opening has these fields too."""
     view = pb.View(leader="a" * 52, num_stages=1, members=[member(0)])
-    whole = pb.Opening(round=pb.Round(), committed=pb.Round(), view=view, **changes)
-    return envelope(open=pb.Open(closed=pb.Round(), outcome=pb.OUTCOME_REPEATED, opening=whole))
+    whole = pb.Opening(iteration=pb.Iteration(), committed=pb.Iteration(), view=view, **changes)
+    return envelope(open=pb.Open(closed=pb.Iteration(), outcome=pb.OUTCOME_REPEATED, opening=whole))
 
 
 BAD: dict[str, pb.Envelope] = {
@@ -385,9 +387,11 @@ BAD: dict[str, pb.Envelope] = {
     "negative ticket": envelope(ping=pb.Ping(), goal_id="g" * 52, ticket=-1),
     "no patience": envelope(suspect=pb.Suspect(node_id="n" * 52, slack=0.5)),
     "endless patience": envelope(suspect=pb.Suspect(node_id="n" * 52, slack=math.inf)),
-    "no round": envelope(heartbeat=pb.Heartbeat()),
-    "iteration too large": envelope(heartbeat=pb.Heartbeat(round=pb.Round(iteration=2**48 + 1))),
-    "negative attempt": envelope(can_take=pb.CanTake(round=pb.Round(attempt=-1))),
+    "no iteration": envelope(heartbeat=pb.Heartbeat()),
+    "iteration too large": envelope(
+        heartbeat=pb.Heartbeat(iteration=pb.Iteration(number=2**48 + 1))
+    ),
+    "negative attempt": envelope(can_take=pb.CanTake(iteration=pb.Iteration(attempt=-1))),
     "negative nonce": envelope(ping=pb.Ping(nonce=-1)),
     "stage too large": envelope(assign=pb.Assign(stage_index=4096)),
     "role unknown": envelope(
@@ -414,7 +418,7 @@ BAD: dict[str, pb.Envelope] = {
             source=pb.SOURCE_KEPT, lost=[1], holders=2 * [pb.Holders(nodes=["a" * 52])]
         )
     ),
-    "negative era": envelope(can_take=pb.CanTake(round=pb.Round(era=-1))),
+    "negative era": envelope(can_take=pb.CanTake(iteration=pb.Iteration(era=-1))),
     "a state with half a hash": envelope(
         join=pb.Join(
             address="h:1",
@@ -442,7 +446,7 @@ BAD: dict[str, pb.Envelope] = {
     "too many byways": envelope(
         link_report=pb.LinkReport(byways=[pb.Byway(node_id=c * 52) for c in "abcdefghi"])
     ),
-    "loss infinite": envelope(report=pb.Report(round=pb.Round(), loss_sum=math.inf)),
+    "loss infinite": envelope(report=pb.Report(iteration=pb.Iteration(), loss_sum=math.inf)),
     "square sum NaN": envelope(
         reduced_part=pb.ReducedPart(averaging=pb.AveragingId(), square_sum=math.nan),
     ),
@@ -533,7 +537,7 @@ def test_an_opening_of_ten_thousand_members_fits_into_a_message() -> None:
         for i in range(10_000)
     ]
     view = View.of(members, version=9, leader=members[0].node_id, term=1, num_stages=9)
-    message = committed(Round(1, 1), Opening(Round(2, 1), Round(1, 1), view), 1.0, 1)
+    message = committed(Iteration(1, 1), Opening(Iteration(2, 1), Iteration(1, 1), view), 1.0, 1)
     envelope = codec.encode(RUN, SENDER, 1, 1, message)
     assert envelope.ByteSize() < 4 * 2**20
     assert codec.decode(envelope).message == message

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from decod.errors import MalformedMessageError
-from decod.ids import FlowId, NodeId, Round, RunId
+from decod.ids import FlowId, Iteration, NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
@@ -98,7 +98,7 @@ def test_entries_are_counted() -> None:
     assert scan(ENVELOPE, serialized(routing.Routes(1, 1, (flow,)))) == 1 + 4 + 5
     standing = gwtf.StandingHops(1, (1, 300, 70_000), (2,), answer=False)
     assert scan(ENVELOPE, serialized(standing)) == 4
-    assert scan(ENVELOPE, serialized(m.Heartbeat(Round(1, 1)))) == 0
+    assert scan(ENVELOPE, serialized(m.Heartbeat(Iteration(1, 1)))) == 0
 
 
 def test_a_batch_is_cut_apart_without_being_parsed() -> None:

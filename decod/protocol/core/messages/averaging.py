@@ -15,7 +15,7 @@ class BeginAggregation(OfAveraging):
     num_committed: int
     digest: int
     loss_sum: float = 0.0
-    """Of all reports, like what follows: whoever has to finish the round can tell of it."""
+    """Of all reports, like what follows: whoever has to finish the iteration can tell of it."""
     num_tokens: int = 0
     num_deferred: int = 0
 
@@ -80,6 +80,6 @@ class Differs(OfRun):
     They started from the same state, or thought so: they fetch it anew from the others.
     """
 
-    iteration: int
-    """Whose state that is."""
+    base: int
+    """Number of the iteration whose state that is."""
     nodes: tuple[NodeId, ...]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfRun
 
@@ -13,7 +13,7 @@ class Canvass(OfRun):
 
     view_term: int
     """Term of the sender's view; with what follows, how far it has got."""
-    round: Round
+    iteration: Iteration
     view_version: int
 
 
@@ -23,7 +23,7 @@ class CanvassAnswer(OfRun):
 
     view_term: int
     """As in the question, like what follows."""
-    round: Round
+    iteration: Iteration
     view_version: int
     silent: bool
     """The leader does not answer."""
@@ -36,7 +36,7 @@ class Candidacy(OfRun):
     term: int
     view_term: int
     """Of the sender's view; with what follows, how far it has got."""
-    round: Round
+    iteration: Iteration
     view_version: int
 
 
@@ -49,22 +49,24 @@ class Vote(OfRun):
     granted: bool
     view_term: int
     """Of the sender's view; with what follows, how far it has got."""
-    round: Round
+    iteration: Iteration
     view_version: int
     hashes: Hashes = ()
-    """As in `Ready`, if the sender's subtree had cast its vote for the round; else none."""
+    """As in `Ready`, if the sender's subtree had cast its vote for the iteration; else none."""
     confirmed_term: int = 0
-    """Of the candidate whose commit of that round the sender has confirmed last; 0: of none."""
+    """Of the candidate whose commit of that iteration the sender has confirmed last; 0: of none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm(OfRun):
-    """A candidate is to commit its round, if a quorum confirms that with a `Vote` that says so."""
+    """A candidate is to commit its iteration, if a quorum confirms that with a `Vote` that says
+    so.
+    """
 
     term: int
     view_term: int
-    """Of the sender's view; with what follows, the round."""
-    round: Round
+    """Of the sender's view; with what follows, the iteration."""
+    iteration: Iteration
     view_version: int
 
 

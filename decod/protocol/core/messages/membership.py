@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Member, Role
 
-_NOTHING = Round(0, 0)
+_NOTHING = Iteration(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Prepared(OfRun):
     stage_index: int
     parameter_hash: str
     """Of the stage built from the seed: all members of a stage must agree on it."""
-    held: Round = _NOTHING
-    """The newest round whose step the candidate has taken, as a follower; or what it was built
+    held: Iteration = _NOTHING
+    """The newest iteration whose step the candidate has taken, as a follower; or what it was built
     with, attempt 0."""
 
 
@@ -75,7 +75,7 @@ class Prepared(OfRun):
 class Heartbeat(OfRun):
     """I live. Sent to the node's watchers."""
 
-    round: Round
+    iteration: Iteration
     """Where the sender is. A receiver that is behind asks the leader what it missed."""
 
 
@@ -122,11 +122,12 @@ class Pong(OfRun):
 
 @dataclass(frozen=True, slots=True)
 class Leave(OfRun):
-    """The sender asks to be left out of the next view; it finishes the round it is in."""
+    """The sender asks to be left out of the next view; it finishes the iteration it is in."""
 
     reason: str
     at_once: bool = False
-    """It can't finish the round (its compute process died): the round goes on without it."""
+    """It can't finish the iteration (its compute process died): the iteration goes on without
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +156,4 @@ class CapacityAnswer(OfRun):
 class CatchUp(OfRun):
     """The sender may have missed a commit or abort: the leader repeats the last one to it."""
 
-    round: Round
+    iteration: Iteration

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decod.ids import FlowId, MicrobatchId, NodeId, Round
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
 
 
@@ -10,7 +10,7 @@ from decod.protocol.core.messages.scopes import OfBatch, OfPath, OfRun
 class ForwardActivation(OfPath):
     """With a tensor: an activation for the next stage (for the data node: the last one)."""
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: tuple[NodeId, ...]
@@ -23,7 +23,7 @@ class ForwardActivation(OfPath):
 class BackwardGradient(OfBatch):
     """With a tensor: the gradient of the activation that the receiver sent."""
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: tuple[NodeId, ...]
@@ -36,7 +36,7 @@ class BackwardGradient(OfBatch):
 class Complete(OfBatch):
     """COMPLETE: the sender has computed the forward pass of what the receiver sent it."""
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     compute_s: float
     """How long the sender's device took: the rest of the time was the link and the queue."""
@@ -46,7 +46,7 @@ class Complete(OfBatch):
 class Deny(OfBatch):
     """DENY: the microbatch can't go on along this flow; goes upstream to the data node."""
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     reason: str
@@ -59,7 +59,7 @@ class Reroute(OfPath):
     Goes to the relays that take a lost one's place and to those next to them.
     """
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
     flow_id: FlowId
     path: tuple[NodeId, ...]
@@ -73,22 +73,24 @@ class Reroute(OfPath):
 class Mended(OfBatch):
     """To the data node: what a lost relay had folded in, the sender has folded in instead."""
 
-    round: Round
+    iteration: Iteration
     microbatch: MicrobatchId
 
 
 @dataclass(frozen=True, slots=True)
 class CanTake(OfBatch):
-    """CAN TAKE: the sender and all behind it have committed and take microbatches of `round`."""
+    """CAN TAKE: the sender and all behind it have committed and take microbatches of
+    `iteration`.
+    """
 
-    round: Round
+    iteration: Iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Report(OfRun):
     """A data node tells the leader that its share of the batch is done."""
 
-    round: Round
+    iteration: Iteration
     num_committed: int
     digest: int
     """Order-free digest of the ids of the microbatches that came home."""
@@ -100,4 +102,4 @@ class Report(OfRun):
     view_version: int
     """Of the view of which all relays are done: not counted after a later one has lost some."""
     failure: str = ""
-    """Not empty: this share can't be finished; the round must be repeated without it."""
+    """Not empty: this share can't be finished; the iteration must be repeated without it."""

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from decod.ids import Round
+from decod.ids import Iteration
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfBatch, OfRun
 from decod.protocol.core.view import Opening, View
 
 
 class Outcome(StrEnum):
-    """What has become of the round that an opening closes."""
+    """What has become of the iteration that an opening closes."""
 
     BEGUN = "begun"
     """There was none: the run has its first members."""
@@ -26,17 +26,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Open(OfRun):
-    """Closes one round and opens the next. Goes down the tree of the *new* view.
+    """Closes one iteration and opens the next. Goes down the tree of the *new* view.
 
-    The leader decides once for each round.
+    The leader decides once for each iteration.
     """
 
-    closed: Round
-    """The round that is over."""
+    closed: Iteration
+    """The iteration that is over."""
     outcome: Outcome
     opening: Opening
     reason: str = ""
-    """Why the round was not committed, for people."""
+    """Why the iteration was not committed, for people."""
     hashes: Hashes = ()
     """Of all stages' parameters after the last committed step, as in `Ready`. A newcomer compares
     its own."""
@@ -47,13 +47,13 @@ class Open(OfRun):
     view_version: int = 0
     """If committed: of the view whose members have voted. Another roster reduces to other bits."""
     view_term: int = 0
-    """Of that view: two leaders may count rounds and views alike."""
+    """Of that view: two leaders may count iterations and views alike."""
     failed: bool = False
     """If ended: the run could not go on."""
 
     @property
     def committed(self) -> bool:
-        """Whether the closed round's step is final."""
+        """Whether the closed iteration's step is final."""
         return self.outcome is Outcome.COMMITTED
 
     @property
@@ -64,11 +64,11 @@ class Open(OfRun):
 
 @dataclass(frozen=True, slots=True)
 class Mend(OfBatch):
-    """Goes down the tree of the *new* view: the round goes on without relays that were lost.
+    """Goes down the tree of the *new* view: the iteration goes on without relays that were lost.
 
     Others of their stage recompute what they carried, from what their neighbours kept.
     """
 
-    round: Round
+    iteration: Iteration
     view: View
     reason: str

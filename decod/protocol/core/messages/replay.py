@@ -1,12 +1,12 @@
 """What a candidate and the member that it follows say to each other
 (`decod.protocol.state.replay`).
 
-These are of no round: the candidate is in none yet.
+These are of no iteration: the candidate is in none yet.
 """
 
 from dataclasses import dataclass
 
-from decod.ids import AveragingId, Round
+from decod.ids import AveragingId, Iteration
 from decod.protocol.core.messages.scopes import OfRun
 
 DONORS_MAX = 8
@@ -34,8 +34,8 @@ class Followed(OfRun):
 
     request_id: int
     stage_index: int
-    committed: Round
-    """Attempt 0: the state after this iteration is the one to fetch. The averages of all rounds
+    committed: Iteration
+    """Attempt 0: the state after this iteration is the one to fetch. The averages of all iterations
     behind it are sent as they are made."""
     refusal: str = ""
     """Not empty: none are sent, or no more."""
@@ -43,7 +43,7 @@ class Followed(OfRun):
 
 @dataclass(frozen=True, slots=True)
 class Average(OfRun):
-    """With a tensor: one part of the mean gradient of a round, to a follower.
+    """With a tensor: one part of the mean gradient of an iteration, to a follower.
 
     Sent when the members take the step, so it may still be undone: then another of the same
     iteration follows.

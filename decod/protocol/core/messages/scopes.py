@@ -4,31 +4,31 @@ Each message derives from one of the classes here. `protocol.core.dispatch` comp
 the message names with the node's own.
 """
 
-from decod.ids import AveragingId, Round
+from decod.ids import AveragingId, Iteration
 
 
 class OfRun:
-    """Taken in whatever round and view the node is in."""
+    """Taken in whatever iteration and view the node is in."""
 
     __slots__ = ()
 
 
 class OfView:
-    """Belongs to a version of the view, whatever its round."""
+    """Belongs to a version of the view, whatever its iteration."""
 
     __slots__ = ()
     view_version: int
 
 
 class OfBatch:
-    """Belongs to one try at an iteration."""
+    """Belongs to one iteration."""
 
     __slots__ = ()
-    round: Round
+    iteration: Iteration
 
 
 class OfPath(OfBatch):
-    """May rest on a later view than the round's first: the microbatch's path was changed."""
+    """May rest on a later view than the iteration's first: the microbatch's path was changed."""
 
     __slots__ = ()
     path_version: int

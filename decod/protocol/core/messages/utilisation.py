@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decod.ids import NodeId, Round
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.scopes import OfBatch
 
@@ -30,7 +30,7 @@ class UtilisationQuery(OfBatch):
     """The leader's flooding query (GWTF V-B); goes down the tree."""
 
     query_id: int
-    round: Round
+    iteration: Iteration
     with_kept: bool = False
     """A stage is lost: which states does each member's host keep?"""
 
@@ -40,5 +40,5 @@ class UtilisationAnswer(OfBatch):
     """Goes back up the tree, gathered on the way: one load for each member of the subtree."""
 
     query_id: int
-    round: Round
+    iteration: Iteration
     loads: tuple[NodeLoad, ...]

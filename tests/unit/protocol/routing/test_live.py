@@ -31,7 +31,7 @@ def works(simulation: Simulation) -> dict[str, Pipeline]:
 def test_settlements_are_used_however_long_an_iteration_takes(
     forward_s: float, num_iterations: int
 ) -> None:
-    """With long ones, many rounds of the search pass between two openings."""
+    """With long ones, many iterations of the search pass between two openings."""
     profile = replace(ComputeProfile(), forward_s=forward_s)
     scenario = replace(SCENARIO, profile=profile, num_iterations=num_iterations)
     simulation = Simulation(replace(scenario, duration_max_s=1e5))
@@ -47,7 +47,7 @@ def test_settlements_are_used_however_long_an_iteration_takes(
     assert max(epochs) >= 1
 
 
-def test_an_iteration_of_two_dozen_rounds_ends_with_a_new_settlement() -> None:
+def test_an_iteration_of_two_dozen_iterations_ends_with_a_new_settlement() -> None:
     """What the search finds, such as a way round a link that has become slow, is soon used."""
     simulation = Simulation(replace(SCENARIO, num_iterations=1000))
     simulation.kernel.run(until_s=15.0, done=lambda: False)

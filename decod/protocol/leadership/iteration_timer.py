@@ -1,11 +1,11 @@
-"""How long a round may go on without progress before the leader repeats it."""
+"""How long an iteration may go on without progress before the leader repeats it."""
 
-_USUAL_ROUNDS = 4
-"""So many times the last round's length are always granted."""
+_USUAL_ITERATIONS = 4
+"""So many times the last iteration's length are always granted."""
 
 
-class RoundTimer:
-    """The leader's clock of one round after another.
+class IterationTimer:
+    """The leader's clock of one iteration after another.
 
     Args:
         timeout_s: Least time without progress.
@@ -13,21 +13,21 @@ class RoundTimer:
 
     def __init__(self, timeout_s: float) -> None:
         self.by_s: float | None = None
-        """When the round is repeated; None: never, nobody can work on it."""
+        """When the iteration is repeated; None: never, nobody can work on it."""
         self._timeout_s = timeout_s
         self._start_s = 0.0
         self._usual_s = 0.0
 
     def begin(self, now_s: float, *, runs: bool) -> None:
-        """A round begins; `runs`: all that it takes is there."""
+        """An iteration begins; `runs`: all that it takes is there."""
         self._start_s, self.by_s = now_s, None
         if runs:
             self.progressed(now_s)
 
     def progressed(self, now_s: float) -> None:
-        self.by_s = now_s + max(self._timeout_s, _USUAL_ROUNDS * self._usual_s)
+        self.by_s = now_s + max(self._timeout_s, _USUAL_ITERATIONS * self._usual_s)
 
     def committed(self, now_s: float) -> float:
-        """Return how long the round took."""
+        """Return how long the iteration took."""
         self._usual_s = now_s - self._start_s
         return self._usual_s
