@@ -385,9 +385,9 @@ def test_the_root_gathers_the_hashes_of_all_stages() -> None:
     root.contribute([])
     assert root.vote.received(R1A, ready(s1="b")) == []
     assert root.vote.received(D1, ready(s0="a")) == []
-    assert root.vote is None
-    assert root.proposed("a") == []
-    assert root.vote == ready(s0="a", s1="b")
+    assert root.vote.result is None
+    assert root.vote.propose("a") == []
+    assert root.vote.result == ready(s0="a", s1="b")
 
 
 def test_a_vote_against_the_iteration_is_final() -> None:
@@ -395,7 +395,7 @@ def test_a_vote_against_the_iteration_is_final() -> None:
     head = Member(R1A)
     head.gather(BATCH[1:])
     head.machine.received(received(R1B, contribution(0, []), None))
-    head.machine.vote.received(R1B, ready("no memory"))
+    head.machine.received(received(R1B, ready("no memory"), None))
     effects = head.machine.received(received(R1C, contribution(0, BATCH[:1]), tensor(1)))
     assert jobs_of(effects) == []
     assert head.machine.state is StepState.READY
