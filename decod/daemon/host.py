@@ -401,6 +401,7 @@ class Node:
             address=self.address,
             role=part.role,
             capacity=capacity,
+            compute_s=compute_s,
             stage_index=part.stage_index,
             name=self.config.name or self.identity.name,
         )
@@ -409,7 +410,6 @@ class Node:
             run.protocol,
             dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
             leader=part.leader,
-            compute_s=compute_s,
             rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
         )
         self.driver = NodeDriver(

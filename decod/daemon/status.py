@@ -178,7 +178,7 @@ def _state(node: "Node", machine: NodeMachine | None) -> str:
 def _data(machine: NodeMachine | None) -> dict[str, int] | None:
     if machine is None:
         return None
-    positions = machine.pipeline.positions
+    positions = machine.strategy.positions
     return {"num_skipped": positions.num_skipped, "num_deferred": positions.num_deferred}
 
 
@@ -306,7 +306,7 @@ def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
             "path": list(flow.path),
             "costs_s": [round(cost_s, 6) for cost_s in flow.costs_s],
         }
-        for flow in machine.pipeline.known_flows
+        for flow in machine.strategy.known_flows
     ]
 
 

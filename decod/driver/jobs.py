@@ -84,6 +84,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
                     "gradient_norm": gradient_norm,
                 },
             )
+        case jobs.StepLocally(iteration):
+            return Request("step_locally", {"iteration": iteration})
         case jobs.CommitStep(iteration):
             return Request("commit", {"iteration": iteration})
         case jobs.Snapshot(with_optimizer):
@@ -114,7 +116,7 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.Loss(result["loss"], result["num_tokens"])
         case jobs.Reduce() | jobs.Square():
             return jobs.Squared(result["square_sum"])
-        case jobs.Propose():
+        case jobs.Propose() | jobs.StepLocally():
             return jobs.Proposed(result["hash"])
         case jobs.Snapshot():
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))

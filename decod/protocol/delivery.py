@@ -19,7 +19,7 @@ from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.links.liveness import Liveness
 from decod.protocol.links.measuring import LinkMeasuring
 from decod.protocol.links.outbox import Outbox
-from decod.protocol.strategy.pipeline import Pipeline, awaited_by
+from decod.protocol.strategy.strategy import Strategy
 
 
 class Delivery:
@@ -27,9 +27,9 @@ class Delivery:
 
     Args:
         context: The node's.
-        ways: How its messages get to others.
-        work: What it does in the iterations.
-        office: Who leads.
+        forwarding: How its messages get to others.
+        strategy: What it does in the iterations.
+        leadership: Who leads.
         joining: Its way in.
     """
 
@@ -37,20 +37,17 @@ class Delivery:
         self,
         context: Context,
         forwarding: Forwarding,
-        pipeline: Pipeline,
+        strategy: Strategy,
         leadership: Leadership,
         joining: Joining,
     ) -> None:
-        self.forwarding, self.outbox, self.measuring = (
-            forwarding,
-            Outbox(context),
-            LinkMeasuring(context),
-        )
+        self.forwarding, self.outbox = forwarding, Outbox(context)
+        self.measuring = LinkMeasuring(context)
         self.liveness = Liveness(
-            context, lambda: awaited_by(pipeline) | forwarding.receivers, forwarding.broken
+            context, lambda: strategy.awaited | forwarding.receivers, forwarding.broken
         )
         self._tensors = context.tensors
-        self._pipeline = pipeline
+        self._strategy = strategy
         self._leadership = leadership
         self._joining = joining
 
@@ -65,7 +62,7 @@ class Delivery:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
-        self._pipeline.replay_source.sent(event)
+        self._strategy.copy.replay_source.sent(event)
         effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
@@ -105,10 +102,10 @@ class Delivery:
         if event is None:
             return []
         if isinstance(event.message, FollowMessage):
-            effects = self._joining.missed(now_s, event, self._pipeline.replay_source)
-            return effects + self._pipeline.arrival.progressed(now_s)
+            effects = self._joining.missed(now_s, event, self._strategy.copy.replay_source)
+            return effects + self._strategy.copy.arrival.progressed(now_s)
         effects = self.outbox.undelivered(now_s, event)
-        effects += self._pipeline.microbatches.undelivered(event)
+        effects += self._strategy.undelivered(event)
         self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE

@@ -84,6 +84,7 @@ from decod.protocol.openings import (
 )
 from decod.protocol.state.mirrors import inventory
 from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.strategy import StrategyFactory
 
 _OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
 
@@ -112,8 +113,8 @@ class NodeMachine:
         config: The run's protocol parameters.
         facts: The run.
         leader: Who leads.
-        compute_s: Measured time for one microbatch: c_i of equation (1).
         rng: Source of all randomness.
+        strategy: Makes the strategy: what this node does between two openings.
     """
 
     def __init__(
@@ -123,15 +124,17 @@ class NodeMachine:
         facts: RunFacts,
         *,
         leader: NodeId,
-        compute_s: float,
         rng: Random,
+        strategy: StrategyFactory = Pipeline,
     ) -> None:
         self.identity = identity
         num_stages = facts.shape.num_relay_stages + 1
         self.context = Context(
             node_id=identity.node_id,
             config=config,
-            links=LinkTable(activation_size_bytes=facts.activation_size_bytes, compute_s=compute_s),
+            links=LinkTable(
+                activation_size_bytes=facts.activation_size_bytes, compute_s=identity.compute_s
+            ),
             view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
             iteration=Iteration(0, 0),
             start_iteration=facts.shape.start_iteration,
@@ -139,15 +142,15 @@ class NodeMachine:
             num_shares=facts.shape.num_data_nodes,
             clips=facts.clips,
         )
-        self.pipeline = pipeline = Pipeline(
+        self.strategy = strategy(
             self.context, identity.role, num_microbatches=facts.num_microbatches, rng=rng
         )
         self.forwarding = Forwarding(self.context)
-        self.leadership = Leadership(self.context, facts, pipeline, self.forwarding, rng)
-        self._utilisation = Utilisation(self.context, pipeline.mirrors, self.own_load)
+        self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
+        self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         self._delivery = Delivery(
-            self.context, self.forwarding, pipeline, self.leadership, self._joining
+            self.context, self.forwarding, self.strategy, self.leadership, self._joining
         )
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._standing = Availability(self.context, identity.capacity)
@@ -176,19 +179,19 @@ class NodeMachine:
             return NodeState.JOINING
         if self._ending is not None or self._standing.draining or self.leadership.handover.wanted:
             return NodeState.DRAINING
-        if not self.pipeline.stage.loaded:
+        if not self.strategy.copy.loaded:
             return NodeState.SYNCING
-        if self.pipeline.paused or not self._standing.capacity:
+        if self.strategy.paused or not self._standing.capacity:
             return NodeState.PAUSED
-        return NodeState.AGGREGATING if self.pipeline.aggregating else NodeState.TRAINING
+        return NodeState.AGGREGATING if self.strategy.aggregating else NodeState.TRAINING
 
     def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
         """Return how busy this node is and, if asked, what its host keeps."""
         return messages.NodeLoad(
             node_id=self.identity.node_id,
-            num_flows=self.pipeline.num_flows,
+            num_flows=self.strategy.num_flows,
             capacity=self._standing.capacity,
-            num_microbatches=self.pipeline.num_committed,
+            num_microbatches=self.strategy.num_committed,
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
             awaited=self._liveness.late,
@@ -203,7 +206,7 @@ class NodeMachine:
         return earliest(
             self._joining.deadline_s,
             self._standing.deadline_s,
-            self.pipeline.deadline_s,
+            self.strategy.deadline_s,
             self.leadership.deadline_s,
             self._delivery.deadline_s,
         )
@@ -279,15 +282,15 @@ class NodeMachine:
                     return self.leadership.found(event)
                 return self._joining.redirected(now_s, event)
             case StateRequested():
-                return self.pipeline.stage.requested(event)
+                return self.strategy.copy.stage.requested(event)
             case StateFetched() if not self.in_view:
                 return self._joining.fetched(event)
             case StateFetched():
-                return self.pipeline.fetched(event)
+                return self.strategy.copy.fetched(event)
             case StateFetchFailed() if not self.in_view:
                 return self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
-                return self.pipeline.fetch_failed(now_s, event)
+                return self.strategy.copy.fetch_failed(now_s, event)
             case StateKept() | StateForgotten() | KeptRead():
                 return self._utilisation.told(event) + self.leadership.counted(
                     now_s, self._utilisation
@@ -311,7 +314,7 @@ class NodeMachine:
         if knock_s is not None and knock_s <= now_s:
             yield self._joining.knock(now_s)
         yield self.leadership.overdue(now_s)
-        parts = (self._standing, self._liveness, self._measuring, self.pipeline)
+        parts = (self._standing, self._liveness, self._measuring, self.strategy)
         for overdue in [part.overdue for part in parts]:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
@@ -332,7 +335,7 @@ class NodeMachine:
         register(self._of_view, messages.LinkReport, *view)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
         register(self._of_iteration, *_OF_ITERATION)
-        register(self.pipeline.stage.received, messages.Differs)
+        register(self.strategy.copy.stage.received, messages.Differs)
         register(lambda _, received: released(received), messages.LinkProbe)
         self._dispatch.check()
 
@@ -345,17 +348,17 @@ class NodeMachine:
         return effects + (self._dispatch.keep(received) if kept else released(received))
 
     def _replayed(self, now_s: float, received: Received) -> list[Effect]:
-        effects = self._joining.exchanged(now_s, received, self.pipeline.replay_source)
-        return effects + self.pipeline.arrival.progressed(now_s)
+        effects = self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)
+        return effects + self.strategy.copy.arrival.progressed(now_s)
 
     def _of_view(self, now_s: float, received: Received) -> list[Effect]:
         self._measuring.heard(received.sender, received.message)
-        return self.pipeline.flow_message(now_s, received.sender, received.message)
+        return self.strategy.of_view(now_s, received.sender, received.message)
 
     def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
-        return self.pipeline.iteration_message(now_s, received) + self.leadership.voted(now_s)
+        return self.strategy.of_iteration(now_s, received) + self.leadership.voted(now_s)
 
     def _counted(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.UtilisationQuery):
@@ -395,16 +398,16 @@ class NodeMachine:
             return [self._dismissed(opening.view)] if self.in_view else []
         if not self.in_view and not self._joining.admitted(opening):
             return effects
-        if self.in_view and not in_step(self.context, self.pipeline, message):
+        if self.in_view and not in_step(self.context, self.strategy, message):
             detail = f"the run has committed iteration {opening.committed.number} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
-        effects += self.pipeline.note_commit(message)
+        effects += self.strategy.note_commit(message)
         return effects + self._open(now_s, message)
 
     def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The run has ended. What was committed last may only be learnt from that."""
-        effects = self.pipeline.note_commit(decision)
-        effects += self.pipeline.close(decision.opening)[1] + self.pipeline.end()
+        effects = self.strategy.note_commit(decision)
+        effects += self.strategy.close(decision.opening)[1] + self.strategy.end()
         self.context.iteration = decision.opening.iteration
         self._ending = Ending(now_s, self.context, decision)
         return effects
@@ -426,16 +429,16 @@ class NodeMachine:
         self.leadership.election.mended(now_s, message)
         self._measuring.opened(now_s, renewed=True)
         effects += self.forwarding.adopt()
-        return [*effects, *self.pipeline.mend(now_s), *self._dispatch.replay(now_s)]
+        return [*effects, *self.strategy.mend(now_s), *self._dispatch.replay(now_s)]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
         return superseded(view) if leads else self._standing.dismissed()
 
     def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
-        context, pipeline, entering = self.context, self.pipeline, not self.in_view
+        context, strategy, entering = self.context, self.strategy, not self.in_view
         opening = decision.opening
-        committed, effects = pipeline.close(opening)
+        committed, effects = strategy.close(opening)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
@@ -451,18 +454,17 @@ class NodeMachine:
         self._joining.entered()
         if returns:
             effects += self._joining.replay.end() if entering else []
-            effects += pipeline.begin_era(decision, stage_before, pristine=self._joining.pristine)
+            effects += strategy.begin_era(decision, stage_before, pristine=self._joining.pristine)
         elif entering:
-            effects += pipeline.arrival.enter(now_s, decision, self._joining.replay)
+            effects += strategy.copy.enter(now_s, decision, self._joining.replay)
         elif committed:
-            effects += pipeline.stage.committed(opening.committed.number)
-        effects += pipeline.mirrors.opened(opening, stepped=committed)
-        effects += pipeline.replay_source.opened(now_s, opening, stepped=committed)
+            effects += strategy.copy.stage.committed(opening.committed.number)
+        effects += strategy.copy.closed(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
         effects += self._standing.opened(now_s)
         if self._standing.draining:
             self.leadership.election.abstain(now_s)
-        effects += pipeline.open(now_s, opening, renewed=renewed)
+        effects += strategy.open(now_s, opening, renewed=renewed)
         return effects + self._dispatch.replay(now_s)
 
     # --- jobs ---------------------------------------------------------------------------------

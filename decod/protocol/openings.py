@@ -5,7 +5,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.era import Source
 from decod.protocol.core.view import Opening, View
-from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.strategy import Strategy
 
 
 def changes_view(opening: Opening, context: Context) -> bool:
@@ -19,7 +19,7 @@ def begins_era(opening: Opening, context: Context) -> bool:
     return opening.iteration.era > context.iteration.era
 
 
-def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bool:
+def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bool:
     """Return whether a member can follow: it holds what was committed, has voted for it, or goes
     back.
 
@@ -28,14 +28,14 @@ def in_step(context: Context, pipeline: Pipeline, decision: messages.Open) -> bo
     committed, view, origin = decision.opening.committed, context.view, decision.opening.origin
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
-        return back or (origin is not None and committed.number == pipeline.stage.iteration)
-    voted = pipeline.voted_for(committed)
+        return back or (origin is not None and committed.number == strategy.copy.stage.iteration)
+    voted = strategy.voted_for(committed)
     if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
-        own = pipeline.step.vote.proposal if pipeline.step is not None else ""
+        own = strategy.proposal
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
-    return committed.number == pipeline.stage.iteration or voted
+    return committed.number == strategy.copy.stage.iteration or voted
 
 
 def superseded(view: View) -> Stop:

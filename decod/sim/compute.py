@@ -116,7 +116,9 @@ class ComputeProfile:
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
-            case jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.CommitStep():
+            case (
+                jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.CommitStep() | jobs.StepLocally()
+            ):
                 return 0.0
 
     def pass_s(self, *, data: bool) -> float:
@@ -218,6 +220,8 @@ class StageModel:
         """
         if self.stage_index < 0 and not isinstance(job, jobs.Build):
             raise MisuseError(f"{job} before any stage was built")
+        if type(job) not in self._do:
+            raise MisuseError(f"{job}: simulated stages step from averages alone")
         outcome: JobOutcome = self._do[type(job)](job, inputs)
         return outcome
 

@@ -22,6 +22,7 @@ from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.quorum import electors_of, ids_of
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.data_positions import Positions
+from decod.protocol.strategy.pipeline import Pipeline
 from decod.sim.compute import ComputeProfile
 
 _MANIFEST_SHA256 = "0" * 64
@@ -71,6 +72,7 @@ def build_machine(
         address=f"{founding.name}:7700",
         role=Role.DATA if founding.data else Role.RELAY,
         capacity=founding.capacity,
+        compute_s=profile.pass_s(data=founding.data),
         name=founding.name,
         stage_index=None if founding.data else founding.stage_index,
     )
@@ -87,10 +89,7 @@ def build_machine(
         clips=founding.clips,
         promise=founding.promise,
     )
-    compute_s = profile.pass_s(data=founding.data)
-    return NodeMachine(
-        identity, config, facts, leader=founding.leader, compute_s=compute_s, rng=rng
-    )
+    return NodeMachine(identity, config, facts, leader=founding.leader, rng=rng)
 
 
 def _core_of(machine: object) -> NodeMachine | None:
@@ -164,10 +163,16 @@ def ends_run(machine: object) -> bool:
     return not core.leadership.handover.possible(core.leader)
 
 
+def pipeline_of(core: NodeMachine) -> Pipeline:
+    """Return a node's strategy, which is a pipeline in every simulated run."""
+    assert isinstance(core.strategy, Pipeline)
+    return core.strategy
+
+
 def positions_of(machine: object) -> Positions | None:
     """Return a node's count of the data, or None for a stand-in."""
     core = _core_of(machine)
-    return core.pipeline.positions if core is not None else None
+    return pipeline_of(core).positions if core is not None else None
 
 
 def term_of(machine: object) -> int:
@@ -193,7 +198,11 @@ class FlowTable:
         Only tables of equal versions fit together. The flows of a mended iteration are final; the
         next iteration finds new ones.
         """
-        return self._core.context.view.version, self._core.pipeline.routing.epoch, self.flows.final
+        return (
+            self._core.context.view.version,
+            pipeline_of(self._core).routing.epoch,
+            self.flows.final,
+        )
 
     @property
     def downstream(self) -> Mapping[FlowId, object]:
@@ -242,9 +251,8 @@ class FlowTable:
 def flow_table(machine: object) -> FlowTable | None:
     """Return a node's flows, or None if it has none yet or is a stand-in."""
     core = _core_of(machine)
-    if core is None or core.pipeline.flows is None:
-        return None
-    return FlowTable(core, core.pipeline.flows)
+    flows = pipeline_of(core).flows if core is not None else None
+    return FlowTable(core, flows) if core is not None and flows is not None else None
 
 
 def members_wanted(machine: object, *, data: bool) -> int:
@@ -314,7 +322,7 @@ class InstalledFlows:
         if isinstance(event, Received) and isinstance(event.message, _FLOW_MESSAGES):
             return []
         effects = self.wrapped.step(now_s, event)
-        flows = self.wrapped.pipeline.flows
+        flows = pipeline_of(self.wrapped).flows
         if flows is not None and flows is not self._filled:
             self._filled = flows
             self._fill(flows)

@@ -22,8 +22,8 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.planner.partition import part_sizes
-from decod.train.adamw import adamw_step, clip_factor
-from decod.train.holder import SavedPass, StageHolder
+from decod.train.adamw import AdamWState, clip_factor
+from decod.train.holder import Proposal, SavedPass, StageHolder
 from decod.train.output import Output
 from decod.train.reduction import (
     check_weights_total,
@@ -113,7 +113,7 @@ class StageExecutor(StageHolder):
         stage = self._built()
         if self._proposed is not None:
             raise TrainingError(
-                f"iteration {self._proposed[0]} is proposed and not committed",
+                f"iteration {self._proposed.iteration} is proposed and not committed",
                 why="a microbatch now would be computed with weights that may be undone",
                 fix="commit or reset first",
                 code="E-TRN-004",
@@ -224,7 +224,7 @@ class StageExecutor(StageHolder):
     # Iterations
 
     def gather(self, num_parts: int) -> list[Tensor]:
-        """Return the sum of gradients over microbatches, cut into parts, in the wire's dtype.
+        """Return this member's contribution to an average, cut into parts, in the wire's dtype.
 
         Returns:
             Tensors on the device that may share memory with the sum: copy them out at once.
@@ -247,7 +247,7 @@ class StageExecutor(StageHolder):
                 code="E-TRN-006",
             )
         require_finite(self._gradient_P, "gradient of this stage")
-        return self._gradient_P
+        return self.rule.contribution(self._gradient_P)
 
     def reduce_part(
         self, inputs_N: Sequence[Tensor], *, weights_total: int, part: int, num_parts: int
@@ -312,28 +312,50 @@ class StageExecutor(StageHolder):
             TrainingError: The iteration is already committed.
         """
         gradient_P = self._reduced_gradient(parts_N, weights_total)
+        new = self._buffers_for(iteration)
+        if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
+            gradient_P.mul_(factor)
+        self.rule.average(
+            self._committed, new, gradient_P, segments=self._segments, iteration=iteration
+        )
+        return self._propose(Proposal(iteration, new, averaged=True))
+
+    def step_locally(self, iteration: int) -> str:
+        """Compute the end of an iteration without an average, beside the committed state.
+
+        Args:
+            iteration: The iteration, from 1; later than the last committed.
+
+        Returns:
+            Hash of the weights that all members of the stage have in common.
+
+        Raises:
+            NonFiniteError: A gradient, or a weight after the step, is not finite.
+            TrainingError: The iteration is already committed, or the rule needs an average.
+        """
+        self._own_gradient()
+        new = self._buffers_for(iteration)
+        self.rule.local(self._committed, new, self._gradient_P, iteration=iteration)
+        return self._propose(Proposal(iteration, new, averaged=False))
+
+    def _buffers_for(self, iteration: int) -> AdamWState:
+        """Return the buffers that a proposed step may overwrite."""
         if iteration <= self.iteration:
             raise TrainingError(
                 f"iteration {iteration} is proposed after {self.iteration} was committed",
                 why="a step is taken once",
                 fix="repeat with the current iteration",
             )
-        if (factor := clip_factor(self.config.optimizer, gradient_norm)) < 1:
-            gradient_P.mul_(factor)
-        new = self._proposed[1] if self._proposed is not None else self._spare
+        new = self._proposed.state if self._proposed is not None else self._spare
         new = self._committed.empty_like() if new is None else new
         self._proposed, self._spare = None, new
-        adamw_step(
-            self._committed,
-            new,
-            gradient_P,
-            segments=self._segments,
-            optimizer=self.config.optimizer,
-            iteration=iteration,
-        )
-        require_finite(new.weights, f"stage after iteration {iteration}")
-        digest = self._layout.hash(new.weights)
-        self._proposed = (iteration, new)
+        return new
+
+    def _propose(self, proposal: Proposal) -> str:
+        weights_P = proposal.state.weights
+        require_finite(weights_P, f"stage after iteration {proposal.iteration}")
+        digest = self._layout.hash(weights_P)
+        self._proposed = proposal
         return digest
 
     def _reduced_gradient(self, parts_N: Sequence[Tensor], weights_total: int | None) -> Tensor:
@@ -355,7 +377,7 @@ class StageExecutor(StageHolder):
         """Undo a proposed step. Microbatches and gradients stay, and more may be added."""
         self._built()
         if self._proposed is not None:
-            self._spare, self._proposed = self._proposed[1], None
+            self._spare, self._proposed = self._proposed.state, None
 
     def commit(self, iteration: int) -> None:
         """Make the proposed step final. Free the iteration's microbatches and gradients.
@@ -364,15 +386,17 @@ class StageExecutor(StageHolder):
             TrainingError: This iteration is not the proposed one.
         """
         self._built()
-        if self._proposed is None or self._proposed[0] != iteration:
-            proposed = "none" if self._proposed is None else str(self._proposed[0])
+        proposal = self._proposed
+        if proposal is None or proposal.iteration != iteration:
+            proposed = "none" if proposal is None else str(proposal.iteration)
             raise TrainingError(
                 f"commit of iteration {iteration}, but proposed is {proposed}",
                 why="only a step that all members agreed on becomes final",
                 fix="propose it first",
                 code="E-TRN-007",
             )
-        self._spare, self._committed = self._committed, self._proposed[1]
+        self.rule.committed(self._gradient_P, averaged=proposal.averaged)
+        self._spare, self._committed = self._committed, proposal.state
         self.iteration = iteration
         self.reset()
         self._point_module_at_weights()

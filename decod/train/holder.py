@@ -30,6 +30,7 @@ from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.snapshot import SnapshotLayout, read_state, take_snapshot
 from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
 from decod.train.token_source import TokenSource
+from decod.train.update_rule import AdamWEveryIteration, UpdateRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,16 @@ class SavedPass:
     """The input whose gradient the previous stage waits for. None on stage 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The state after a step that is not final."""
+
+    iteration: int
+    state: AdamWState
+    averaged: bool
+    """Whether the step came from an average."""
+
+
 class StageHolder:
     """Builds, loads, resets and hands out a stage's state. Computes no passes.
 
@@ -77,6 +88,7 @@ class StageHolder:
         init_dir: Folder of a model to start from. None: weights are built from the seed.
         checkpoint: State to resume from, weights and moments. None: the run begins anew.
         watch: Measures copies of tensors to the device.
+        rule: What a step does. None: AdamW in every iteration.
     """
 
     def __init__(
@@ -87,8 +99,10 @@ class StageHolder:
         init_dir: Path | None = None,
         checkpoint: CheckpointSource | None = None,
         watch: Stopwatch | None = None,
+        rule: UpdateRule | None = None,
     ) -> None:
         self.config = config
+        self.rule = rule or AdamWEveryIteration(config.optimizer)
         self.watch = watch or Stopwatch()
         self.tokens = tokens
         self.init_dir = init_dir
@@ -164,7 +178,7 @@ class StageHolder:
         self._committed = state
         self._spare: AdamWState | None = None
         """Buffers for the next proposed step."""
-        self._proposed: tuple[int, AdamWState] | None = None
+        self._proposed: Proposal | None = None
         self._gradient_P = torch.zeros_like(state.weights)
         self._held: dict[MicrobatchId, SavedPass] = {}
         self._tokens: dict[MicrobatchId, Tensor] = {}

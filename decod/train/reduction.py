@@ -92,7 +92,7 @@ def divisor(weights_total: int, total_N: Tensor) -> Tensor:
     """Return the divisor of a mean, a scalar with the dtype and device of the sum.
 
     Torch 2.13 does not divide a CUDA tensor by a Python number: it multiplies by the reciprocal,
-    which iterations once more. A member that repeats the sum on a CPU would get other bits.
+    which rounds once more. A member that repeats the sum on a CPU would get other bits.
     """
     return torch.full((), weights_total, dtype=total_N.dtype, device=total_N.device)
 

@@ -106,7 +106,7 @@ def test_a_link_and_a_host_that_become_ten_times_slower_are_seen_by_their_neighb
     def used() -> tuple[SimHost, SimHost]:
         """A link between relays that carries a flow, so that transfers measure it."""
         for host in relays:
-            for entry in getattr(core(host).pipeline.flows, "entries", {}).values():
+            for entry in getattr(core(host).strategy.flows, "entries", {}).values():
                 there = simulation.world.hosts[entry.downstream]
                 if there in relays:
                     return host, there

@@ -70,7 +70,7 @@ def test_installed_flows_are_those_of_the_plan() -> None:
     simulation.run()
     machine = simulation.leader.machine
     assert isinstance(machine, InstalledFlows)
-    flows = core(machine).pipeline.flows
+    flows = core(machine).strategy.flows
     assert isinstance(flows, DataFlows)
     firsts = sorted(names[granted.peer] for granted in flows.complete.values())
     assert firsts == ["a1", "a1", "a1", "b1"], "three fit on the fast way"

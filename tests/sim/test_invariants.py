@@ -69,8 +69,8 @@ def test_the_scenario_is_sound_if_nobody_tampers() -> None:
 
 def test_i1_sees_a_flow_without_inflow_or_offer() -> None:
     def forget_offers(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.pipeline.flows, RelayFlows):
-            core.pipeline.flows.outflows.unpaired.clear()
+        if isinstance(core.strategy.flows, RelayFlows):
+            core.strategy.flows.outflows.unpaired.clear()
         return effects
 
     assert violation("relay0", forget_offers).invariant == "I1"
@@ -78,10 +78,10 @@ def test_i1_sees_a_flow_without_inflow_or_offer() -> None:
 
 def test_i1_sees_more_flows_than_capacity() -> None:
     def overbook(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.pipeline.flows, RelayFlows) and core.pipeline.flows.entries:
-            flow_id, entry = next(iter(core.pipeline.flows.entries.items()))
+        if isinstance(core.strategy.flows, RelayFlows) and core.strategy.flows.entries:
+            flow_id, entry = next(iter(core.strategy.flows.entries.items()))
             for slot in range(100, 110):
-                core.pipeline.flows.entries[replace(flow_id, slot=slot)] = entry
+                core.strategy.flows.entries[replace(flow_id, slot=slot)] = entry
         return effects
 
     found = violation("relay0", overbook)
@@ -93,8 +93,8 @@ def test_i1_sees_a_flow_that_does_not_come_home() -> None:
     """The data node thinks that a flow is complete, but its relays know of no such flow."""
 
     def divert(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        if isinstance(core.pipeline.flows, DataFlows) and len(core.pipeline.flows.complete) > 1:
-            core.pipeline.flows.outflows.paired.clear()
+        if isinstance(core.strategy.flows, DataFlows) and len(core.strategy.flows.complete) > 1:
+            core.strategy.flows.outflows.paired.clear()
         return effects
 
     found = violation("data0", divert)

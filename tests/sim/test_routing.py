@@ -39,7 +39,7 @@ def hops(simulation: Simulation) -> Counter[tuple[NodeId, NodeId]]:
     """How many flows use each link at present."""
     found: Counter[tuple[NodeId, NodeId]] = Counter()
     for host in simulation.hosts.values():
-        flows = core(host).pipeline.flows
+        flows = core(host).strategy.flows
         if isinstance(flows, RelayFlows):
             found.update((host.node_id, entry.downstream) for entry in flows.entries.values())
         elif isinstance(flows, DataFlows):

@@ -103,6 +103,8 @@ class Averager:
         self._index = self._roster.index(node_id)
         self._port, self._user = port, user
         self._total: Weight | None = None
+        self.found: Weight | None = None
+        """What is in the average, once all members' contributions are known."""
         self._own: Weight | None = None
         self._weights: dict[NodeId, Weight] = {}
         """Of the members whose parts are here, or that have none to send."""
@@ -141,12 +143,12 @@ class Averager:
         assert len(parts) == len(self._roster)
         return parts
 
-    def begin(self, own: Weight, total: Weight) -> list[Effect]:
+    def begin(self, own: Weight, total: Weight | None) -> list[Effect]:
         """Take part: this node's own sum is whole.
 
         Args:
             own: What is in it.
-            total: What is in all sums of the roster together.
+            total: What must be in all sums of the roster together. None: whatever there is.
         """
         assert self.state is AveragingState.WAITING
         self.state, self._own, self._total = AveragingState.GATHERING, own, total
@@ -230,19 +232,21 @@ class Averager:
     def _reduce(self) -> list[Effect]:
         """Average this node's part when all contributions are there and add up."""
         own, total = self._own, self._total
-        if self.state is not AveragingState.GATHERING or own is None or total is None:
+        if self.state is not AveragingState.GATHERING or own is None:
             return []
         missing = own.num > 0 and self._node_id not in self._parts
         if missing or len(self._weights) < len(self._roster):
             return []
         weights = self._weights.values()
-        found = Weight(sum(w.num for w in weights), add_digests(w.digest for w in weights))
-        if found != total:
+        self.found = found = Weight(
+            sum(w.num for w in weights), add_digests(w.digest for w in weights)
+        )
+        if total is not None and found != total:
             self.state = AveragingState.OVER
             return self._user.lacking(found)
         self.state = AveragingState.REDUCING
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
-        job = Reduce(self._index, len(self._roster), total.num)
+        job = Reduce(self._index, len(self._roster), found.num)
         return self._port.compute.submit(job, self, inputs)
 
     def _keep(self, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:

@@ -33,6 +33,8 @@ class Identity:
     address: str
     role: Role
     capacity: int
+    compute_s: float
+    """Measured time for one microbatch: c_i of equation (1)."""
     stage_index: int | None = None
     """The relay stage it insists on, or None."""
     name: str = ""

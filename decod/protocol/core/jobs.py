@@ -162,6 +162,18 @@ class Propose(_Job):
 
 
 @dataclass(frozen=True, slots=True)
+class StepLocally(_Job):
+    """End an iteration without an average, undoably, as the update rule says. -> `Proposed`.
+
+    The hash is of what all members of the stage have in common.
+    """
+
+    scope = JobScope.AVERAGING
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommitStep(_Job):
     """Make the proposed step final."""
 
@@ -226,6 +238,7 @@ Job = (
     | Reduce
     | Square
     | Propose
+    | StepLocally
     | CommitStep
     | Snapshot
     | Load

@@ -43,7 +43,7 @@ from decod.protocol.leadership.leader import Leader, give_up
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
-from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.strategy import Strategy
 
 _ANY_TERM = (
     messages.Join
@@ -96,7 +96,7 @@ class Leadership:
         self,
         context: Context,
         facts: RunFacts,
-        pipeline: Pipeline,
+        strategy: Strategy,
         forwarding: Forwarding,
         rng: Random,
     ) -> None:
@@ -104,31 +104,31 @@ class Leadership:
         self._forwarding = forwarding
         self.leader: Leader | None = None
         if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, shape, pipeline, forwarding)
+            self.leader = self._leader_of(context, shape, strategy, forwarding)
         self.election = Election(context, rng, facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
         self._context = context
         self._shape = shape
-        self._pipeline = pipeline
+        self._strategy = strategy
         self._beat_s: float | None = None
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind in terms were last told."""
 
     @staticmethod
     def _leader_of(
-        context: Context, shape: RunShape, pipeline: Pipeline, forwarding: Forwarding
+        context: Context, shape: RunShape, strategy: Strategy, forwarding: Forwarding
     ) -> Leader:
         def agreed_epoch() -> int:
-            return pipeline.routing.agreed_epoch
+            return strategy.agreed_epoch
 
         leader = Leader(context.node_id, context.config, shape, agreed_epoch, forwarding.around)
         leader.recovery.has_start = not context.fetches_initial
         return leader
 
     def _hashes(self) -> Hashes:
-        vote = self._pipeline.vote
+        vote = self._strategy.vote
         agreed = vote is not None and not (
-            vote.failure or vote.votes or self._pipeline.stage.is_odd
+            vote.failure or vote.votes or self._strategy.copy.stage.is_odd
         )
         return vote.hashes if vote is not None and agreed else ()
 
@@ -271,13 +271,12 @@ class Leadership:
         won = self.election.take()
         if won is None:
             return []
-        pipeline = self._pipeline
+        strategy = self._strategy
         self.leader = leader = self._leader_of(
-            self._context, self._shape, pipeline, self._forwarding
+            self._context, self._shape, strategy, self._forwarding
         )
-        begun = pipeline.step.begun if pipeline.step is not None else None
         won = replace(won, resigned=self.handover.resigned)
-        return leader.take_over(now_s, won, begun)
+        return leader.take_over(now_s, won, strategy.begun)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -357,7 +356,7 @@ class Leadership:
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
-        vote = self._pipeline.vote if self.leader is not None else None
+        vote = self._strategy.vote if self.leader is not None else None
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
 
 

@@ -1,9 +1,4 @@
-"""What a member does in the iterations: its flows, its microbatches, its stage's reduction.
-
-`Pipeline` belongs to one node for as long as that is in the run. An iteration is opened in it by
-`NodeMachine`, which alone knows what was decided; between two openings everything that concerns
-microbatches and gradients happens here.
-"""
+"""Training in a pipeline: each microbatch flows through one member of every stage, and back."""
 
 from collections import deque
 from random import Random
@@ -15,23 +10,20 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note
 from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import Received, StateFetched, StateFetchFailed
+from decod.protocol.core.events import Received, SendFailed
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.live import KnownFlow, LiveRouting
-from decod.protocol.state.arrival import Arrival
-from decod.protocol.state.mirrors import Mirrors
-from decod.protocol.state.replay_sources import ReplaySource
-from decod.protocol.state.rollback import Rollback
-from decod.protocol.state.stage_state import StageState
+from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.data_positions import Positions
 from decod.protocol.strategy.idleness import Idleness
 from decod.protocol.strategy.readiness import Readiness
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import Step, StepState
+from decod.protocol.strategy.step_policy import EveryIteration, StepPolicy
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
@@ -49,16 +41,22 @@ class Pipeline:
         role: Decides which half of each machine is used.
         num_microbatches: Of each data node, per iteration.
         rng: Source of randomness for the search for better flows.
+        policy: When members average.
     """
 
-    def __init__(self, context: Context, role: Role, *, num_microbatches: int, rng: Random) -> None:
+    def __init__(
+        self,
+        context: Context,
+        role: Role,
+        *,
+        num_microbatches: int,
+        rng: Random,
+        policy: StepPolicy | None = None,
+    ) -> None:
         self._context = context
         self._role = role
-        self.stage = StageState(context, self._state_came)
-        self.rollback = Rollback(context, self.stage, self._state_came)
-        self.mirrors = Mirrors(context)
-        self.replay_source = ReplaySource(context, self.stage)
-        self.arrival = Arrival(context, self.stage, self._state_came)
+        self._policy = policy or EveryIteration()
+        self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.routing = LiveRouting(context, rng)
         self.step: Step | None = None
@@ -72,7 +70,7 @@ class Pipeline:
             )
         else:
             self.microbatches = RelayMicrobatches(
-                context, lambda: _of(RelayFlows, self.flows), lambda: self.stage.loaded
+                context, lambda: _of(RelayFlows, self.flows), lambda: self.copy.loaded
             )
         self.num_committed = 0
         """Microbatches of committed iterations that this node has worked on."""
@@ -87,12 +85,12 @@ class Pipeline:
 
     @property
     def deadline_s(self) -> float | None:
-        flows, searches = self.flows, self.stage.loaded and not self.paused
+        flows, searches = self.flows, self.copy.loaded and not self.paused
         return earliest(
             self.microbatches.deadline_s,
             flows.deadline_s if flows is not None else None,
             self.routing.deadline_s if searches else None,
-            self.arrival.deadline_s,
+            self.copy.deadline_s,
         )
 
     @property
@@ -105,7 +103,31 @@ class Pipeline:
         return self.routing.known_flows(self.flows) if self.flows is not None else ()
 
     @property
+    def agreed_epoch(self) -> int:
+        """The settlement that all members can take up at the next opening. 0: none."""
+        return self.routing.agreed_epoch
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """Those without whom this node's part in the iteration can't go on now."""
+        awaited = {held.downstream for held in self.microbatches.held.values() if held.awaits}
+        if self.flows is not None:
+            awaited |= self.readiness.awaited(self.flows)
+        return awaited | (self.step.awaited if self.step is not None else set())
+
+    @property
+    def begun(self) -> messages.BeginAggregation | None:
+        """Which microbatches count in the iteration, once that is known."""
+        return self.step.begun if self.step is not None else None
+
+    @property
+    def proposal(self) -> str:
+        """The hash of this node's parameters after the proposed step; empty if there is none."""
+        return self.step.vote.proposal if self.step is not None else ""
+
+    @property
     def aggregating(self) -> bool:
+        """Whether this node has added up its gradients."""
         return self.step is not None and self.step.state is not StepState.WAITING
 
     @property
@@ -122,9 +144,9 @@ class Pipeline:
         effects = self.microbatches.overdue(now_s)
         if self.flows is not None:
             effects += self.flows.overdue(now_s)
-        if self.stage.loaded and not self.paused:
+        if self.copy.loaded and not self.paused:
             effects += self.routing.overdue(now_s)
-        return effects + self.arrival.overdue(now_s)
+        return effects + self.copy.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -149,27 +171,20 @@ class Pipeline:
                 self.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.committed()
-            self.stage.parameter_hash = step.vote.proposal
+            self._policy.closed(self._context.iteration, tuple(self.microbatches.folded))
+            self.copy.stage.parameter_hash = step.vote.proposal
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
             effects += self._context.compute.reset()
         return committed, effects + self.microbatches.reset()
 
     def begin_era(
-        self, decision: messages.Open, stage_before: int | None, *, pristine: bool = True
+        self, decision: messages.Open, stage_before: int | None, *, pristine: bool
     ) -> list[Effect]:
-        """An era of the run begins for this node, whose view the context has.
-
-        Args:
-            decision: Opens an iteration with an origin.
-            stage_before: Of which the node was a member; None: of none.
-            pristine: One that was none: whether its device holds what the run began with.
-        """
-        opening = decision.opening
+        """An era of the run begins for this node, whose view the context has."""
+        opening, index = decision.opening, self._context.member.stage_index
         origin, iteration = opening.origin, opening.committed.number
         assert origin is not None
-        entering = stage_before is None
-        moved = stage_before not in (None, self._context.member.stage_index)
         fields = (
             ("iteration", iteration),
             ("source", origin.source.value),
@@ -177,19 +192,17 @@ class Pipeline:
             ("reason", _why_back(decision, origin)),
         )
         effects: list[Effect] = [Note("run.returned", fields)]
-        if moved:
+        if stage_before not in (None, index):
             self._context.why = "all nodes of it were lost"
-            told = (("stage", self._context.member.stage_index), ("reason", self._context.why))
+            told = (("stage", index), ("reason", self._context.why))
             effects.append(Note("stage.assigned", told))
-        effects += self.arrival.end()
-        self.stage.parameter_hash = ""
-        back = origin.source is not Source.NEIGHBOURS
-        if back:
+        if origin.source is not Source.NEIGHBOURS:
             self.positions.go_back(iteration)
             if isinstance(self.microbatches, DataMicrobatches):
                 self.microbatches.deferrals.go_back(iteration)
-        rebuilds = moved or (entering and not pristine)
-        return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
+        return effects + self.copy.begin_era(
+            opening, stage_before, stage_index=index, pristine=pristine
+        )
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's iteration; `renewed` if its view is a new one."""
@@ -198,10 +211,10 @@ class Pipeline:
         if opening.committed.number == context.start_iteration:
             self.positions.begin()
         self.readiness.reset()
-        amended = self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
-        idle = self.stage.loaded and not self.paused and not self._worked
+        amended = self.copy.opened(opening)
+        idle = self.copy.loaded and not self.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
-        self.step = Step(context, self.replay_source, loaded=self.stage.loaded)
+        self.step = self._new_step()
         return amended + self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
@@ -224,7 +237,7 @@ class Pipeline:
         early = [*self._early] if anew and not renewed else []
         self._early.clear()
         for sender, message in early:
-            effects += self.flow_message(now_s, sender, message)
+            effects += self.of_view(now_s, sender, message)
         return effects
 
     def end(self) -> list[Effect]:
@@ -232,8 +245,10 @@ class Pipeline:
         in.
         """
         effects = self.step.abandon() if self.step is not None else []
-        effects += self.arrival.end() + self.replay_source.end()
-        return effects + self.rollback.end() + self.microbatches.reset()
+        return effects + self.copy.end() + self.microbatches.reset()
+
+    def _new_step(self) -> Step:
+        return Step(self._context, self._policy, self.copy.replay_source, loaded=self.copy.loaded)
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the iteration in the context's view, which some members are no more in."""
@@ -242,35 +257,30 @@ class Pipeline:
             effects += self.step.abandon()
             if self.aggregating:
                 effects += context.compute.retract()
-        effects += self.arrival.fetch_instead()
-        self.step = Step(context, self.replay_source, loaded=self.stage.loaded)
+        effects += self.copy.arrival.fetch_instead()
+        self.step = self._new_step()
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
         if self.flows is None:
             return effects
         self.flows.freeze()
-        if isinstance(self.microbatches, DataMicrobatches) and self.stage.loaded:
+        if isinstance(self.microbatches, DataMicrobatches) and self.copy.loaded:
             effects += self.microbatches.mend(now_s)
         return effects + self._tell_ready()
 
     def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
         """Work on the iteration, if this node holds the parameters that it needs."""
-        if not self.stage.loaded or self.flows is None:
+        if not self.copy.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
         if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
             effects += self.microbatches.open(now_s)
         return effects + self._tell_ready()
 
-    def _state_came(self, now_s: float) -> list[Effect]:
+    def _state_loaded(self, now_s: float) -> list[Effect]:
         """The state that this node lacked stands on its device."""
-        return self.arrival.end() + self._loaded(now_s)
-
-    def _loaded(self, now_s: float) -> list[Effect]:
-        """The stage's committed state is there."""
-        self.stage.loaded = True
-        note = Note("state.loaded", (("iteration", self.stage.iteration),))
+        note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
         if self._mended and isinstance(self.microbatches, DataMicrobatches):
             # Flows are not built any more in this iteration, and those of before may be broken.
@@ -283,7 +293,7 @@ class Pipeline:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def flow_message(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
         """Take in a message of the context's view."""
         flows = self.flows
         if flows is None:
@@ -309,7 +319,7 @@ class Pipeline:
                 return self.routing.received(sender, message)
         return []
 
-    def iteration_message(self, now_s: float, received: Received) -> list[Effect]:
+    def of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message of the context's iteration."""
         message, sender, tensor = received.message, received.sender, received.tensor
         microbatches = self.microbatches
@@ -346,24 +356,13 @@ class Pipeline:
         return self._tell_ready()
 
     def _tell_ready(self) -> list[Effect]:
-        if self.flows is None or not self.stage.loaded:
+        if self.flows is None or not self.copy.loaded:
             return []
         return self.readiness.tell(self.flows)
 
-    # --- state --------------------------------------------------------------------------------
-
-    def fetched(self, event: StateFetched) -> list[Effect]:
-        """A state that this node asked for has come."""
-        machine = self.rollback if self.rollback.takes(event) else self.stage
-        return machine.fetched(event)
-
-    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
-        """Nobody gives it."""
-        if self.rollback.takes(event):
-            return self.rollback.fetch_failed(event)
-        if self.stage.keeps_own(event):
-            return self._loaded(now_s)
-        return self.stage.fetch_failed(event)
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """A microbatch's message or tensor did not arrive."""
+        return self.microbatches.undelivered(event)
 
 
 def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
@@ -377,16 +376,6 @@ def _why_back(decision: messages.Open, origin: Origin) -> str:
     """
     told = decision.reason
     return told if told.startswith(origin.reason) else origin.reason
-
-
-def awaited_by(pipeline: Pipeline) -> set[NodeId]:
-    """Return those without whom a node's part in the iteration can't go on now."""
-    awaited = {held.downstream for held in pipeline.microbatches.held.values() if held.awaits}
-    if pipeline.flows is not None:
-        awaited |= pipeline.readiness.awaited(pipeline.flows)
-    if pipeline.step is not None:
-        awaited |= pipeline.step.awaited
-    return awaited
 
 
 def _commit_notes(

@@ -19,10 +19,9 @@ from decod.protocol.averaging.averager import Averager, AveragingState, TensorPo
 from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.vote import StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import JobFinished, Received
-from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared
+from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
 from decod.protocol.core.messages import (
     BeginAggregation,
     GradientNorm,
@@ -33,6 +32,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.view import tree_place
 from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.strategy.step_policy import StepPolicy
 
 
 class StepState(Enum):
@@ -51,12 +51,15 @@ class Step:
 
     Args:
         context: The node's.
+        policy: Whether an average is made now, and what it holds.
         replay_source: Knows the candidates that need the average.
         loaded: Whether this node holds the stage's committed parameters.
     """
 
-    def __init__(self, context: Context, replay_source: ReplaySource, *, loaded: bool) -> None:
-        self._context, self._replay_source = context, replay_source
+    def __init__(
+        self, context: Context, policy: StepPolicy, replay_source: ReplaySource, *, loaded: bool
+    ) -> None:
+        self._context, self._policy, self._replay_source = context, policy, replay_source
         self.loaded = loaded
         self.begun: BeginAggregation | None = None
         members = context.view.roster(context.member.stage_index)
@@ -68,8 +71,9 @@ class Step:
         self._averager = Averager(context.node_id, self._id, roster, port, self)
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
-        self._shares = len(roster) > 1
-        """Whether an average is made: members need it, or candidates that replay it."""
+        self._averages = policy.averages(context.iteration)
+        self._shares = self._averages and len(roster) > 1
+        """Whether parts travel: members need the average, or candidates that replay it."""
         self._own: Weight | None = None
         """What this node's sum holds, once it is whole."""
         self._proposing = False
@@ -153,15 +157,17 @@ class Step:
         begun = self.begun
         if begun is None or self._own is not None:
             return []
-        self._own = own = Weight(len(folded), digest_of(folded))
-        total = Weight(begun.num_committed, begun.digest)
+        self._own = own = self._policy.weigh(folded)
+        if not self._averages:
+            return self._propose()
+        total = self._policy.total(begun)
         self._shares = self._shares or self._replay_source.wants(self._id.iteration)
         if self._shares:
             return self._averager.begin(own, total)
-        if own != total:
+        if total is not None and own != total:
             return self.lacking(own)
         if self._clipping.norm is None:
-            return self._context.compute.submit(Square(total.num), self)
+            return self._context.compute.submit(Square(own.num), self)
         return self._propose()
 
     def state_loaded(self) -> list[Effect]:
@@ -194,15 +200,22 @@ class Step:
 
     def _propose(self) -> list[Effect]:
         """Take the step, once, when all that it needs is there."""
-        begun, norm = self.begun, self._clipping.norm
-        whole = self._averager.state is AveragingState.AVERAGED if self._shares else self._own
+        begun, own, norm = self.begun, self._own, self._clipping.norm
         over = self._proposing or self.vote.own is not None
-        if begun is None or norm is None or not whole or not self.loaded or over:
+        if begun is None or own is None or not self.loaded or over:
+            return []
+        number = self._id.iteration.number
+        if not self._averages:
+            self._proposing = True
+            return self._context.compute.submit(StepLocally(number), self)
+        if norm is None or (self._shares and self._averager.state is not AveragingState.AVERAGED):
             return []
         self._proposing = True
         parts = self._averager.take() if self._shares else []
         shared = self._replay_source.share(begun, parts, norm) if parts else []
-        job = Propose(begun.averaging.iteration.number, len(parts), begun.num_committed, norm)
+        weight = self._averager.found if self._shares else own
+        assert weight is not None
+        job = Propose(number, len(parts), weight.num, norm)
         return shared + self._context.compute.submit(job, self, parts)
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
@@ -210,7 +223,7 @@ class Step:
         match job, event.result:
             case Square(), Squared(square_sum):
                 return self._clipping.add_part(0, square_sum)
-            case Propose(), Proposed(parameter_hash):
+            case Propose() | StepLocally(), Proposed(parameter_hash):
                 return self.vote.propose(parameter_hash)
         raise AssertionError(f"{job} ended with {event.result}")
 

@@ -43,12 +43,11 @@ def give_core(node: Node) -> NodeMachine:
         address="127.0.0.1:7",
         role=node.part.role,
         capacity=2,
+        compute_s=1.0,
         name="me",
     )
     facts = facts_of(node.part.manifest)
-    machine = NodeMachine(
-        identity, ProtocolConfig(), facts, leader=node.part.leader, compute_s=1.0, rng=Random(1)
-    )
+    machine = NodeMachine(identity, ProtocolConfig(), facts, leader=node.part.leader, rng=Random(1))
     driver = SimpleNamespace(machine=machine, transfer=None, timing=lambda: {"wall_s": 1.0})
     node.driver = cast("NodeDriver", driver)
     return machine

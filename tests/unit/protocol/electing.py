@@ -210,7 +210,7 @@ class Electing:
             case m.Open():
                 self._open(to, message)
             case m.Ready() if term == ours and node.lead is not None:
-                if message.iteration == node.context.iteration:
+                if message.averaging == node.context.averaging:
                     node.lead.ready.add(sender)
         if 0 < term < ours:
             effects.append(election.told(sender))

@@ -17,6 +17,7 @@ from decod.protocol.core.messages import BeginAggregation, Differs, Ready, Reduc
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
 from decod.protocol.strategy.step import Step, StepState
+from decod.protocol.strategy.step_policy import EveryIteration
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -53,7 +54,7 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 def machine_of(context: Context, *, loaded: bool = True) -> Step:
     replay_source = ReplaySource(context, StageState(context, not_called))
-    return Step(context, replay_source, loaded=loaded)
+    return Step(context, EveryIteration(), replay_source, loaded=loaded)
 
 
 class Member:

@@ -20,6 +20,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
 from decod.protocol.strategy.step import Step
+from decod.protocol.strategy.step_policy import EveryIteration
 from tests.unit.protocol.cast import (
     CONFIG,
     D0,
@@ -59,7 +60,7 @@ class Member:
         self.context = context_of(node, view, config=config)
         self.context.clips = clips
         replay_source = ReplaySource(self.context, StageState(self.context, not_called))
-        self.machine = Step(self.context, replay_source, loaded=True)
+        self.machine = Step(self.context, EveryIteration(), replay_source, loaded=True)
 
     def begin(self) -> list[Effect]:
         """Begin, alone or as one of three of whom the others have folded nothing."""

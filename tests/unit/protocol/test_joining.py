@@ -42,7 +42,7 @@ from tests.unit.protocol.cast import (
     view_of,
 )
 
-IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2)
+IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2, compute_s=1.0)
 OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
 ASSIGN = Assign(1, -1)
 

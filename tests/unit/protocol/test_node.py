@@ -46,7 +46,7 @@ def test_a_run_commits_all_its_iterations_and_holds_nothing_after(num_relays: in
     for host in world.hosts.values():
         assert host.machine.state is NodeState.PAUSED
         assert host.iteration == 3
-        assert host.tensors == set(), "everything is freed at the commit (I6)"
+        assert host.tensors == {}, "everything is freed at the commit (I6)"
         assert len(host.machine.context.tensors) == 0
     world.step("d0", ev.DrainRequested())
     world.wait(LINGER_S)
@@ -184,7 +184,7 @@ def test_an_abort_clears_the_device_and_the_iteration_is_opened_again() -> None:
     effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
     assert "iteration.opened" in notes_of(effects)
     assert context_of(world, "r1a").iteration == Iteration(1, 2)  # type: ignore[attr-defined]
-    assert Reset() in [start.job for start in world.hosts[R1A].pipeline]
+    assert Reset() in [start.job for start in world.hosts[R1A].queue]
 
 
 def test_new_members_are_known_before_they_are_told() -> None:
@@ -229,11 +229,10 @@ def test_a_node_that_has_come_to_other_parameters_than_were_committed_can_not_fo
     """A leader may be elected without those of a stage who would have told that one differs."""
     world = training("r1a")
     context = world.hosts[R1A].machine.context
-    pipeline = world.hosts[R1A].machine.pipeline
-    world.turn_until(lambda: pipeline.voted_for(Iteration(1, 1)))
-    assert pipeline.aggregation is not None
+    strategy = world.hosts[R1A].machine.strategy
+    world.turn_until(lambda: strategy.voted_for(Iteration(1, 1)))
     opening = Opening(Iteration(2, 1), Iteration(1, 1), context.view)
-    hashes = ((1, pipeline.aggregation.proposal if own else "f" * 64),)
+    hashes = ((1, strategy.proposal if own else "f" * 64),)
     decision = committed(
         Iteration(1, 1), opening, view_version=context.view.version, view_term=1, hashes=hashes
     )
@@ -282,11 +281,11 @@ def test_a_newcomer_that_loads_is_seen_syncing() -> None:
 def test_a_newcomer_whose_blob_is_bad_leaves_when_no_donor_is_left() -> None:
     world = training("r1a", num_iterations=9)
     enters_with_nothing(world)
-    pipeline = world.hosts[R1B].pipeline
+    pipeline = world.hosts[R1B].queue
     world.turn_until(lambda: any(isinstance(start.job, Load) for start in pipeline))
     while not isinstance(pipeline[0].job, Load):
-        world.pipeline("r1b")
-    world.pipeline("r1b", refuse="a hash differs")
+        world.work("r1b")
+    world.work("r1b", refuse="a hash differs")
     assert stops(world, "r1b").reason is StopReason.REMOVED
 
 
@@ -378,8 +377,8 @@ def test_a_leader_without_its_device_ends_the_run_when_its_result_is_kept() -> N
 def test_a_candidate_that_can_not_build_leaves() -> None:
     world = training("r1a", num_iterations=9)
     world.start("r1b", stage_index=1)
-    world.turn_until(lambda: bool(world.hosts[R1B].pipeline))
-    world.pipeline("r1b", refuse="no memory")
+    world.turn_until(lambda: bool(world.hosts[R1B].queue))
+    world.work("r1b", refuse="no memory")
     assert stops(world, "r1b") == Stop(StopReason.CRIPPLED, "no memory")
 
 
@@ -390,16 +389,16 @@ def test_a_reduction_that_fails_repeats_the_iteration(job: str) -> None:
     world.settle()
     assert any("notes iteration.aborted" in line and "no memory" in line for line in world.seen)
     assert "d0 has the result of iteration 1" in world.seen
-    assert all(host.tensors == set() for host in world.hosts.values())
+    assert all(host.tensors == {} for host in world.hosts.values())
 
 
 def _refuse_first(world: World, kind: str, name: str | None = None) -> None:
     for _ in range(500):
         for node, host in world.hosts.items():
-            if not host.pipeline or name not in (None, node):
+            if not host.queue or name not in (None, node):
                 continue
-            if type(host.pipeline[0].job).__name__ == kind:
-                world.pipeline(node, refuse="no memory")
+            if type(host.queue[0].job).__name__ == kind:
+                world.work(node, refuse="no memory")
                 return
         world.turn()
     raise AssertionError(f"no {kind}")
@@ -415,7 +414,7 @@ def test_a_microbatch_that_fails_costs_no_node(job: str) -> None:
     world.settle()
     world.wait(60.0)
     assert "d0 has the result of iteration 2" in world.seen
-    assert all(host.tensors == set() for host in world.hosts.values())
+    assert all(host.tensors == {} for host in world.hosts.values())
 
 
 def test_a_commit_that_the_device_can_not_make_final_ends_the_node() -> None:
@@ -546,7 +545,7 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
     world = training("r1a")
     world.settle(["ForwardActivation", "to=r1a"])
     world.deliver(world.flight.popleft())
-    (start,) = world.hosts[R1A].pipeline
+    (start,) = world.hosts[R1A].queue
     empty = ev.JobFinished(start.job_id, Nothing(), (), 1.0)
     with pytest.raises(AssertionError, match="ended with"):
         world.hosts[R1A].machine.step(0.0, empty)
@@ -554,7 +553,7 @@ def test_a_computed_pass_without_its_tensor_is_a_bug_of_the_device() -> None:
 
 def test_an_abort_frees_the_parts_that_were_gathered() -> None:
     world = training("r1a", "r1b")
-    world.hosts[R1A].tensors.add(TensorId(900))
+    world.hosts[R1A].tensors[TensorId(900)] = None
     part = messages.ReducePart(AveragingId(Iteration(1, 1), 1), 0, 1, 5)
     assert world.step("r1a", ev.Received(R1B, part, tensor(900))) == []
     effects = world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
@@ -565,5 +564,5 @@ def test_a_job_of_an_abandoned_iteration_may_fail_without_a_word() -> None:
     world = training("r1a")
     world.deliver(world.flight.popleft())
     world.step("r1a", ev.Received(D0, abort(world, Iteration(1, 2))))
-    assert notes_of(world.pipeline("r1a", refuse="interrupted")) == []
+    assert notes_of(world.work("r1a", refuse="interrupted")) == []
     assert world.hosts[R1A].stop is None

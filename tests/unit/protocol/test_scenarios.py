@@ -111,18 +111,18 @@ class Story:
         self.world.step(words[0], PauseRequested(paused=False))
 
     def do_work(self, words: list[str]) -> None:
-        self.world.pipeline(words[0])
+        self.world.work(words[0])
 
     def do_refuse(self, words: list[str]) -> None:
-        self.world.pipeline(words[0], refuse=" ".join(words[1:]))
+        self.world.work(words[0], refuse=" ".join(words[1:]))
 
     def do_show(self, words: list[str]) -> None:
         for node, host in self.world.hosts.items():
             machine = host.machine
             shown = f"{node} {machine.state.value} iteration={machine.context.iteration}"
             flows = ""
-            if machine.pipeline.flows is not None:
-                paired = sorted(machine.pipeline.flows.outflows.paired.items())
+            if machine.strategy.flows is not None:
+                paired = sorted(machine.strategy.flows.outflows.paired.items())
                 flows = "".join(f" {flow_id}<-{upstream}" for flow_id, upstream in paired)
             self.world.seen.append(f"{shown}{flows}")
 

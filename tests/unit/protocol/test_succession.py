@@ -204,8 +204,7 @@ def test_a_message_of_a_lower_term_changes_nothing_and_its_sender_is_told() -> N
     begin = m.BeginAggregation(AveragingId(before, machine.context.view.version), 1, 1)
     effects = machine.step(world.now_s, ev.Received(D0, begin, term=1))
     assert sent(effects) == [(D0, em.LeaderIs(2, D1, "d1:1"))]
-    assert machine.pipeline.aggregation is not None
-    assert machine.pipeline.aggregation.begun is None
+    assert machine.strategy.begun is None
     old = repeated(iteration, dataclasses.replace(opening.opening, view=view), "old")
     assert sent(machine.step(world.now_s, ev.Received(D0, old, term=1))) == []
     assert (machine.context.iteration, machine.context.view.leader) == (before, D1)

@@ -7,9 +7,10 @@ and time stands still until a test moves it.
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core import effects as fx
@@ -21,6 +22,8 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Role
 from decod.protocol.node import NodeMachine
+from decod.protocol.strategy.pipeline import Pipeline
+from decod.protocol.strategy.strategy import StrategyFactory
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST
 
 
@@ -33,6 +36,8 @@ class Parcel:
     message: Message
     tensor: TensorId | None = None
     way: Way | None = None
+    content: object = None
+    """Of the tensor."""
 
     @property
     def text(self) -> str:
@@ -47,22 +52,41 @@ class Parcel:
         return (kind, sender, to) == (type(self.message).__name__, self.sender, self.to)
 
 
+class Device(Protocol):
+    """What runs a host's jobs."""
+
+    def run(
+        self, job: jobs.Job, inputs: Sequence[object]
+    ) -> tuple[jobs.JobResult, Sequence[object]]:
+        """Return what a job ends with, and the content of the tensors that it puts out."""
+        ...
+
+
 @dataclass(slots=True)
 class Host:
     """One node: the real core, a device that computes at once, tensors that are counted."""
 
     machine: NodeMachine
+    device: Device | None = None
+    """None: tensors have no content."""
     stage_index: int = 0
     iteration: int = 0
     alive: bool = True
-    tensors: set[TensorId] = field(default_factory=set)
-    pipeline: deque[fx.StartJob] = field(default_factory=deque)
+    tensors: dict[TensorId, object] = field(default_factory=dict)
+    """With their content."""
+    queue: deque[fx.StartJob] = field(default_factory=deque)
     stop: fx.Stop | None = None
 
-    def result(  # noqa: C901 - a line each.
+    def run(self, start: fx.StartJob) -> tuple[jobs.JobResult, Sequence[object]]:
+        """Return what a job ends with, and the content of the tensors that it puts out."""
+        if self.device is not None:
+            return self.device.run(start.job, [self.tensors[tensor] for tensor in start.inputs])
+        result, num_outputs = self._pretend(start.job)
+        return result, [None] * num_outputs
+
+    def _pretend(  # noqa: C901 - a line each.
         self, job: jobs.Job
     ) -> tuple[jobs.JobResult, int]:
-        """Return what a job ends with, and how many tensors it puts out."""
         match job:
             case jobs.Build(stage):
                 self.stage_index = stage
@@ -74,7 +98,7 @@ class Host:
                 return jobs.Built(f"step{self.stage_index}.{iteration}"), 0
             case jobs.Head():
                 return jobs.Loss(2.5, 10), 1
-            case jobs.Propose(iteration):
+            case jobs.Propose(iteration) | jobs.StepLocally(iteration):
                 return jobs.Proposed(f"step{self.stage_index}.{iteration}"), 0
             case jobs.Snapshot():
                 return jobs.SnapshotTaken(self.iteration, "manifest"), 1
@@ -110,8 +134,11 @@ class World:
         initial_from_leader: bool = False,
         start_iteration: int = 0,
         num_data_nodes: int | None = None,
+        strategy: StrategyFactory = Pipeline,
+        device: Callable[[], Device] | None = None,
     ) -> None:
         self.config = config
+        self._strategy, self._new_device = strategy, device
         shape = RunShape(
             num_relay_stages=num_stages,
             num_data_nodes=num_data_nodes or config.min_data_nodes,
@@ -147,6 +174,7 @@ class World:
             address=f"{name}:1",
             role=Role.DATA if data else Role.RELAY,
             capacity=capacity,
+            compute_s=1.0,
             stage_index=stage_index,
             name=name,
         )
@@ -155,10 +183,11 @@ class World:
             self.config,
             self.facts,
             leader=D0,
-            compute_s=1.0,
             rng=Random(next(self._seeds)),
+            strategy=self._strategy,
         )
-        self.hosts[node_id] = host = Host(machine)
+        device = self._new_device() if self._new_device is not None else None
+        self.hosts[node_id] = host = Host(machine, device)
         self._perform(node_id, machine.start(self.now_s))
         return host
 
@@ -200,13 +229,19 @@ class World:
         end_s = self.now_s + duration_s
         self.settle()
         while (due_s := self._next_deadline_s()) is not None and due_s <= end_s:
-            self.now_s = max(self.now_s, due_s)
-            for node, host in self.hosts.items():
-                deadline_s = host.machine.deadline_s
-                if host.alive and deadline_s is not None and deadline_s <= self.now_s:
-                    self.step(node, ev.DeadlinePassed())
+            self.expire()
             self.settle()
         self.now_s = end_s
+
+    def expire(self) -> None:
+        """Let time pass until the next deadline, and tell those whose deadline it is."""
+        due_s = self._next_deadline_s()
+        assert due_s is not None, "nothing is left to happen"
+        self.now_s = max(self.now_s, due_s)
+        for node, host in self.hosts.items():
+            deadline_s = host.machine.deadline_s
+            if host.alive and deadline_s is not None and deadline_s <= self.now_s:
+                self.step(node, ev.DeadlinePassed())
 
     def take(self, words: list[str]) -> Parcel:
         """Take the first such message out of the air."""
@@ -223,7 +258,7 @@ class World:
         self.seen.append(f"{parcel.sender} -> {parcel.to} {parcel.text}")
         tensor = None
         if parcel.tensor is not None:
-            tensor = self._new_tensor(receiver)
+            tensor = self._new_tensor(receiver, parcel.content)
             if self.hosts[parcel.sender].alive:
                 self.step(parcel.sender, ev.TensorSent(parcel.to, parcel.tensor, 8, 1.0))
         said_by = parcel.sender if parcel.way is None else parcel.way.origin
@@ -241,15 +276,15 @@ class World:
         """End a node without a word; what it had sent is still on its way."""
         self.hosts[NodeId(name)].alive = False
 
-    def pipeline(self, name: str, *, refuse: str = "", fatal: bool = False) -> list[fx.Effect]:
+    def work(self, name: str, *, refuse: str = "", fatal: bool = False) -> list[fx.Effect]:
         """End the first job of a node's device, well or not."""
         host = self.hosts[NodeId(name)]
-        start = host.pipeline.popleft()
+        start = host.queue.popleft()
         if refuse:
             self.seen.append(f"{name} can't {text_of(start.job)}: {refuse}")
             return self.step(name, ev.JobFailed(start.job_id, refuse, fatal))
-        result, num_outputs = host.result(start.job)
-        outputs = tuple(self._new_tensor(host) for _ in range(num_outputs))
+        result, contents = host.run(start)
+        outputs = tuple(self._new_tensor(host, content) for content in contents)
         self.seen.append(f"{name} does {text_of(start.job)}")
         return self.step(name, ev.JobFinished(start.job_id, result, outputs, duration_s=1.0))
 
@@ -261,14 +296,14 @@ class World:
 
     def _compute(self) -> bool:
         """End one job on every device that has one; whether there was any."""
-        busy = [node for node, host in self.hosts.items() if host.alive and host.pipeline]
+        busy = [node for node, host in self.hosts.items() if host.alive and host.queue]
         for node in busy:
-            self.pipeline(node)
+            self.work(node)
         return bool(busy)
 
-    def _new_tensor(self, host: Host) -> ev.Tensor:
+    def _new_tensor(self, host: Host, content: object = None) -> ev.Tensor:
         tensor = ev.Tensor(TensorId(next(self._tensor_ids)), 8)
-        host.tensors.add(tensor.id)
+        host.tensors[tensor.id] = content
         return tensor
 
     def _perform(self, node: NodeId, effects: list[fx.Effect]) -> None:
@@ -279,12 +314,13 @@ class World:
                     self.flight.append(Parcel(node, to, message, way=way))
                 case fx.SendTensor(to, message, tensor, way):
                     assert tensor in host.tensors, f"{node} sends what it does not hold"
-                    self.flight.append(Parcel(node, to, message, tensor, way))
+                    content = host.tensors[tensor]
+                    self.flight.append(Parcel(node, to, message, tensor, way, content))
                 case fx.StartJob(_, _, inputs):
-                    assert set(inputs) <= host.tensors, f"{node} uses what it does not hold"
-                    host.pipeline.append(effect)
+                    assert {*inputs} <= host.tensors.keys(), f"{node} uses what it does not hold"
+                    host.queue.append(effect)
                 case fx.FreeTensor(tensor):
-                    host.tensors.remove(tensor)
+                    del host.tensors[tensor]
                 case fx.Note(event, fields):
                     self.seen.append(f"{node} notes {event}{text_of_fields(fields)}")
                 case fx.Stop(reason, detail):
@@ -302,7 +338,7 @@ class World:
             case fx.FetchState():
                 self._ask_donors(node, effect, list(effect.donors), "nobody to ask")
             case fx.ServeState(request_ids, iteration, manifest, tensor):
-                self.hosts[node].tensors.remove(tensor)
+                del self.hosts[node].tensors[tensor]
                 for request_id in request_ids:
                     asker, wanted, _ = self._requests[request_id]
                     copy = self._new_tensor(self.hosts[asker])

@@ -44,7 +44,7 @@ MODELS = {
 TOLERANCES = {"cpu": (1e-12, 1e-11), CUDA: (1e-10, 1e-9)}
 """Of losses, relative, and of weights, absolute, after five iterations in float64.
 
-On a CPU, both sides iteration alike. CUDA adds up in another order. Where a gradient is nothing but
+On a CPU, both sides round alike. CUDA adds up in another order. Where a gradient is nothing but
 rounding (of a key's bias, which changes no output: 1e-17), Adam divides it by little more than its
 `eps` of 1e-8 and moves the weight by up to `lr` x 1e-9 an iteration, in another direction on each
 device. Noise of 4 units in the last place, put into every product and gradient on a CPU, changed

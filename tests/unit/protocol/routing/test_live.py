@@ -9,6 +9,7 @@ from decod.protocol.flows.building import RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.sim.compute import ComputeProfile
+from decod.sim.core import pipeline_of
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 
@@ -24,7 +25,9 @@ SCENARIO = Scenario(
 
 def works(simulation: Simulation) -> dict[str, Pipeline]:
     cores = {name: host.machine for name, host in simulation.hosts.items()}
-    return {name: core.pipeline for name, core in cores.items() if isinstance(core, NodeMachine)}
+    return {
+        name: pipeline_of(core) for name, core in cores.items() if isinstance(core, NodeMachine)
+    }
 
 
 @pytest.mark.parametrize(("forward_s", "num_iterations"), [(0.1, 10), (5.0, 3)])

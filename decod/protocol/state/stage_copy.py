@@ -1,0 +1,121 @@
+"""A member's copy of its stage's state: where it comes from, and whom it serves.
+
+| situation | where the state comes from | machine |
+|---|---|---|
+| the run's first iteration | built from the seed, or fetched from the leader | `joining` |
+| a newcomer that has replayed its stage | the replayed averages | `replay`, then `arrival` |
+| a newcomer whose replay was disturbed | a member of its stage | `stage_state` |
+| a member whose parameters differ from most of its stage | a member of its stage | `stage_state` |
+| the run has gone back to a mark | a disk of the stage, or a mirror's | `rollback` |
+| a stage that was lost without a copy | the mean of its neighbours | `rollback` |
+| the run has begun anew | built from the seed | `rollback` |
+
+`mirrors` keeps states on disks at every mark, and `replay_sources` serves newcomers.
+"""
+
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.era import Source
+from decod.protocol.core.events import StateFetched, StateFetchFailed
+from decod.protocol.core.messages import Open
+from decod.protocol.core.view import Opening
+from decod.protocol.state.arrival import Arrival
+from decod.protocol.state.mirrors import Mirrors
+from decod.protocol.state.replay import Replay
+from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.rollback import Rollback
+from decod.protocol.state.stage_state import Loaded, StageState
+
+
+class StageCopy:
+    """One member's copy of its stage's state.
+
+    Args:
+        context: The node's.
+        loaded: Called when a state that was missing is there.
+    """
+
+    def __init__(self, context: Context, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.stage = StageState(context, self._is_here)
+        self.rollback = Rollback(context, self.stage, self._is_here)
+        self.arrival = Arrival(context, self.stage, self._is_here)
+        self.mirrors = Mirrors(context)
+        self.replay_source = ReplaySource(context, self.stage)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the stage's committed state stands on this node's device."""
+        return self.stage.loaded
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.arrival.deadline_s
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Fetch what has not come in time."""
+        return self.arrival.overdue(now_s)
+
+    def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
+        """The node becomes a member: use what it has replayed, or fetch what it lacks."""
+        return self.arrival.enter(now_s, decision, replay)
+
+    def begin_era(
+        self, opening: Opening, stage_before: int | None, *, stage_index: int, pristine: bool
+    ) -> list[Effect]:
+        """An era begins: get the state that it starts from.
+
+        Args:
+            opening: With an origin.
+            stage_before: Of which the node was a member. None: of none.
+            stage_index: Of which it is one now.
+            pristine: If it was none: whether its device holds what the run began with.
+        """
+        assert opening.origin is not None
+        entering = stage_before is None
+        moved = not entering and stage_before != stage_index
+        effects = self.arrival.end()
+        self.stage.parameter_hash = ""
+        rebuilds = moved or (entering and not pristine)
+        return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
+
+    def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
+        """An iteration is over: serve and keep what was committed.
+
+        Args:
+            now_s: The time.
+            opening: Says what was committed.
+            stepped: Whether this node has taken the step.
+        """
+        effects = self.mirrors.opened(opening, stepped=stepped)
+        return effects + self.replay_source.opened(now_s, opening, stepped=stepped)
+
+    def opened(self, opening: Opening) -> list[Effect]:
+        """An iteration begins: fetch anew what is known to be wrong."""
+        return self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
+
+    def fetched(self, event: StateFetched) -> list[Effect]:
+        """A state that this node asked for has come."""
+        machine = self.rollback if self.rollback.takes(event) else self.stage
+        return machine.fetched(event)
+
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+        """Nobody gives the state."""
+        if self.rollback.takes(event):
+            return self.rollback.fetch_failed(event)
+        if self.stage.keeps_own(event):
+            return self._is_here(now_s)
+        return self.stage.fetch_failed(event)
+
+    def end(self) -> list[Effect]:
+        """The run is over: let go of all that is held."""
+        return self.arrival.end() + self.replay_source.end() + self.rollback.end()
+
+    def _is_here(self, now_s: float) -> list[Effect]:
+        self.stage.loaded = True
+        return self.arrival.end() + self._loaded(now_s)
+
+
+def goes_back(opening: Opening) -> bool:
+    """Return whether an era repeats iterations: all but those that only mix a lost stage."""
+    return opening.origin is not None and opening.origin.source is not Source.NEIGHBOURS

@@ -1,0 +1,85 @@
+"""A device for tests of whole cores: it does every job with a real `StageExecutor`, at once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from decod.protocol.core import jobs
+from decod.train.executor import StageExecutor
+
+_Outcome = tuple[jobs.JobResult, Sequence[object]]
+
+
+class TorchDevice:
+    """Runs the jobs of one node.
+
+    Args:
+        executor: Not built yet.
+    """
+
+    def __init__(self, executor: StageExecutor) -> None:
+        self.executor = executor
+
+    def run(self, job: jobs.Job, inputs: Sequence[Any]) -> _Outcome:
+        """Return what a job ends with, and its tensors."""
+        outcome = self._pass(job, inputs) or self._step(job, inputs)
+        assert outcome is not None, f"{job} is none of a run without newcomers"
+        return outcome
+
+    def _pass(self, job: jobs.Job, inputs: Sequence[Tensor]) -> _Outcome | None:
+        executor = self.executor
+        match job:
+            case jobs.Build(stage_index):
+                return jobs.Built(executor.build(stage_index).hash), ()
+            case jobs.Embed(mb):
+                return jobs.Nothing(), (executor.embed(mb).clone(),)
+            case jobs.Forward(mb):
+                return jobs.Nothing(), (executor.forward(mb, inputs[0]).clone(),)
+            case jobs.Head(mb):
+                gradient, loss = executor.head(mb, inputs[0])
+                return jobs.Loss(loss, gradient.shape[0] * gradient.shape[1]), (gradient.clone(),)
+            case jobs.Backward(mb):
+                return jobs.Nothing(), (executor.backward(mb, inputs[0]).clone(),)
+            case jobs.EmbedBackward(mb):
+                executor.embed_backward(mb, inputs[0])
+                return jobs.Nothing(), ()
+            case jobs.Drop(mb):
+                executor.drop(mb)
+                return jobs.Nothing(), ()
+        return None
+
+    def _step(self, job: jobs.Job, inputs: Sequence[Tensor]) -> _Outcome | None:
+        executor = self.executor
+        match job:
+            case jobs.Gather(num_parts):
+                return jobs.Nothing(), [part.clone() for part in executor.gather(num_parts)]
+            case jobs.Reduce(part, num_parts, total):
+                mean = executor.reduce_part(
+                    inputs, weights_total=total, part=part, num_parts=num_parts
+                )
+                return jobs.Squared(executor.square_sum(mean)), (mean.clone(),)
+            case jobs.Square(total):
+                return jobs.Squared(executor.square_sum(executor.own_mean(total))), ()
+            case jobs.Propose(iteration, _, total, norm):
+                digest = executor.propose(
+                    iteration,
+                    inputs,
+                    weights_total=None if inputs else total,
+                    gradient_norm=norm,
+                )
+                return jobs.Proposed(digest), ()
+            case jobs.StepLocally(iteration):
+                return jobs.Proposed(executor.step_locally(iteration)), ()
+            case jobs.CommitStep(iteration):
+                executor.commit(iteration)
+            case jobs.Reset():
+                executor.reset()
+            case jobs.Retract():
+                executor.retract()
+            case jobs.Snapshot():
+                # A mark is kept on disk. Nobody reads it in these runs.
+                return jobs.SnapshotTaken(executor.iteration, "manifest"), (None,)
+            case _:
+                return None
+        return jobs.Nothing(), ()
