@@ -193,6 +193,7 @@ def weights_of(host: Host) -> dict[str, Tensor]:
 def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
     world = torch_world(EveryIteration, None, num_iterations=4)
     go_on(world, lambda: opened(world, 5))
+    world.settle()
     _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4))
     assert_equal(world, expected)
 
@@ -200,6 +201,7 @@ def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
 def test_a_policy_of_three_iterations_and_sgd_trains_as_a_plain_loop_does() -> None:
     world = torch_world(EveryThird, PlainSgd, num_iterations=7)
     go_on(world, lambda: opened(world, 8))
+    world.settle()
     assert_equal(world, plain_loop(7))
 
 
@@ -211,6 +213,7 @@ def test_whoever_is_lost_takes_along_what_it_has_added_up(iteration: int) -> Non
     world.kill("r1a")
     lost = weights_of(world.hosts[NodeId("r1a")])
     go_on(world, lambda: opened(world, 10))
+    world.settle()
     left = [weights_of(host) for host in world.hosts.values() if host.alive]
     first, other = (weights for weights in left if weights.keys() == lost.keys())
     assert all(torch.equal(first[name], other[name]) for name in lost)
