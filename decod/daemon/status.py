@@ -78,7 +78,7 @@ class RunProgress:
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
         """Take in one note."""
-        if event == "iteration.committed":
+        if event == "step.committed":
             if self._committed_s is not None:
                 self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
             self._committed_s = now_s

@@ -162,9 +162,7 @@ _SPECS = (
         "iteration {iteration} with {num_members} members, view {view_version}",
         _D,
     ),
-    EventSpec(
-        "iteration.committed", "iteration {iteration} loss {loss} over {num_tokens} tokens", _D
-    ),
+    EventSpec("step.committed", "iteration {iteration} loss {loss} over {num_tokens} tokens", _D),
     EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),

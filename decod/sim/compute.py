@@ -141,7 +141,7 @@ class ComputeProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """A proposed optimizer step, and the microbatches in it."""
 
     iteration: int
@@ -163,7 +163,7 @@ class JobOutcome:
 
     result: JobResult
     outputs: tuple[Content, ...] = ()
-    committed: Step | None = None
+    committed: SimulatedStep | None = None
     """The step that this job made final."""
 
 
@@ -184,7 +184,7 @@ class StageModel:
         self.iteration = 0
         """The last committed iteration."""
         self.parameter_hash = ""
-        self.proposed: Step | None = None
+        self.proposed: SimulatedStep | None = None
         self.held: dict[MicrobatchId, _Held] = {}
         self.sums: Counter[MicrobatchId] = Counter()
         """How often each microbatch is in this node's sum of gradients."""
@@ -424,7 +424,7 @@ class StageModel:
         self.rotten = "" if shared else self.rotten
         norm = f" {job.gradient_norm}" if self._clips else ""
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
-        self.proposed = Step(job.iteration, counts, job.weights_total, parameter_hash)
+        self.proposed = SimulatedStep(job.iteration, counts, job.weights_total, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:

@@ -6,7 +6,7 @@ A part of the checker in `decod.sim.invariants`, which raises the violations fou
 from collections.abc import Mapping
 
 from decod.ids import Iteration, MicrobatchId
-from decod.sim.compute import Step
+from decod.sim.compute import SimulatedStep
 from decod.sim.core import positions_of
 from decod.sim.host import SimHost
 
@@ -31,7 +31,7 @@ class DataChecker:
         """The iteration that committed each microbatch, according to the newest era."""
         self._era = 0
 
-    def committed(self, step: Step, era: int) -> str:
+    def committed(self, step: SimulatedStep, era: int) -> str:
         """Take in the first commit of an iteration. Return what is wrong, or an empty text."""
         if era > self._era:
             base, self._era = self._bases.get(era, 0), era

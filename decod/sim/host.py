@@ -22,7 +22,7 @@ from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
 from decod.sim.clock import HostClock
-from decod.sim.compute import ComputeProfile, Content, MisuseError, StageModel, Step
+from decod.sim.compute import ComputeProfile, Content, MisuseError, SimulatedStep, StageModel
 from decod.sim.core import Machine, term_of
 from decod.sim.device import Device
 from decod.sim.disk import Disk
@@ -54,7 +54,7 @@ class Observer(Protocol):
     def computed(self, host: "SimHost", job: Job, duration_s: float) -> None:
         """Handle the end of a job on this host."""
 
-    def committed(self, host: "SimHost", step: Step) -> None:
+    def committed(self, host: "SimHost", step: SimulatedStep) -> None:
         """Handle a step that has become final on this host."""
 
     def noted(self, host: "SimHost", event: str, fields: tuple[tuple[str, object], ...]) -> None:
@@ -278,7 +278,7 @@ class SimHost:
         self._timer_s = None
 
     def _act(self, event: Event | None) -> None:
-        """Step the machine, carry out its effects, and have the step checked."""
+        """SimulatedStep the machine, carry out its effects, and have the step checked."""
         world = self._world
         now_s = self.clock.now_s
         self.num_events += 1

@@ -40,7 +40,7 @@ from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
-from decod.sim.compute import ComputeProfile, Counts, Step
+from decod.sim.compute import ComputeProfile, Counts, SimulatedStep
 from decod.sim.core import FlowTable, NodeProgress, Whereabouts, flow_table, place_of, stage_peers
 from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
@@ -248,7 +248,7 @@ class Checker:
     def computed(self, host: SimHost, job: Job, duration_s: float) -> None:
         """Do nothing: the scenario decides how long jobs take."""
 
-    def committed(self, host: SimHost, step: Step) -> None:
+    def committed(self, host: SimHost, step: SimulatedStep) -> None:
         era = _era_of(host, step)
         self._check_once(host, step, era)
         self._check_same(host, step, era)
@@ -321,7 +321,7 @@ class Checker:
 
     # --- I2 -----------------------------------------------------------------------------------
 
-    def _check_once(self, host: SimHost, step: Step, era: int) -> None:
+    def _check_once(self, host: SimHost, step: SimulatedStep, era: int) -> None:
         for microbatch, num in step.counts:
             if num != 1:
                 raise self.violated("I2", host, f"microbatch {microbatch} is folded in {num} times")
@@ -338,12 +338,10 @@ class Checker:
             extra = [str(m) for m, _ in step.counts if m not in dict(known.counts)]
             what = f"lacks {missing} and has too much {extra}, compared with {known.first}"
             raise self.violated("I2", host, f"iteration {step.iteration} {what}")
-        iterations = [
-            (t, r) for t, r in self._announced if (r.era, r.number) == (era, step.iteration)
-        ]
-        if iterations and self._announced[max(iterations)] != len(step.counts):
-            what = f"{len(step.counts)} microbatches, {self._announced[max(iterations)]} announced"
-            raise self.violated("I2", host, f"iteration {max(iterations)[1]} committed {what}")
+        told = [at for at in self._announced if (at[1].era, at[1].number) == (era, step.iteration)]
+        if told and self._announced[max(told)] != len(step.counts):
+            what = f"{len(step.counts)} microbatches, {self._announced[max(told)]} announced"
+            raise self.violated("I2", host, f"iteration {max(told)[1]} committed {what}")
 
     def _reported(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.Report)
@@ -353,9 +351,7 @@ class Checker:
         key = (self._term_of(host, message.iteration), message.view_version)
         reports = self._reports.setdefault(key, {})
         if reports.setdefault(host.node_id, message.num_committed) != message.num_committed:
-            raise self.violated(
-                "I2", host, f"two different reports of iteration {message.iteration}"
-            )
+            raise self.violated("I2", host, f"two reports of iteration {message.iteration}")
 
     def _begun(self, host: SimHost, message: Message) -> None:
         assert isinstance(message, msg.BeginAggregation)
@@ -364,9 +360,7 @@ class Checker:
         num = self._announced.setdefault(iteration, message.num_committed)
         self._data.put_off[iteration] = message.num_deferred
         if num != message.num_committed:
-            raise self.violated(
-                "I2", host, f"two different batches announced: {message.averaging.iteration}"
-            )
+            raise self.violated("I2", host, f"two batches announced for {named.iteration}")
         key = (iteration, named.view_version)
         reported = sum(self._reports.get(key, {}).values())
         if num < reported:
@@ -375,7 +369,7 @@ class Checker:
 
     # --- I3 -----------------------------------------------------------------------------------
 
-    def _check_same(self, host: SimHost, step: Step, era: int) -> None:
+    def _check_same(self, host: SimHost, step: SimulatedStep, era: int) -> None:
         known = self._iterations[era, step.iteration]
         stage = host.compute.stage_index
         first = known.hashes.setdefault(stage, (step.parameter_hash, host.name))
@@ -386,7 +380,7 @@ class Checker:
         if before is not None and before[0] != step.parameter_hash:
             raise self.violated("I3", host, f"{what} differ from the first time, at {before[1]}")
 
-    def _before(self, era: int, step: Step) -> _Committed | None:
+    def _before(self, era: int, step: SimulatedStep) -> _Committed | None:
         """Return the same iteration of the previous era, if this step repeats it exactly."""
         iteration, base = step.iteration, self._bases.get(era)
         if base is None or era in self._made_up:
@@ -502,7 +496,7 @@ class Checker:
         - Announcements, reports and the leader's queries, to neighbours in the tree.
         - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
           on either side, and repeats by the clock.
-        - News of two unchanged walks to each neighbour and data node, every other search iteration.
+        - News of two unchanged walks to each neighbour and data node, every other round of the search.
         - One or two acknowledgements per pass of a microbatch.
         - With each further view, new link reports, new walks and new paths of microbatches.
         """
@@ -547,7 +541,7 @@ class Checker:
         return self.nodes.setdefault(host.name, NodeCounts())
 
 
-def _era_of(host: SimHost, step: Step) -> int:
+def _era_of(host: SimHost, step: SimulatedStep) -> int:
     """Return the era of a step. Its node may have gone back since the vote on it."""
     place = place_of(host.machine) if host.reachable else None
     if place is None:

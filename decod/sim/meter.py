@@ -10,7 +10,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.events import Event, Received
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation, Message
-from decod.sim.compute import Step
+from decod.sim.compute import SimulatedStep
 from decod.sim.host import Observer, SimHost
 from decod.sim.kernel import Kernel
 
@@ -123,7 +123,7 @@ class Meter:
             self._throw_away(host)
         self.inner.computed(host, job, duration_s)
 
-    def committed(self, host: SimHost, step: Step) -> None:
+    def committed(self, host: SimHost, step: SimulatedStep) -> None:
         """Close the tally of a host's step."""
         kept = {microbatch for microbatch, _ in step.counts}
         spent_s = self._spent_s.pop(host.name, {})

@@ -34,7 +34,7 @@ def start_doomed(cluster: Cluster, stage: int, *, iteration: int) -> Daemon:
 
 def norms_of(daemon: Daemon) -> dict[str, float]:
     """Returns the norms of the steps that a node has taken with the others, by iteration."""
-    commits = daemon.events("iteration.committed")
+    commits = daemon.events("step.committed")
     return {commit["iteration"]: commit["gradient_norm"] for commit in commits if "stage" in commit}
 
 

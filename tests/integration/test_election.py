@@ -33,7 +33,7 @@ def committed_batches(
     """
     share = run.batch.num_microbatches * run.batch.microbatch_size * run.batch.sequence_length
     batches, losses = [], {}
-    for record in daemon.events("iteration.committed"):
+    for record in daemon.events("step.committed"):
         iteration = int(str(record["iteration"]).partition(".")[0])
         if iteration > last:
             break
@@ -122,12 +122,10 @@ def test_a_leader_that_stood_still_joins_the_run_of_its_successor(
         cluster.wait_for(joined, "the old leader in the run", timeout_s=60)
         assert "leads the run in term 2" in leader.stdout
         both = cluster.wait_for(
-            lambda: [r for r in other.events("iteration.committed") if r["num_tokens"] == 1024][
-                -1:
-            ],
+            lambda: [r for r in other.events("step.committed") if r["num_tokens"] == 1024][-1:],
             "a commit of both",
         )
         cluster.wait_for(
-            lambda: other.events("iteration.committed")[-1]["num_tokens"] == both[0]["num_tokens"],
+            lambda: other.events("step.committed")[-1]["num_tokens"] == both[0]["num_tokens"],
             "both to train",
         )

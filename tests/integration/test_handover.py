@@ -129,7 +129,7 @@ def test_the_founder_leaves_and_the_run_goes_on_without_it(tmp_path: Path, corpu
         assert f"--resume {last}" in other.stdout
         assert kept_checkpoints(other)[0] == last
         assert late.losses().items() <= other.losses().items()
-        tokens = {record["num_tokens"] for record in other.events("iteration.committed")}
+        tokens = {record["num_tokens"] for record in other.events("step.committed")}
         assert len(tokens) == 1, "no iteration misses the founder's share"
         assert_nothing_is_lost(run, corpus, founder, other)
     assert_resumed_elsewhere(tmp_path / "after", run, corpus, founder, other)

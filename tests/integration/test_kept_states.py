@@ -82,7 +82,7 @@ def standing_still(cluster: Cluster, nodes: dict[str, Daemon]) -> Iterator[int]:
         leader = nodes["leader"]
 
         def still() -> bool:
-            commits = leader.events("iteration.committed")
+            commits = leader.events("step.committed")
             longest_s = max(at_s(b) - at_s(a) for a, b in pairwise(commits[-6:]))
             # A member takes a run that has lasted so much longer for one that stands still.
             return seconds_since(commits[-1]) > 3 * longest_s + 3.0

@@ -72,7 +72,7 @@ def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> No
         (fetched,) = newcomer.events("state.fetched")
         assert not newcomer.events("following.failed")
         end_s, begin_s = at_s(fetched), at_s(fetched) - fetched["duration_s"]
-        commits_s = [at_s(commit) for commit in leader.events("iteration.committed")]
+        commits_s = [at_s(commit) for commit in leader.events("step.committed")]
         while_s = [commit_s for commit_s in commits_s if begin_s < commit_s < end_s]
         longest_s = max(b - a for a, b in itertools.pairwise(while_s))
         entered_s = at_s(newcomer.events("iteration.opened")[0]) - end_s
@@ -85,7 +85,7 @@ def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> No
         voted, taken = (
             {
                 v["iteration"]: v["parameter_hash"]
-                for v in node.events("iteration.committed")
+                for v in node.events("step.committed")
                 if "stage" in v
             }
             for node in (donor, newcomer)

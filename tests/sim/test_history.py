@@ -66,7 +66,7 @@ def audit(records: Records) -> Findings:
 
 
 def commits_of(records: Records, node: str) -> list[dict[str, Any]]:
-    return [record for record in records[node] if record["event"] == "iteration.committed"]
+    return [record for record in records[node] if record["event"] == "step.committed"]
 
 
 def test_a_true_history_passes() -> None:

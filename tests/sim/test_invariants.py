@@ -14,7 +14,7 @@ from decod.protocol.core.events import Event
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
-from decod.sim.compute import Counts, Step
+from decod.sim.compute import Counts, SimulatedStep
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm
 from decod.sim.host import SimHost
@@ -179,11 +179,11 @@ def test_a_violation_names_the_node_and_the_command_that_replays_it() -> None:
 M1, M2 = MicrobatchId(1, 0, 0), MicrobatchId(1, 0, 1)
 
 
-def step(counts: Counts, *, parameter_hash: str = "x") -> Step:
-    return Step(1, counts, len(counts), parameter_hash)
+def step(counts: Counts, *, parameter_hash: str = "x") -> SimulatedStep:
+    return SimulatedStep(1, counts, len(counts), parameter_hash)
 
 
-def committing(*steps: tuple[str, int, Step]) -> None:
+def committing(*steps: tuple[str, int, SimulatedStep]) -> None:
     """Tell a checker that hosts (by name and stage) have committed steps."""
     simulation = Simulation(SMALL)
     for name, stage_index, committed in steps:

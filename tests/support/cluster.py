@@ -80,7 +80,7 @@ class Daemon:
         return [json.loads(line) for line in lines if mark in line and line.endswith("\n")]
 
     def commits(self) -> list[Commit]:
-        return [_commit(record) for record in self.events("iteration.committed")]
+        return [_commit(record) for record in self.events("step.committed")]
 
     def losses(self) -> dict[int, float]:
         """Return the loss of every iteration that this node committed."""
@@ -91,7 +91,7 @@ class Daemon:
         """The last committed iteration. It is read often, so only its line is parsed."""
         text = _read(self.state_dir / "node.log")
         whole = text.rfind("\n") + 1
-        mark = text.rfind('"event": "iteration.committed"', 0, whole)
+        mark = text.rfind('"event": "step.committed"', 0, whole)
         if mark < 0:
             return 0
         line = text[text.rfind("\n", 0, mark) + 1 : text.index("\n", mark)]

@@ -92,7 +92,7 @@ class Life:
     def take(self, record: Mapping[str, Any]) -> None:
         """Take in one event."""
         match record.get("event"):
-            case "iteration.committed":
+            case "step.committed":
                 self.commits.append(
                     Commit(
                         self.node,

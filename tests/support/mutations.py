@@ -163,7 +163,7 @@ MUTATIONS = (
         without="the batch is complete before all data nodes have reported",
         owner=Leader,
         function="report",
-        old="if len(self._reports) < len(self.view.data_nodes):",
+        old="if len(self._reports) < len(view.data_nodes):",
         new="if False:",
         seed=0,
     ),

@@ -108,16 +108,14 @@ _TRYING = (ElectionState.CANVASSING, ElectionState.STANDING)
 class Election:
     """One member's part in elections.
 
-    Inputs: `adopt` (an opening), `heard`, `doubt`, `canvassed` and the other messages, `persisted`,
-    `overdue`. Effects: `Send`, `PersistVote`, `Note`. `take` gives the outcome, once.
+    `take` gives the outcome, once.
 
     Args:
         context: The node's.
         rng: For the length of waits.
         promise: What the node has kept of an earlier life in this run.
-        hashes: Returns those of the vote that this node's subtree has cast for the context's
-        iteration;
-            none if it has not, or against it.
+        hashes: Returns those of the vote that this node's subtree has cast for the iteration; none
+            if it has not, or against it.
     """
 
     def __init__(

@@ -19,14 +19,13 @@ If a stage loses its last member after an iteration has been committed, the lead
 what is on their disks, and begins another era of the run: see `protocol.leadership.stage_recovery`.
 """
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.deadline import earliest
-from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import CompleteRun, Effect, Note, Send, noted
 from decod.protocol.core.identity import RunShape
 from decod.protocol.core.messages import (
@@ -49,6 +48,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Opening, Role, View, orphans
 from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.capacity import Capacities
 from decod.protocol.leadership.conflicts import IterationStanding
 from decod.protocol.leadership.departures import leaving_notes, still_needed
@@ -105,8 +105,7 @@ class Leader:
         self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
         self.loss: float | None = None
         self.held, self._vote_term = False, 0
-        self._reports: dict[NodeId, Report] = {}
-        self._begun: BeginAggregation | None = None
+        self._batch = Batch()
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
@@ -152,13 +151,13 @@ class Leader:
         if opening.paused:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
-            self.state, self._begun = LeaderState.AGGREGATING, begun
+            self.state, self._batch.begun = LeaderState.AGGREGATING, begun
             self._vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
             self._vote_term = won.view.term
             self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
             notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
             return notes + self._decide(now_s)
-        view = self._next_view(without=old, admit=False)
+        view = _next_view(self, without=old, admit=False)
         return notes + self._open(now_s, view, reason=reason, goodbye=old)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -168,7 +167,9 @@ class Leader:
             self._iteration_timer.progressed(now_s)
             if not self.suspicions.stalled(now_s, self.view, self.polling.loads.values()):
                 self._num_stalls += 1
-                effects += self._repeat(now_s, _stalled(self.view, self._reports), counts=False)
+                missing = self._batch.missing(self.view)
+                why = f"no progress in time, {missing} did not come"
+                effects += self._repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
             effects += _query(self, now_s)
         return effects
@@ -202,7 +203,7 @@ class Leader:
         elif self.recovery.needed:
             effects += self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.committed, started=self.started):
-            effects += self._open(now_s, self._next_view(), reason="every stage has its members")
+            effects += self._open(now_s, _next_view(self), reason="every stage has its members")
         return effects
 
     # --- doubts and leaving -------------------------------------------------------------------
@@ -242,14 +243,15 @@ class Leader:
         effects = self.capacities.ask(self.view.members, member, message, self.leaving)
         if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
             reason = f"{member.label} changes its capacity"
-            effects += self._open(now_s, self._next_view(), reason=reason)
+            effects += self._open(now_s, _next_view(self), reason=reason)
         return effects
 
     def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
         """Repeat the last decision to a node that may have missed it."""
-        if sender in self.view and message.iteration == self.iteration and self._begun is not None:
+        begun = self._batch.begun
+        if sender in self.view and message.iteration == self.iteration and begun is not None:
             mend = [Send(sender, self._mend)] if self._mend is not None else []
-            return [*mend, Send(sender, self._begun)]
+            return [*mend, Send(sender, begun)]
         return self._last_word(sender)
 
     def _last_word(self, node: NodeId) -> list[Effect]:
@@ -278,7 +280,7 @@ class Leader:
             return effects
         # What others want can wait until an iteration ends in order: now they are needed as they
         # are.
-        view = self._next_view(without=gone, admit=admit, resize=False)
+        view = _next_view(self, without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
         back = self.admission.standing_by if admit else set[NodeId]()
         if not self.quorum.allows(back.union(view.by_id)):
@@ -302,9 +304,9 @@ class Leader:
         # What opened the iteration may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
         words = [word for node in left for word in self._last_word(node)]
-        self._vote, self._begun, self.view, self.state = None, None, view, LeaderState.TRAINING
+        self._vote, self.view, self.state = None, view, LeaderState.TRAINING
         self.quorum.opened(view)
-        self._reports.clear()
+        self._batch.begin()
         self._iteration_timer.progressed(now_s)
         self._mend = mend = Mend(self.iteration, view, reason[:200])
         note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
@@ -316,25 +318,22 @@ class Leader:
     def report(self, now_s: float, sender: NodeId, message: Report) -> list[Effect]:
         """A data node's share is done; when all are, the batch is."""
         member = self.view.by_id.get(sender)
-        ours = (
-            member is not None and member.role is Role.DATA and message.iteration == self.iteration
-        )
-        if not ours or self.state not in UNDER_WAY:
+        if member is None or member.role is not Role.DATA or self.state not in UNDER_WAY:
+            return []
+        if message.iteration != self.iteration:
             return []
         if message.failure:
             return self._repeat(now_s, message.failure, counts=False)
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
-        self._reports[sender] = message
         self._iteration_timer.progressed(now_s)
-        if len(self._reports) < len(self.view.data_nodes):
+        begun = self._batch.report(sender, message, self.view)
+        if begun is None:
             return []
-        averaging = AveragingId(self.iteration, self.view.version)
-        begin = _begin(averaging, self._reports.values())
-        if begin.num_committed == 0:
+        if begun.num_committed == 0:
             return self._repeat(now_s, "no microbatch found a way through", counts=True)
-        self.state, self._begun = LeaderState.AGGREGATING, begin
-        return [Send(self.node_id, begin)]
+        self.state = LeaderState.AGGREGATING
+        return [Send(self.node_id, begun)]
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
         """All members have voted (or one against): decide, unless commits are held."""
@@ -353,7 +352,7 @@ class Leader:
 
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
-        begun = self._begun
+        begun = self._batch.begun
         if self.held or self._vote is None or begun is None:
             return []
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
@@ -367,7 +366,7 @@ class Leader:
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, staff) and not done
         changed = gone or comes or (not done and self.capacities.pending(self.view))
-        view = self._next_view(without=gone, admit=comes) if changed else self.view
+        view = _next_view(self, without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._agreed_epoch()
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
@@ -389,7 +388,7 @@ class Leader:
         # Candidates follow commits. If none come they fetch the state as members: with them the run
         # may have a quorum without whoever holds it up.
         level = self._num_failures + self._num_stalls < _STUCK_FAILURES
-        view = self._next_view(level=level)
+        view = _next_view(self, level=level)
         return self._open(now_s, view, reason=reason)
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
@@ -444,8 +443,8 @@ class Leader:
 
     def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
         """Make a decision known, and start the iteration that it opens."""
-        self._last, self._mend, self._vote, self._begun = message, None, None, None
-        self._reports.clear()
+        self._last, self._mend, self._vote = message, None, None
+        self._batch.begin()
         self.view, self.iteration = message.opening.view, message.opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
@@ -462,25 +461,6 @@ class Leader:
         if self.recovery.needed:
             effects += _query(self, now_s)
         return effects + self.capacities.settle(self.view)
-
-    def _next_view(
-        self,
-        *,
-        without: Sequence[NodeId] = (),
-        admit: bool = True,
-        level: bool = True,
-        resize: bool = True,
-    ) -> View:
-        """Return a view of the next version, without some; with all that stand prepared (`admit`),
-        unless they are not level with their stage (`level`); and the capacities that members want
-        (`resize`)."""
-        members = [m for m in self.view.members if m.node_id not in without]
-        if admit:
-            staff = members if self.started and level else None
-            members = _with(members, self.admission.members(self.committed, staff))
-        if resize:
-            members = self.capacities.apply(members, self.leaving)
-        return self.view.successor(members, leader=self.node_id)
 
     # --- utilisation --------------------------------------------------------------------------
 
@@ -508,6 +488,32 @@ def _query(leader: Leader, now_s: float) -> list[Effect]:
     return effects
 
 
+def _next_view(
+    leader: Leader,
+    *,
+    without: Sequence[NodeId] = (),
+    admit: bool = True,
+    level: bool = True,
+    resize: bool = True,
+) -> View:
+    """Return a view of the next version.
+
+    Args:
+        leader: Whose view comes before it.
+        without: Members that go.
+        admit: Candidates that are prepared enter.
+        level: Only if they are level with their stage.
+        resize: Members get the capacities that they have asked for.
+    """
+    members = [m for m in leader.view.members if m.node_id not in without]
+    if admit:
+        staff = members if leader.started and level else None
+        members = _with(members, leader.admission.members(leader.committed, staff))
+    if resize:
+        members = leader.capacities.apply(members, leader.leaving)
+    return leader.view.successor(members, leader=leader.node_id)
+
+
 def give_up(leader: Leader, reason: str) -> list[Effect]:
     """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
     if leader.failure or leader.state is LeaderState.FINISHED:
@@ -531,24 +537,6 @@ def _survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
     """Whether others can do again in the iteration what those that are gone have done in it."""
     relays = all(before.by_id[node].role is Role.RELAY for node in gone)
     return relays and not view.idle_stages
-
-
-def _stalled(view: View, reports: Container[NodeId]) -> str:
-    """Return what an iteration without progress has waited for, as far as its leader knows."""
-    late = [m.label for m in view.data_nodes if m.node_id not in reports]
-    missing = f"the batches of {', '.join(late)}" if late else "the votes of all members"
-    return f"no progress in time, {missing} did not come"
-
-
-def _begin(averaging: AveragingId, reports: Collection[Report]) -> BeginAggregation:
-    return BeginAggregation(
-        averaging,
-        num_committed=sum(r.num_committed for r in reports),
-        digest=add_digests(r.digest for r in reports),
-        loss_sum=sum(r.loss_sum for r in reports),
-        num_tokens=sum(r.num_tokens for r in reports),
-        num_deferred=sum(r.num_deferred for r in reports),
-    )
 
 
 def _opened(aborted: Iteration, next_iteration: Iteration, reason: str) -> Note:

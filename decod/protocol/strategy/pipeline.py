@@ -400,4 +400,4 @@ def _commit_notes(
         *(step.account if step is not None else ()),
         ("num_passes", context.compute.num_passes),
     )
-    return [Note("iteration.committed", fields)]
+    return [Note("step.committed", fields)]

@@ -101,7 +101,7 @@ class FakeRun:
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
         fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 8}
-        self.progress.take("iteration.committed", fields, now_s=now_s)
+        self.progress.take("step.committed", fields, now_s=now_s)
 
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
@@ -159,7 +159,7 @@ class FakeRun:
         await member.may_copy.wait()
         if wanted.iteration not in {
             self.on_device,
-            self.leader.committed.iteration,
+            self.leader.committed.number,
             *self.on_disks,
         }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")

@@ -44,7 +44,7 @@ class Ending:
         node.driver = cast("NodeDriver", driver)
         self.leading = _Leading(node, options(folder))
         fields = {"iteration": "9.1", "loss": 2.0, "num_tokens": 8}
-        node.progress.take("iteration.committed", fields, now_s=1.0)
+        node.progress.take("step.committed", fields, now_s=1.0)
         self.lines.clear()
 
     def writes(self, problem: str | None = None) -> None:

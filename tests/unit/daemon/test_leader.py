@@ -108,7 +108,7 @@ def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
             leading = _Leading(node, options(tmp_path))
             for iteration in range(1, 6):
                 fields = {"iteration": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
-                node.progress.take("iteration.committed", fields, now_s=float(iteration))
+                node.progress.take("step.committed", fields, now_s=float(iteration))
             assert len(lines) == 1, "at most one a second"
             leading._shown.show_last()
             leading._shown.show_last()

@@ -197,14 +197,10 @@ def test_progress_follows_the_commits() -> None:
     progress.on_commit.append(lambda: shown.append(progress.iteration))
     progress.take("member.lost", {"reason": "silent"}, now_s=1.0)
     assert progress.message == "silent"
-    progress.take(
-        "iteration.committed", {"iteration": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0
-    )
+    progress.take("step.committed", {"iteration": "3.2", "loss": 2.5, "num_tokens": 100}, now_s=2.0)
     assert (progress.iteration, progress.loss, progress.tokens_per_s) == (3, 2.5, None)
     assert progress.message == "", "what was wrong has been overcome"
-    progress.take(
-        "iteration.committed", {"iteration": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0
-    )
+    progress.take("step.committed", {"iteration": "4.1", "loss": 2.0, "num_tokens": 100}, now_s=4.0)
     assert progress.tokens_per_s == 50.0
     assert shown == [3, 4]
 
@@ -217,7 +213,7 @@ def test_a_run_that_went_back_has_the_loss_of_the_iteration_it_went_back_to() ->
     assert (progress.iteration, progress.loss) == (5, None), "a newcomer never heard of it"
     for iteration in range(6, 10):
         fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("iteration.committed", fields, now_s=float(iteration))
+        progress.take("step.committed", fields, now_s=float(iteration))
     progress.take("iteration.committed", {"num_deferred": 3}, now_s=9.0)
     progress.take("run.returned", returned | {"iteration": 7}, now_s=10.0)
     assert (progress.iteration, progress.loss, progress.num_deferred) == (7, 1 / 7, 0)
@@ -229,7 +225,7 @@ def test_only_the_newest_losses_are_kept() -> None:
     progress = RunProgress()
     for iteration in range(1, 5000):
         fields = {"iteration": f"{iteration}.1", "loss": 1 / iteration, "num_tokens": 8}
-        progress.take("iteration.committed", fields, now_s=float(iteration))
+        progress.take("step.committed", fields, now_s=float(iteration))
     assert progress.loss_of(4500) == 1 / 4500
     assert progress.loss_of(1) is None
 

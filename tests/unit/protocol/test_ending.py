@@ -31,7 +31,7 @@ def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
     assert host.iteration == 0
     opening = Opening(Iteration(2, 2), Iteration(1, 1), host.machine.context.view)
     effects = host.machine.step(1.0, ev.Received(D0, ended(Iteration(2, 1), opening, "enough")))
-    assert notes_of(effects) == ["iteration.committed"]
+    assert notes_of(effects) == ["step.committed"]
     assert [e.job for e in effects if isinstance(e, StartJob)] == [CommitStep(1)]
     assert host.machine.state is NodeState.DRAINING
     late_s = host.machine.deadline_s

@@ -38,7 +38,7 @@ def successor(run: Run, *, hashes: tuple[tuple[int, str], ...] = ()) -> tuple[Le
     old = run.leader
     shape = dataclasses.replace(old.shape)
     leader = Leader(D1, CONFIG, shape, lambda: 0)
-    begun = old._begun
+    begun = old._batch.begun
     last = repeated(old.iteration, Opening(old.iteration, old.committed, old.view), "of a test")
     won = Succession(2, D0, last, old.view, hashes)
     return leader, leader.take_over(5.0, won, begun)
