@@ -208,12 +208,6 @@ class World:
             self.settle()
         self.now_s = end_s
 
-    def take(self, words: list[str]) -> Parcel:
-        """Take the first such message out of the air."""
-        parcel = next(p for p in self.flight if p.matches(words))
-        self.flight.remove(parcel)
-        return parcel
-
     def deliver(self, parcel: Parcel) -> None:
         """Let a message arrive, or come back if there is nobody."""
         receiver = self.hosts[parcel.to]
