@@ -1,9 +1,9 @@
-"""`pytest tests/unit/protocol/test_scenarios.py --rewrite` writes what happens in the scenarios."""
+"""`pytest tests/unit/protocol/test_scenarios.py --rewrite` writes what happens in the texts."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite", action="store_true", help="write what happens in the scenarios instead of comparing"
+        "--rewrite", action="store_true", help="write what happens in scenarios, compare nothing"
     )

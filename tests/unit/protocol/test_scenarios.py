@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machines import machine_files
 from tests.unit.protocol.story import retell
 
 FOLDER = Path(__file__).parent / "scenarios"
 SCENARIOS = sorted(FOLDER.glob("*.txt"))
-ROOT = Path(__file__).resolve().parents[3]
 INDEX = FOLDER / "README.md"
 MARK = "<!-- index -->\n"
 LINES_MAX = 62
@@ -83,22 +83,10 @@ def test_a_text_is_short_and_says_what_it_is_about(path: Path) -> None:
 
 
 def test_every_machine_is_in_a_text() -> None:
-    """All files of the table of machines, as far as they are there."""
-    protocol = ROOT / "decod/protocol"
     told = {name for path in SCENARIOS for name in machines_of(path.read_text(encoding="utf-8"))}
-    assert not [name for name in told if not (protocol / name).is_file()]
-    architecture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| machine \| file .*?(?=\n\n)", architecture, re.MULTILINE | re.DOTALL)
-    assert table
-    missing = []
-    for row in table[0].splitlines()[2:]:
-        folder = ""
-        for name in re.findall(r"`([a-z_/]+\.py)`", row.split("|")[2]):
-            folder = name.rpartition("/")[0] if "/" in name else folder
-            full = name if "/" in name or not folder else f"{folder}/{name}"
-            if (protocol / full).is_file() and folder not in NOT_TOLD and full not in told:
-                missing.append(full)
-    assert not missing, "no text tells of these machines: write one in scenarios/"
+    listed = [f for f in machine_files() if f.rpartition("/")[0] not in NOT_TOLD]
+    assert not told - set(listed), "these are no machines of the table in docs/architecture.md"
+    assert not set(listed) - told, "no text tells of these machines: write one in scenarios/"
 
 
 def test_a_line_that_is_wrong_is_found() -> None:
