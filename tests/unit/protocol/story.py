@@ -4,7 +4,10 @@ The nodes run the core as it is. The simulator gives them links, devices, disks 
 and its checker watches the invariants meanwhile. `scenarios/README.md` explains the commands.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import override
 
@@ -170,8 +173,8 @@ class Story:
 
     def do_run(self, words: list[str]) -> None:
         """Begin: hosts, `later` and hosts that `start` starts, fields of the configuration."""
-        options = {"min_nodes_per_stage": 1.0}
-        options |= {key: float(value) for key, value in (w.split(":") for w in words if ":" in w)}
+        pairs = (word.split(":") for word in words if ":" in word)
+        options: dict[str, Any] = {key: _number(value) for key, value in pairs}
         named = [word for word in words if ":" not in word]
         later = named[named.index("later") + 1 :] if "later" in named else []
         casting = [_host(word, options) for word in named if word != "later"]
@@ -179,19 +182,20 @@ class Story:
         num_data_nodes = sum(host.name[0] == "d" for host in hosts)
         # Data nodes beyond this number find no place.
         num_data_nodes = int(options.pop("data_nodes", num_data_nodes))
-        fields = {_COUNTS[key]: options.pop(key) for key in [*options] if key in _COUNTS}
+        counts: dict[str, Any] = {"num_microbatches": 2}
+        counts |= {_COUNTS[key]: options.pop(key) for key in [*options] if key in _COUNTS}
         scenario = Scenario(
             num_data_nodes=num_data_nodes,
             num_relays=len(hosts) - num_data_nodes,
             num_relay_stages=max(host.stage_index for host in hosts),
             hosts=tuple(hosts),
-            protocol=ProtocolConfig(**{key: _number(value) for key, value in options.items()}),
-            **{"num_microbatches": 2, **{key: _number(value) for key, value in fields.items()}},
+            protocol=ProtocolConfig(**options),
+            **counts,
         )
         self._stage = Stage(scenario, self, {word.partition("=")[0] for word in later})
         self._names = {host.node_id: name for name, host in self._stage.hosts.items()}
         # A flow's id shows the start of its data node's.
-        self._texts = {**self._names, **{i[:8]: name for i, name in self._names.items()}}
+        self._texts = {i[:length]: name for length in (None, 8) for i, name in self._names.items()}
 
     def do_show(self, words: list[str]) -> None:
         """Show these kinds of messages, notes and states from now on, and no others."""
@@ -256,8 +260,8 @@ class Story:
 
     def do_drain(self, words: list[str]) -> None:
         """Ask a node to leave, within so many seconds if that is said."""
-        limits = [float(word) for word in words[1:]]
-        self.stage.hosts[words[0]].deliver(ev.DrainRequested(*limits))
+        timeout_s = float(words[1]) if len(words) > 1 else math.inf
+        self.stage.hosts[words[0]].deliver(ev.DrainRequested(timeout_s))
 
     def do_pause(self, words: list[str]) -> None:
         self.stage.hosts[words[0]].deliver(ev.PauseRequested(paused=True))
@@ -423,7 +427,7 @@ def _strike(words: list[str], delay_s: float | None) -> Strike:
     return Strike(kind, sender, receiver, num, delay_s)
 
 
-def _host(word: str, options: dict[str, float]) -> HostSpec:
+def _host(word: str, options: Mapping[str, Any]) -> HostSpec:
     """Read `d0`, `r1a`, `r1a=3` with a capacity, or `v1`, a volunteer that chooses no stage."""
     name, _, capacity = word.partition("=")
     default = options.get("microbatches", 2) if name[0] == "d" else 2
@@ -436,8 +440,8 @@ def _host(word: str, options: dict[str, float]) -> HostSpec:
     )
 
 
-def _number(value: float) -> int | float:
-    return int(value) if value == int(value) else value
+def _number(word: str) -> int | float:
+    return float(word) if "." in word else int(word)
 
 
 def _core(host: SimHost) -> NodeMachine:
