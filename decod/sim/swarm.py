@@ -200,7 +200,7 @@ class Pipelines:
         self._admit(peer.stage_index)
 
     def crashed(self, peer: Peer, under_way: Iterable[Trip]) -> None:
-        """Go iteration the relay in the forward pass. In the backward pass, begin again."""
+        """Go round the relay in the forward pass. In the backward pass, begin again."""
         self._held[peer].clear()
         for link in [link for link in self._under_way if peer in link]:
             del self._under_way[link]

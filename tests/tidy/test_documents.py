@@ -13,6 +13,7 @@ from decod.cli.errors import EXIT_CODES
 from decod.cli.main import COMMANDS, cli
 from decod.config.template import render_run_file
 from decod.errors import DecodError
+from tests.support.machines import machine_classes, machine_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = sorted((ROOT / "protos/decod/wire/v1").glob("*.proto"))
@@ -211,3 +212,20 @@ def test_architecture_names_every_module_of_the_core() -> None:
     core = ROOT / "decod" / "protocol"
     modules = [path.relative_to(core) for path in core.rglob("*.py") if path.stem != "__init__"]
     assert not [str(m) for m in modules if not named & {str(m), m.name}]
+
+
+def test_every_machine_is_in_the_glossary() -> None:
+    """All classes of the table of machines that return effects."""
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| (\w+) \| ", glossary.partition("\n## Machines\n")[2], re.MULTILINE)
+    machines = {name for file in machine_files() for name in machine_classes(file)}
+    assert machines == set(explained[1:]), "explain each machine, and nothing else, in one sentence"
+    assert explained[1:] == sorted(explained[1:])
+
+
+def test_the_glossary_explains_each_word_once_and_in_order() -> None:
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    part = glossary.partition("\n## Words\n")[2].partition("\n## ")[0]
+    words = [word.lower() for word in re.findall(r"^\| (.+?) \| ", part, re.MULTILINE)][1:]
+    assert len(words) == len(set(words))
+    assert words == sorted(words)

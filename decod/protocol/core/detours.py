@@ -1,4 +1,4 @@
-"""Iteration a slow link: an activation or gradient goes by way of a data node.
+"""Round a slow link: an activation or gradient goes by way of a data node.
 
 Where a stage has lost most of its relays, whoever is left is reached over whatever link there is,
 and all microbatches take turns on it. Two good links by way of another host are quicker then. A

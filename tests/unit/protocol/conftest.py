@@ -1,9 +1,9 @@
-"""`pytest tests/unit/protocol --rewrite` writes the traces that the scenarios give now."""
+"""`pytest tests/unit/protocol/test_scenarios.py --rewrite` writes what happens in the texts."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite", action="store_true", help="write the scenarios' traces instead of comparing"
+        "--rewrite", action="store_true", help="write what happens in scenarios, compare nothing"
     )

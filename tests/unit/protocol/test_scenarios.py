@@ -1,160 +1,99 @@
-"""Golden traces: each file in `scenarios/` is a story of a few nodes, told by what they say.
+"""The texts in `scenarios/` say what happens, line by line.
 
-A file holds commands, and after each `----` what came of it, up to an empty line:
-
-    run stages=1 microbatches=1         begins; any number of `ProtocolConfig` as well
-    start d0 capacity=2                 starts a node
-    settle                              all that needs no time happens
-    until Forward to=r1a                the same, but stops before such a message arrives
-    wait 5.0                            time passes
-    lose | repeat | hold Deny from=r1a  the first such message on its way
-    release                             messages held arrive
-    kill r1a; drain r1a [9.0]           ends a node; asks it to leave (within so many seconds)
-    pause r1a; resume r1a               asks it to take no microbatches; to take them again
-    work r1a | refuse r1a reason        the first job of a node's device ends
-    show                                the state of every node
-
-`pytest tests/unit/protocol --rewrite` writes what happens now; read the difference before you
-commit it. Heartbeats, utilisation queries and their answers are not shown.
+`pytest tests/unit/protocol/test_scenarios.py --rewrite` writes what happens now. Read the
+difference before you commit it.
 """
 
+import difflib
+import re
 from pathlib import Path
 
 import pytest
 
-from decod.ids import NodeId
-from decod.protocol.core.events import DrainRequested, PauseRequested
-from tests.unit.protocol.cast import configured
-from tests.unit.protocol.world import Parcel, World
+from tests.support.machines import machine_files
+from tests.unit.protocol.story import retell
 
-SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
-_QUIET = ("Heartbeat", "UtilisationQuery", "UtilisationAnswer")
+FOLDER = Path(__file__).parent / "scenarios"
+SCENARIOS = sorted(FOLDER.glob("*.txt"))
+INDEX = FOLDER / "README.md"
+MARK = "<!-- index -->\n"
+LINES_MAX = 62
+
+NOT_TOLD = {"flows/gwtf"}
+"""GWTF's own search: nodes do not use it; experiments compare it with theirs."""
 
 
-class Story:
-    """Runs the commands of one file."""
+def machines_of(text: str) -> list[str]:
+    """Return the files behind `Machines:` in a text."""
+    found = re.search(r"^Machines: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    assert found, "a text names its machines: 'Machines: leadership/joining.py, ...'"
+    return re.split(r",\s+", found[1])
 
-    def __init__(self) -> None:
-        self.world = World()
-        self.held: list[Parcel] = []
 
-    def tell(self, command: str) -> list[str]:
-        """Run a command; returns what came of it."""
-        self.world.seen.clear()
-        verb, *words = command.split()
-        getattr(self, f"do_{verb}")(words)
-        return [line for line in self.world.seen if not any(word in line for word in _QUIET)]
+def index() -> str:
+    """Return the table of all texts."""
+    rows = ["| text | what happens | machines |", "|---|---|---|"]
+    for path in SCENARIOS:
+        text = path.read_text(encoding="utf-8")
+        machines = ", ".join(f"`{name.removesuffix('.py')}`" for name in machines_of(text))
+        rows.append(f"| [{path.stem}]({path.name}) | {text.splitlines()[0]} | {machines} |")
+    return "\n".join(rows) + "\n"
 
-    def do_run(self, words: list[str]) -> None:
-        numbers = {key: float(value) for key, value in (word.split("=") for word in words)}
-        stages, microbatches, iterations, clips = (
-            int(numbers.pop(key, default))
-            for key, default in (
-                ("stages", 1),
-                ("microbatches", 1),
-                ("iterations", 0),
-                ("clips", 0),
-            )
+
+def assert_equal(path: Path, wanted: str, found: str) -> None:
+    """Fail with a readable difference if a file is not what it should be."""
+    if wanted != found:
+        lines = difflib.unified_diff(
+            found.splitlines(), wanted.splitlines(), "is written", "happens", lineterm="", n=2
         )
-        self.world = World(
-            config=configured(**{k: int(v) if v == int(v) else v for k, v in numbers.items()}),
-            num_stages=stages,
-            num_microbatches=microbatches,
-            num_iterations=iterations,
-            clips=bool(clips),
+        shown = "\n".join(lines)
+        pytest.fail(
+            f"{path.name} does not say what happens now. If that was meant to change, write it anew"
+            f" with --rewrite, and correct its prose.\n{shown}",
+            pytrace=False,
         )
-
-    def do_start(self, words: list[str]) -> None:
-        options = dict(word.split("=") for word in words[1:])
-        stage = options.get("stage")
-        self.world.start(
-            words[0],
-            capacity=int(options.get("capacity", 1)),
-            stage_index=int(stage) if stage else None,
-        )
-
-    def do_settle(self, words: list[str]) -> None:
-        self.world.settle()
-
-    def do_until(self, words: list[str]) -> None:
-        self.world.settle(words)
-
-    def do_wait(self, words: list[str]) -> None:
-        self.world.wait(float(words[0]))
-
-    def do_lose(self, words: list[str]) -> None:
-        self.world.fail(self.world.take(words))
-
-    def do_hold(self, words: list[str]) -> None:
-        self.held.append(self.world.take(words))
-
-    def do_release(self, words: list[str]) -> None:
-        while self.held:
-            self.world.deliver(self.held.pop(0))
-
-    def do_repeat(self, words: list[str]) -> None:
-        parcel = next(p for p in self.world.flight if p.matches(words))
-        assert parcel.tensor is None, "only control messages are repeated here"
-        self.world.flight.appendleft(parcel)
-
-    def do_kill(self, words: list[str]) -> None:
-        self.world.kill(words[0])
-
-    def do_drain(self, words: list[str]) -> None:
-        limits = (float(word) for word in words[1:])
-        self.world.step(words[0], DrainRequested(*limits))
-
-    def do_pause(self, words: list[str]) -> None:
-        self.world.step(words[0], PauseRequested(paused=True))
-
-    def do_resume(self, words: list[str]) -> None:
-        self.world.step(words[0], PauseRequested(paused=False))
-
-    def do_work(self, words: list[str]) -> None:
-        self.world.work(words[0])
-
-    def do_refuse(self, words: list[str]) -> None:
-        self.world.work(words[0], refuse=" ".join(words[1:]))
-
-    def do_show(self, words: list[str]) -> None:
-        for node, host in self.world.hosts.items():
-            machine = host.machine
-            shown = f"{node} {machine.state.value} iteration={machine.context.iteration}"
-            flows = ""
-            if machine.strategy.flows is not None:
-                paired = sorted(machine.strategy.flows.outflows.paired.items())
-                flows = "".join(f" {flow_id}<-{upstream}" for flow_id, upstream in paired)
-            self.world.seen.append(f"{shown}{flows}")
-
-
-def retell(text: str) -> str:
-    """Return a scenario with the results that its commands have now."""
-    story, told, skipping = Story(), [], False
-    for line in text.splitlines():
-        if line == "----":
-            skipping = True
-        elif skipping:
-            skipping = bool(line)
-        if skipping and line != "----":
-            continue
-        if line and line != "----" and not line.startswith("#"):
-            told += [line, "----", *story.tell(line)]
-        elif line != "----":
-            told.append(line)
-    return "\n".join(told).rstrip() + "\n"
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_a_scenario_ends_as_it_is_written(path: Path, request: pytest.FixtureRequest) -> None:
-    expected = path.read_text(encoding="utf-8")
-    told = retell(expected)
+def test_what_is_written_happens(path: Path, request: pytest.FixtureRequest) -> None:
+    written = path.read_text(encoding="utf-8")
+    told = retell(written)
     if request.config.getoption("--rewrite", default=False):
         path.write_text(told, encoding="utf-8")
     else:
-        assert told == expected
+        assert_equal(path, told, written)
 
 
-def test_there_are_scenarios_and_telling_one_twice_changes_nothing() -> None:
-    text = SCENARIOS[0].read_text(encoding="utf-8")
-    assert retell(retell(text)) == retell(text)
-    assert NodeId("d0") in Story().world.hosts or SCENARIOS
+def test_the_index_lists_all_texts(request: pytest.FixtureRequest) -> None:
+    written = INDEX.read_text(encoding="utf-8")
+    wanted = written.partition(MARK)[0] + MARK + "\n" + index()
+    if request.config.getoption("--rewrite", default=False):
+        INDEX.write_text(wanted, encoding="utf-8")
+    else:
+        assert_equal(INDEX, wanted, written)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_text_is_short_and_says_what_it_is_about(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= LINES_MAX, "show less, or tell it in two texts"
+    assert lines[0].endswith("."), "a text begins with one sentence"
+    assert not lines[1], "an empty line follows the first sentence"
+    assert len(lines[0]) <= 100
+
+
+def test_every_machine_is_in_a_text() -> None:
+    told = {name for path in SCENARIOS for name in machines_of(path.read_text(encoding="utf-8"))}
+    listed = [f for f in machine_files() if f.rpartition("/")[0] not in NOT_TOLD]
+    assert not told - set(listed), "these are no machines of the table in docs/architecture.md"
+    assert not set(listed) - told, "no text tells of these machines: write one in scenarios/"
+
+
+def test_a_line_that_is_wrong_is_found() -> None:
+    text = "> run d0 r1a\n> show Join\n> until Join\n     9.99  nonsense\n> wait 1\n"
+    told = retell(text)
+    assert "nonsense" not in told
+    assert "0.00  r1a -> d0  Join role=relay capacity=2 stage_index=1" in told
+    assert retell(told) == told
+    with pytest.raises(pytest.fail.Exception, match="nonsense"):
+        assert_equal(INDEX, told, text)

@@ -243,12 +243,6 @@ class World:
             if host.alive and deadline_s is not None and deadline_s <= self.now_s:
                 self.step(node, ev.DeadlinePassed())
 
-    def take(self, words: list[str]) -> Parcel:
-        """Take the first such message out of the air."""
-        parcel = next(p for p in self.flight if p.matches(words))
-        self.flight.remove(parcel)
-        return parcel
-
     def deliver(self, parcel: Parcel) -> None:
         """Let a message arrive, or come back if there is nobody."""
         receiver = self.hosts[parcel.to]
