@@ -71,7 +71,7 @@ class Outbox:
         if isinstance(message, Passed):
             return True
         if isinstance(message, OfAveraging):
-            return message.averaging == self._context.averaging
+            return message.averaging.iteration == self._context.iteration
         if (iteration := getattr(message, "iteration", None)) is not None:
             return bool(iteration == self._context.iteration)
         return getattr(message, "view_version", None) == self._context.view.version

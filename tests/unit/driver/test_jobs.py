@@ -29,6 +29,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.Reduce(part=0, num_parts=3, weights_total=5),
     jobs.Square(weights_total=5),
     jobs.Propose(iteration=4, num_parts=3, weights_total=5, gradient_norm=0.5),
+    jobs.StepLocally(4),
     jobs.CommitStep(4),
     jobs.Snapshot(with_optimizer=True),
     jobs.Load(4, json.dumps({"tensors": []})),
@@ -85,6 +86,7 @@ def test_a_gradient_is_cut_into_parts_that_sum_to_it() -> None:
         (jobs.Reduce(0, 1, 1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Square(1), {"square_sum": 0.5}, jobs.Squared(0.5)),
         (jobs.Propose(1, 1, 1), {"hash": "cd"}, jobs.Proposed("cd")),
+        (jobs.StepLocally(1), {"hash": "abc"}, jobs.Proposed("abc")),
         (jobs.CommitStep(1), {}, jobs.Nothing()),
         (
             jobs.Snapshot(with_optimizer=False),

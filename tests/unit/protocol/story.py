@@ -284,7 +284,7 @@ class Story:
     def do_flows(self, _words: list[str]) -> None:
         """Show the whole flows that data nodes know."""
         for name, host in self.stage.hosts.items():
-            flows = _core(host).pipeline.flows if name[0] == "d" and host.reachable else None
+            flows = _core(host).strategy.flows if name[0] == "d" and host.reachable else None
             for flow_id, flow in sorted(getattr(flows, "complete", {}).items()):
                 self._say(f"{flow_id}: {' -> '.join([name, *flow.path, name])}")
 

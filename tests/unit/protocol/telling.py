@@ -65,6 +65,7 @@ SHOWN_FIELDS = {
     "flow.completed": "flow cost_s",
     "iteration.aborted": "iteration reason",
     "iteration.committed": "iteration",
+    "step.committed": "iteration",
     "iteration.opened": "iteration num_members",
     "leader.doubted": "peer term",
     "leader.elected": "term num_votes",

@@ -224,7 +224,7 @@ def test_a_node_that_has_not_loaded_gives_nothing() -> None:
 def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() -> None:
     """It entered on its way to the state: the last average is coming, and a state may come too."""
     context = context_of(X, VIEW)
-    state = StageState(context)
+    state = StageState(context, not_called)
     state.lacks(4, "")
     effects = state.fetched(StateFetched(1, 4, "{}", tensor(1)))
     assert (jobs_of(effects), freed(effects)) == ([], [1])

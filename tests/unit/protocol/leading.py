@@ -1,0 +1,112 @@
+"""A leader on its own, for tests: what is said to it, and what it decides."""
+
+import itertools
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.identity import RunShape
+from decod.protocol.core.messages import (
+    Join,
+    Leave,
+    Mend,
+    Message,
+    Open,
+    Prepared,
+    Ready,
+    Report,
+)
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import Role
+from decod.protocol.leadership.leader import Leader
+from tests.unit.protocol.cast import (
+    D0,
+    D1,
+    MANIFEST,
+    commits,
+    configured,
+    sent,
+)
+
+CONFIG = configured(iteration_timeout_s=100.0, min_data_nodes=2)
+LEAVE = Leave("drained by its operator")
+
+
+def report(
+    iteration: Iteration, num: int = 2, digest: int = 7, failure: str = "", *, view_version: int = 1
+) -> Report:
+    return Report(
+        iteration, num, digest, 1, 2.5 * num, 10 * num, view_version=view_version, failure=failure
+    )
+
+
+class Run:
+    """A leader d0 with data node d1 and relays of one stage, all joined by their messages."""
+
+    def __init__(
+        self, *relays: NodeId, num_iterations: int = 0, config: ProtocolConfig = CONFIG
+    ) -> None:
+        shape = RunShape(
+            num_relay_stages=1,
+            num_data_nodes=2,
+            num_iterations=num_iterations,
+            manifest_sha256=MANIFEST,
+        )
+        self.agreed_epoch = 0
+        self.leader = Leader(D0, config, shape, lambda: self.agreed_epoch)
+        self.leader.polling.start(0.0)
+        self.incarnations = itertools.count(1)
+        for node in relays:
+            self.enter(node)
+        for node in (D0, D1):
+            self.enter(node)
+
+    def offer(self, node: NodeId) -> Join:
+        role = Role.DATA if node.startswith("d") else Role.RELAY
+        stage = None if role is Role.DATA else 1
+        return Join(f"{node}:1", role, 2, stage, MANIFEST, next(self.incarnations), name=node)
+
+    def enter(self, node: NodeId) -> list[Effect]:
+        join = self.offer(node)
+        stage = 0 if join.role is Role.DATA else 1
+        effects = self.leader.join(0.0, node, join)
+        level = Prepared(stage, f"h{stage}", self.leader.iteration)
+        return effects + self.leader.prepared(0.0, node, level)
+
+    def aggregate(self) -> list[Effect]:
+        """Let both data nodes report."""
+        iteration, version = self.leader.iteration, self.leader.view.version
+        effects = self.leader.report(1.0, D0, report(iteration, view_version=version))
+        return effects + self.leader.report(1.0, D1, report(iteration, view_version=version))
+
+    def commit(self, now_s: float = 2.0) -> list[Effect]:
+        self.aggregate()
+        return self.leader.voted(
+            now_s,
+            Ready(
+                AveragingId(self.leader.iteration, self.leader.view.version), ((0, "a"), (1, "b"))
+            ),
+        )
+
+
+def decision(effects: list[Effect], to: NodeId = D0) -> Message:
+    kinds = (Open, Mend)
+    (message,) = [m for node, m in sent(effects) if node == to and isinstance(m, kinds)]
+    return message
+
+
+def opening_view(effects: list[Effect]) -> set[NodeId]:
+    message = decision(effects)
+    return set((message.view if isinstance(message, Mend) else message.opening.view).by_id)
+
+
+def opened_epoch(run: Run) -> int:
+    message = decision(run.commit())
+    assert commits(message)
+    return message.opening.epoch
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def decisions(effects: list[Effect]) -> list[Message]:
+    return [m for _, m in sent(effects) if isinstance(m, Open)]
