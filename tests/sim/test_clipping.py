@@ -42,7 +42,9 @@ def test_a_leader_that_is_lost_as_the_norm_goes_down_is_replaced(num_sent: int) 
     """Some have taken the step and some have not: it is repeated, with the norm found anew."""
 
     def counts(message: m.Message) -> bool:
-        return isinstance(message, m.GradientNorm) and message.iteration == Iteration(3, 1)
+        return isinstance(message, m.GradientNorm) and message.averaging.iteration == Iteration(
+            3, 1
+        )
 
     simulation = simulation_with_mortal(TOGETHER, counts, num_sent)
     result = simulation.run()

@@ -59,7 +59,7 @@ def test_a_leader_that_leaves_finishes_the_iteration_and_another_leads(seed: int
     assert "over 8 tokens" in last[0]
 
 
-def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_a_iteration() -> None:
+def test_a_leader_that_has_no_time_left_resigns_in_the_middle_of_an_iteration() -> None:
     simulation = Simulation(TOGETHER)
     leader = simulation.leader
     simulation.kernel.at(8.0, leader.deliver, DrainRequested(timeout_s=0.0))

@@ -115,14 +115,12 @@ def test_i2_sees_a_step_divided_by_the_wrong_number() -> None:
     assert violation("relay0", miscount, alone).invariant == "I2"
 
 
-def test_i3_sees_a_iteration_that_one_commits_and_another_aborts() -> None:
+def test_i3_sees_an_iteration_that_one_commits_and_another_aborts() -> None:
     def split(_core: NodeMachine, effects: list[Effect]) -> list[Effect]:
-        commits = [
-            effect for effect in effects if isinstance(effect, fx.Send) and commits(effect.message)
-        ]
-        if not commits:
+        sent = [e for e in effects if isinstance(e, fx.Send) and commits(e.message)]
+        if not sent:
             return effects
-        victim = commits[-1]
+        victim = sent[-1]
         assert commits(victim.message)
         abort = repeated(victim.message.closed, victim.message.opening, "told otherwise")
         return [fx.Send(victim.to, abort) if effect is victim else effect for effect in effects]

@@ -104,7 +104,7 @@ def test_while_too_many_are_gone_nobody_enters_a_stage_that_nobody_holds(
     assert "iterations=30 " in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_iteration_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
+def test_an_iteration_that_ends_at_a_deadline_takes_its_jobs_along() -> None:
     """The leader repeats an iteration in the very step in which its own share looks for a flow."""
     faults = (
         "restart:relay0@6.401+4.686 pause:data0@7.216+1.0 freeze:data0@8.97+6.41"

@@ -83,7 +83,7 @@ def shortest_s(graph: FlowGraph, numbers: dict[NodeId, int], compute_s: float) -
 
 
 @pytest.mark.parametrize("compute_s", [0.5, 20.0])
-def test_a_iteration_is_hardly_longer_than_the_shortest_that_can_be(compute_s: float) -> None:
+def test_an_iteration_is_hardly_longer_than_the_shortest_that_can_be(compute_s: float) -> None:
     """Also with more microbatches than flows, and where devices are what is waited for."""
     ratios, before = [], []
     for seed in range(5):

@@ -47,7 +47,7 @@ def test_a_doubt_that_stays_costs_the_end_that_is_missed_less() -> None:
     assert not doubts.due(VIEW)
 
 
-def test_a_iteration_that_gets_on_has_no_cut_link() -> None:
+def test_an_iteration_that_gets_on_has_no_cut_link() -> None:
     doubts = discord()
     assert not told(doubts, 0.0, PATIENCE_S - 0.1)
     assert not told(doubts, PATIENCE_S, iteration=Iteration(2, 1))

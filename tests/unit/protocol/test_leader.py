@@ -171,7 +171,7 @@ def test_an_empty_batch_repeats_the_iteration() -> None:
     assert message.reason == "no microbatch found a way through"
 
 
-def test_a_iteration_without_progress_is_repeated_and_each_step_is_progress() -> None:
+def test_an_iteration_without_progress_is_repeated_and_each_step_is_progress() -> None:
     leader = Run(R1A).leader
     for now_s in (50.0, 99.0):
         assert not [e for e in leader.overdue(now_s) if isinstance(e, Send) and e.to == D1]

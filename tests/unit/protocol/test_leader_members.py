@@ -228,7 +228,7 @@ def test_answers_place_the_candidates_that_wait() -> None:
 # --- settlements ----------------------------------------------------------------------------------
 
 
-def test_a_iteration_opens_with_the_settlement_that_is_agreed_on() -> None:
+def test_an_iteration_opens_with_the_settlement_that_is_agreed_on() -> None:
     run = Run(R1A)
     assert opened_epoch(run) == 0
     run.agreed_epoch = 3

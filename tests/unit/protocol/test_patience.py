@@ -44,7 +44,7 @@ def looked(patience: Patience, since_s: float, until_s: float) -> float | None:
         (86_400, "forward", None, 0, 600),
     ],
 )
-def test_a_limit_grows_with_what_its_kind_takes_and_what_a_iteration_may(
+def test_a_limit_grows_with_what_its_kind_takes_and_what_an_iteration_may(
     iteration_timeout_s: float, kind: str, usual_s: float | None, num_bytes: int, limit_s: float
 ) -> None:
     patience = patience_of(iteration_timeout_s, *([(kind, usual_s)] if usual_s else []))

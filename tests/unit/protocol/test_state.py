@@ -81,7 +81,9 @@ def test_a_node_leaves_when_no_donor_gives_what_it_wants_now() -> None:
     assert isinstance(state.fetch_failed(StateFetchFailed(1, 4, "reset"))[-1], Stop)
 
 
-def test_a_member_that_differs_fetches_the_state_of_the_others_when_a_iteration_is_opened() -> None:
+def test_a_member_that_differs_fetches_the_state_of_the_others_when_an_iteration_is_opened() -> (
+    None
+):
     state, context = holder()
     told = Differs(4, (R1A, X))
     for sender, message in ((R1B, told), (R1A, Differs(3, (R1A,))), (R1A, Differs(4, (R1B,)))):
