@@ -6,6 +6,9 @@
 Each storm of `scripts/fuzz_sim.py` is run by the code of both commits. A trace holds every
 transition with its virtual time, so equal traces mean equal behaviour. Exits with 1 at the first
 seed whose traces differ, and shows where they part.
+
+`--undisturbed` is for a change of messages, which may change times. It runs each storm without its
+faults, and compares the losses, and each host's stage, iteration and parameters at the end.
 """
 
 import argparse
@@ -23,16 +26,27 @@ CONTEXT_LINES = 8
 
 RUN = """
 import sys
+from dataclasses import replace
 from decod.sim.invariants import InvariantViolation
+from decod.sim.scenario import LinkFaults
 from decod.sim.simulation import Simulation
 from decod.sim.storm import storm_scenario
 for line in sys.stdin:
-    simulation = Simulation(storm_scenario(int(line)))
+    scenario = storm_scenario(int(line))
+    if sys.argv[1:]:
+        calm = {"faults": (), "cuts": (), "churn": (), "link_faults": LinkFaults()}
+        scenario = replace(scenario, **calm)
+    simulation = Simulation(scenario)
     try:
-        end = f"{simulation.run().num_events} events"
+        result = simulation.run()
+        end = f"{result.num_events} events"
     except InvariantViolation as violation:
-        end = str(violation).partition(chr(10))[0]
+        result, end = None, str(violation).partition(chr(10))[0]
     lines = [*simulation.trace.lines, end]
+    if sys.argv[1:]:
+        states = ((name, host.compute) for name, host in sorted(simulation.hosts.items()))
+        lines = [f"{n} {c.stage_index} {c.iteration} {c.parameter_hash}" for n, c in states]
+        lines += [str(result and result.losses)]
     print(len(lines), *lines, sep=chr(10), flush=True)
 """
 
@@ -40,9 +54,9 @@ for line in sys.stdin:
 class Runner:
     """A process that runs storms with the code of one checkout."""
 
-    def __init__(self, checkout: Path) -> None:
+    def __init__(self, checkout: Path, *modes: str) -> None:
         self._process = subprocess.Popen(
-            (sys.executable, "-c", RUN),
+            (sys.executable, "-c", RUN, *modes),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=checkout,
@@ -78,8 +92,8 @@ def difference(before: list[str], after: list[str], renames: dict[str, str]) -> 
     return ""
 
 
-def compare(base: Path, seeds: range, renames: dict[str, str]) -> int:
-    runners = Runner(base), Runner(ROOT)
+def compare(base: Path, seeds: range, renames: dict[str, str], *modes: str) -> int:
+    runners = Runner(base, *modes), Runner(ROOT, *modes)
     try:
         for seed in seeds:
             for runner in runners:
@@ -103,14 +117,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
+    parser.add_argument("--undisturbed", action="store_true")
     chosen = parser.parse_args()
+    modes = ("undisturbed",) if chosen.undisturbed else ()
     renames = dict(each.split("=", 1) for each in chosen.rename)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         worktree = ("git", "-C", str(ROOT), "worktree")
         subprocess.run((*worktree, "add", "--quiet", "--detach", base, chosen.base), check=True)
         try:
-            return compare(base, range(chosen.first, chosen.first + chosen.seeds), renames)
+            seeds = range(chosen.first, chosen.first + chosen.seeds)
+            return compare(base, seeds, renames, *modes)
         finally:
             subprocess.run((*worktree, "remove", "--force", base), check=True)
 
