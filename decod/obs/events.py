@@ -162,7 +162,9 @@ _SPECS = (
         "iteration {iteration} with {num_members} members, view {view_version}",
         _D,
     ),
-    EventSpec("step.committed", "iteration {iteration} loss {loss} over {num_tokens} tokens", _D),
+    EventSpec(
+        "step.committed", "step of iteration {iteration}: loss {loss} over {num_tokens} tokens", _D
+    ),
     EventSpec(
         "member.differs", "{peer} differs from the rest of stage {stage}: it fetches its state", _W
     ),

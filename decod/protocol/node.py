@@ -378,19 +378,17 @@ class NodeMachine:
         message = received.message
         assert isinstance(message, messages.Open)
         opening, node_id = message.opening, self.identity.node_id
-        if (opening.view.term, opening.iteration) <= (
-            self.context.view.term,
-            self.context.iteration,
-        ):
+        place = (opening.view.term, opening.iteration)
+        if place <= (self.context.view.term, self.context.iteration):
             return []
         effects: list[Effect] = []
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
-            place = tree_place(opening.view, node_id, fanout=fanout)
+            tree = tree_place(opening.view, node_id, fanout=fanout)
             if changes_view(opening, self.context):
                 # First: those who are told next may be new, and are dialled where the view says.
                 effects.append(UseMembers(opening.view.members))
-            effects += [Send(child, message) for child in place.children]
+            effects += [Send(child, message) for child in tree.children]
         if message.ended:
             return [*effects, *self._end(now_s, message)]
         if node_id not in opening.view:

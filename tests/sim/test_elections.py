@@ -47,14 +47,14 @@ def recovery_s(result: Result) -> float:
 
 
 def simulation_of_death(kind: type, num_sent: int, *, vanish: bool, seed: int) -> Simulation:
-    """Return `TOGETHER`, whose leader dies in iteration 3.1: so many messages of a kind still
-    leave.
-    """
+    """Return `TOGETHER`. Its leader dies in iteration 3.1 after so many messages of a kind."""
 
     def counts(message: m.Message) -> bool:
         if isinstance(message, m.Open):
             return kind is m.Open and message.committed and message.closed == Iteration(3, 1)
-        return isinstance(message, kind) and getattr(message, "iteration", None) == Iteration(3, 1)
+        averaging = getattr(message, "averaging", None)
+        iteration = averaging.iteration if averaging else getattr(message, "iteration", None)
+        return isinstance(message, kind) and iteration == Iteration(3, 1)
 
     return simulation_with_mortal(replace(TOGETHER, seed=seed), counts, num_sent, vanish=vanish)
 
@@ -108,7 +108,9 @@ def test_a_leader_that_dies_is_replaced_in_every_phase(
     repeated = any("iteration 3.1 is repeated: lost the leader" in line for line in result.trace)
     assert repeated is not finished
     # What the dead leader was to read is read by the other.
-    trained = [line for line in result.trace if "data1    iteration" in line and "loss" in line]
+    trained = [
+        line for line in result.trace if "data1    step of iteration" in line and "loss" in line
+    ]
     assert all("over 8 tokens" in line for line in trained), trained
 
 
@@ -189,7 +191,9 @@ def test_a_leader_that_restarts_joins_as_one_of_the_data_nodes(seed: int) -> Non
     scenario = replace(TOGETHER, seed=seed, num_iterations=12, faults=(fault,))
     result = Simulation(scenario).run()
     assert result.num_iterations == 12
-    last = [line for line in result.trace if "data1    iteration 12." in line and "loss" in line]
+    last = [
+        line for line in result.trace if "data1    step of iteration 12." in line and "loss" in line
+    ]
     assert "over 8 tokens" in last[0], "both inject again"
 
 

@@ -52,10 +52,12 @@ def test_a_leader_that_leaves_finishes_the_iteration_and_another_leads(seed: int
     assert instant(result, "data0    host.stopped reason=drained") - resigned_s < 1.0
     assert len(lines(result, "is repeated: the leader has handed over")) == 1
     assert not lines(result, "is gone")
-    (before,) = [line for line in lines(result, "data0    iteration") if "loss" in line][-1:]
+    (before,) = [line for line in lines(result, "data0    step of iteration") if "loss" in line][
+        -1:
+    ]
     assert resigned_s - float(before.split()[0]) < 0.5
     # Of the first iteration in the new view on, the other reads all tokens.
-    last = [line for line in lines(result, "data1    iteration 8.") if "loss" in line]
+    last = [line for line in lines(result, "data1    step of iteration 8.") if "loss" in line]
     assert "over 8 tokens" in last[0]
 
 
@@ -90,7 +92,7 @@ def test_a_leader_whose_only_heir_is_lost_leads_until_it_finds_that_out(seed: in
     assert result.num_iterations == scenario.num_iterations
     assert len(lines(result, "data0    this node gives up term")) == 1
     assert lines(result, "data0    this node goes on leading: no other data node can lead")
-    last = [line for line in lines(result, "data1    iteration 12.") if "loss" in line]
+    last = [line for line in lines(result, "data1    step of iteration 12.") if "loss" in line]
     assert "over 8 tokens" in last[0], "it is back"
 
 
@@ -104,7 +106,7 @@ def test_a_leader_whose_heir_could_not_stand_resigns_again_when_an_iteration_is_
     resigned = lines(result, "data0    this node gives up term")
     assert len(resigned) == 2
     won = instant(result, "data0    this node leads term")
-    done = [line for line in lines(result, "data0    iteration") if "is committed" in line]
+    done = [line for line in lines(result, "data0    step of iteration") if "is committed" in line]
     assert won < float(done[-1].split()[0]) <= float(resigned[1].split()[0])
     assert lines(result, "data1    this node leads term")
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from decod.protocol import node as node_module
+from decod.protocol.core import dispatch as dispatch_module
+from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.election import Election
-from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.node import NodeMachine
 from decod.protocol.state.replay_sources import ReplaySource
@@ -62,11 +63,8 @@ MUTATIONS = (
         name="term",
         without="a decision counts by its iteration, whoever has made it",
         owner=NodeMachine,
-        function="_decided",
-        old=(
-            "(opening.view.term, opening.iteration)"
-            " <= (self.context.view.term, self.context.iteration)"
-        ),
+        function="_opened",
+        old="place <= (self.context.view.term, self.context.iteration)",
         new="opening.iteration <= self.context.iteration",
         seed=10,
     ),
@@ -103,7 +101,7 @@ MUTATIONS = (
     Mutation(
         name="roster",
         without="parts and votes of another view count",
-        owner=node_module,
+        owner=dispatch_module,
         function="_place_of",
         old="return message.averaging.iteration, message.averaging.view_version",
         new="return message.averaging.iteration, view_version",
@@ -161,7 +159,7 @@ MUTATIONS = (
     Mutation(
         name="share",
         without="the batch is complete before all data nodes have reported",
-        owner=Leader,
+        owner=Batch,
         function="report",
         old="if len(self._reports) < len(view.data_nodes):",
         new="if False:",
