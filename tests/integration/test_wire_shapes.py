@@ -29,7 +29,7 @@ NUM_THROWS = 60
 ALWAYS = (
     "DeliverRequest: envelopes again and again",
     "envelope: a true Claims",
-    "envelope: a true Commit",
+    "envelope: a true Open",
     "too long a batch",
     "a batch of dear messages",
     "many batches of nothing",
