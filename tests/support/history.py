@@ -50,7 +50,7 @@ class Commit:
 
     node: str
     life: int
-    iteration: Iteration
+    at: Iteration
     loss: float
     num_tokens: int
     account: Mapping[str, Any]
@@ -64,15 +64,15 @@ class Commit:
 
     @property
     def era(self) -> int:
-        return self.iteration[0]
+        return self.at[0]
 
     @property
     def iteration(self) -> int:
-        return self.iteration[1]
+        return self.at[1]
 
     @property
     def attempt(self) -> int:
-        return self.iteration[2]
+        return self.at[2]
 
 
 @dataclass(slots=True)

@@ -30,16 +30,9 @@ from decod.protocol.flows.gwtf.annealing import Annealing, difference
 from decod.protocol.flows.gwtf.hops import FlowHop
 from decod.protocol.flows.gwtf.search import GwtfNegotiation
 from decod.protocol.flows.position import Position
-from decod.sim.routing import (
-    Algorithm,
-    Negotiated,
-    Society,
-    Weather,
-    negotiate,
-    settling_iterations,
-)
+from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
 
-STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_iteration=90)
+STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)
 
 
 def node(name: str) -> NodeId:
@@ -131,8 +124,8 @@ def check(society: Society) -> None:
     assert all(times == 1 for times in taken.values())
 
 
-def go_on(society: Society, iterations: int) -> None:
-    for _ in range(iterations):
+def go_on(society: Society, rounds: int) -> None:
+    for _ in range(rounds):
         society.step()
         check(society)
 
@@ -144,7 +137,7 @@ def gwtf(graph: FlowGraph, *, seed: int = 0, weather: Weather | None = None) -> 
 def end(society: Society) -> int:
     """Settle; return how many flows there are, all of them valid, and no lock left behind."""
     society.settle()
-    go_on(society, settling_iterations(society.graph))
+    go_on(society, settling_rounds(society.graph))
     routes = society.routes()
     assert broken_rules(society.graph, routes) == []
     go_on(society, 20)
@@ -163,7 +156,7 @@ CHANGE = graph_of(
 
 
 def test_request_change_lowers_the_largest_cost() -> None:
-    assert paths(negotiate(CHANGE, algorithm="gwtf", objective="max", iterations=60)) == {
+    assert paths(negotiate(CHANGE, algorithm="gwtf", objective="max", rounds=60)) == {
         "d n1 n4 d",
         "d n3 n2 d",
     }
@@ -171,7 +164,7 @@ def test_request_change_lowers_the_largest_cost() -> None:
 
 def test_request_change_leaves_what_is_the_least_sum() -> None:
     for seed in range(5):
-        negotiated = negotiate(CHANGE, algorithm="gwtf", seed=seed, iterations=150)
+        negotiated = negotiate(CHANGE, algorithm="gwtf", seed=seed, rounds=150)
         assert len(negotiated.routes) == 2
         assert broken_rules(CHANGE, negotiated.routes) == []
     society = gwtf(CHANGE)
@@ -220,7 +213,7 @@ def test_flows_are_the_same_on_a_replay_and_messages_bounded() -> None:
 def test_searching_makes_flows_cheaper() -> None:
     graph = draw(1)
     built, searched = (
-        negotiate(graph, algorithm="gwtf", iterations=iterations).routes for iterations in (60, 140)
+        negotiate(graph, algorithm="gwtf", rounds=rounds).routes for rounds in (60, 140)
     )
     assert len(built) == len(searched)
     cost_of = graph.path_cost

@@ -173,7 +173,7 @@ def test_lost_messages_delay_settling_but_change_nothing(seed: int) -> None:
     society = Society(graph, seed=seed)
     for _ in range(60):
         society.step()
-    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_iteration=160)
+    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_round=160)
     society.settle()
     for _ in range(400):
         society.step()
@@ -207,7 +207,7 @@ def claims_on_one_link() -> dict[NodeId, Claims]:
     return {D1: Claims(1, 1, 1, *ends), D2: Claims(1, 1, 1, *ends)}
 
 
-def test_a_relay_without_flows_is_used_where_that_makes_a_iteration_shorter() -> None:
+def test_a_relay_without_flows_is_used_where_that_makes_a_round_shorter() -> None:
     """What it costs to go through it is known from those around it."""
     place, gathered = position(D1, capacity=2), claims_on_one_link()
     for rooms, firsts in (
