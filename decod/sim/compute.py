@@ -92,7 +92,9 @@ class ComputeProfile:
     reduce_s: float = 0.01
     """Summing one part over a roster, or cutting a sum into parts."""
     decide_s: float = 0.2
-    """Choosing flows, on another processor, whatever the device's speed."""
+    """Choosing flows, in the planning process, whatever the device's speed."""
+    decide_failure_ratio: float = 0.0
+    """Share of choices in which the planning process dies."""
     jitter_ratio: float = 0.05
     """Largest deviation of a job's time, as a share of it."""
     activation_bytes: int = 1_000_000

@@ -78,6 +78,10 @@ class Device:
         if host.frozen:
             host.when_thawed(lambda: self._decided(job_id, job, life))
             return
+        failure_ratio = host.profile.decide_failure_ratio
+        if failure_ratio and self._rng.random() < failure_ratio:
+            host.deliver(JobFailed(job_id, "planning process died", fatal=False))
+            return
         result = FlowsDecided(decide(job.unsettled))
         host.deliver(JobFinished(job_id, result, (), host.profile.seconds(job)))
 
