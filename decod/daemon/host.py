@@ -422,8 +422,7 @@ class Node:
             on_run_complete=self._run_completed,
         )
         self.driver.keep_vote = self._keep_vote
-        log_path = self.config.state_dir / "planning.log"
-        self.driver.planning = PlanningProcess(run.protocol, log_path=log_path)
+        self.driver.planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
         self._stack.push_async_callback(self.driver.planning.close)
         self._stack.push_async_callback(self.driver.close)
         self.driver.disk, self.gateway.kept = self.kept, self.kept.find

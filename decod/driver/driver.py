@@ -108,8 +108,8 @@ class NodeDriver:
         """Progress of the state that is being fetched; None if there is none."""
         self.disk: StateDisk | None = None
         """Keeps states beyond this process's life. If None, no states are kept."""
-        self.planning: PlanningProcess | None = None
-        """Runs the jobs beside the device. If None, they fail."""
+        self.planning: PlanningProcess
+        """Runs the jobs beside the device. Must be set before the first of them comes."""
         self._transport: Transport | None = None
         self._clock = asyncio.get_running_loop().time
         self._timer: asyncio.TimerHandle | None = None
@@ -344,9 +344,6 @@ class NodeDriver:
             outputs.append(region)
         inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
         taker = self.planning if effect.job.beside_device else self._compute
-        if taker is None:
-            self._job_failed(effect, outputs, "there is no planning process", fatal=False)
-            return
         future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 

@@ -36,8 +36,8 @@ class PlanningProcess:
     def __init__(
         self,
         config: ProtocolConfig,
-        *,
         log_path: Path | None = None,
+        *,
         command: Sequence[str] = _COMMAND,
     ) -> None:
         self._config = config
