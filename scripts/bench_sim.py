@@ -6,14 +6,25 @@ control messages must not grow with the run (I8), because each node deals with a
 others. They are of three kinds: what an iteration needs; heartbeats, questions and utilisation
 queries, which go by time; and the search for better flows, which goes by its own rounds, and takes
 more of them in a larger run before it becomes quiet.
+
+Each line ends with the longest step of any node, in milliseconds of processor time. A node's event
+loop stands still for so long. Collections of garbage don't count, because this process holds the
+garbage of all nodes. A run repeats itself exactly, so with `--repeats` the least time of each step
+counts, which takes away the noise of a busy machine.
 """
 
 import argparse
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from decod.protocol.core.dispatch import KINDS
+from decod.protocol.core.effects import Effect
+from decod.protocol.core.events import Event
 from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.node import NodeMachine
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Result, run_scenario
 
@@ -45,11 +56,42 @@ def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scena
     )
 
 
-def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result:
+@contextmanager
+def timed_steps() -> Iterator[list[float]]:
+    """Yield the processor time of each step of any node, in seconds, as they come."""
+    durations_s, step = list[float](), NodeMachine.step
+    collecting_s = [0.0]
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        collecting_s[0] += time.thread_time() if phase == "stop" else -time.thread_time()
+
+    def timed(machine: NodeMachine, now_s: float, event: Event) -> list[Effect]:
+        start_s = time.thread_time() - collecting_s[0]
+        effects = step(machine, now_s, event)
+        durations_s.append(time.thread_time() - collecting_s[0] - start_s)
+        return effects
+
+    gc.callbacks.append(collected)
+    NodeMachine.step = timed  # type: ignore[method-assign]
+    try:
+        yield durations_s
+    finally:
+        NodeMachine.step = step  # type: ignore[method-assign]
+        gc.callbacks.remove(collected)
+
+
+def measure(
+    num_relays: int, num_data_nodes: int, num_iterations: int, *, num_repeats: int
+) -> Result:
     """Run a scenario and print its line."""
-    start_s = time.perf_counter()
-    result = run_scenario(scenario(num_relays, num_data_nodes, num_iterations))
-    real_s = time.perf_counter() - start_s
+    steps_s: list[list[float]] = []
+    for _ in range(num_repeats):
+        start_s = time.perf_counter()
+        with timed_steps() as durations_s:
+            result = run_scenario(scenario(num_relays, num_data_nodes, num_iterations))
+        real_s = time.perf_counter() - start_s
+        steps_s.append(durations_s)
+    longest_s = max(map(min, *steps_s)) if num_repeats > 1 else max(steps_s[0])
     iteration_s = result.duration_s / result.num_iterations
     kinds = dict(result.control_by_kind)
     by_time = sum(num for kind, num in kinds.items() if kind in BY_TIME)
@@ -58,7 +100,7 @@ def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result
     print(
         f"{num_relays:6}  {num_data_nodes:10}  {result.num_iterations:10}  {real_s:6.1f}"
         f"  {iteration_s:12.2f}  {sum(kinds.values()) - by_time - search:12.1f}"
-        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}",
+        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}  {longest_s * 1e3:15.1f}",
         flush=True,
     )
     return result
@@ -71,17 +113,22 @@ def main() -> None:
     )
     help_text = "relays, instead of the first run and 24, 96 and 384"
     parser.add_argument("sizes", type=int, nargs="*", help=help_text)
-    sizes = parser.parse_args().sizes
+    parser.add_argument("--repeats", type=int, default=1, help="how often each run is played")
+    options = parser.parse_args()
+    sizes, repeats = options.sizes, max(1, options.repeats)
     if any(size < NUM_STAGES for size in sizes):
         parser.error(f"each of {NUM_STAGES} stages needs a relay")
     print(
         "relays  data nodes  iterations  real s  virtual s/it"
-        "  an iteration  a second  a round   (control messages per node:"
+        "  an iteration  a second  a round  longest step ms   (control messages per node:"
         " an iteration's own, those that go by time, and the search's)"
     )
     if not sizes:
-        measure(96, 1, 50)
-    results = [measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6) for size in (sizes or SIZES)]
+        measure(96, 1, 50, num_repeats=repeats)
+    results = [
+        measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6, num_repeats=repeats)
+        for size in (sizes or SIZES)
+    ]
     print("of each kind, per node and iteration:")
     for result in results:
         print("  " + "  ".join(f"{kind} {num:.1f}" for kind, num in result.control_by_kind[:10]))

@@ -45,6 +45,7 @@ from decod.daemon.wishes import Wishes
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
+from decod.driver.planning import PlanningProcess
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.heap import keep_freed_memory
 from decod.ids import NodeId, RunId
@@ -421,6 +422,8 @@ class Node:
             on_run_complete=self._run_completed,
         )
         self.driver.keep_vote = self._keep_vote
+        self.driver.planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
+        self._stack.push_async_callback(self.driver.planning.close)
         self._stack.push_async_callback(self.driver.close)
         self.driver.disk, self.gateway.kept = self.kept, self.kept.find
         self._stack.push_async_callback(self.kept.close)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator, ArenaRegion
@@ -26,10 +26,6 @@ _COMMAND = (sys.executable, "-m", "decod.worker")
 
 _REPLY_SIZE_MAX_BYTES = 8 << 20
 """Longest reply: the manifest of a large stage's state."""
-
-_REQUEST_SIZE_MAX_BYTES = 1 << 20
-"""Longest request that the compute process reads. A longer one would end it. The limit matters
-because the manifest in a load job comes from a peer."""
 
 _END_S = 5.0
 """How long a process may take to end by itself before it is killed."""
@@ -95,6 +91,12 @@ class Compute(Protocol):
 class ComputeProcess:
     """A running compute process. Use `start` to make one."""
 
+    NAME: ClassVar[str] = "compute process"
+    """What errors call it."""
+    REQUEST_SIZE_MAX_BYTES: ClassVar[int] = 1 << 20
+    """Longest request that the process reads. A longer one would end it. The limit matters because
+    the manifest in a load job comes from a peer."""
+
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -123,27 +125,30 @@ class ComputeProcess:
     @classmethod
     async def start(
         cls,
-        arena: ArenaAllocator,
+        arena: ArenaAllocator | None,
         *,
         log_path: Path | None = None,
         command: Sequence[str] = _COMMAND,
         end_s: float = _END_S,
         watch: Stopwatch | None = None,
-    ) -> "ComputeProcess":
+    ) -> Self:
         """Spawn the process and return at once, while it still loads torch.
 
         The process is started by module name, so the node process never imports its code. Its
         standard error goes to `log_path`, or to this process's standard error.
 
         Args:
-            arena: The memory that both processes map.
+            arena: The memory that both processes map. None if jobs have no tensors.
             log_path: The file to append to; None for this process's standard error.
-            command: The program to start. It gets `--socket-fd` and `--arena-fd`.
+            command: The program to start. It gets `--socket-fd`, and `--arena-fd` if there is one.
             end_s: How long the process may take to end by itself before it is killed.
             watch: Measures the time spent on encoding requests and decoding replies.
         """
         here, there = socket.socketpair()
-        arguments = ["--socket-fd", str(there.fileno()), "--arena-fd", str(arena.fd)]
+        arguments, passed = ["--socket-fd", str(there.fileno())], [there.fileno()]
+        if arena is not None:
+            arguments += ["--arena-fd", str(arena.fd)]
+            passed.append(arena.fd)
         log: int | None = None
         try:
             if log_path is not None:
@@ -156,7 +161,7 @@ class ComputeProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
-                pass_fds=(there.fileno(), arena.fd),
+                pass_fds=passed,
                 # Keeps the terminal's Ctrl-C from the process: only the node answers it.
                 start_new_session=True,
             )
@@ -198,8 +203,8 @@ class ComputeProcess:
         }
         with self._watch.measure("serialize"):
             line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
-        if len(line) > _REQUEST_SIZE_MAX_BYTES:
-            future.set_exception(_too_long(kind, len(line)))
+        if len(line) > self.REQUEST_SIZE_MAX_BYTES:
+            future.set_exception(_too_long(kind, len(line), self.REQUEST_SIZE_MAX_BYTES))
             return future
         num_bytes = sum(region.size_bytes for region in (*inputs, *outputs))
         self._waiting.append(_Waiting(self._next_id, kind, num_bytes, future))
@@ -237,7 +242,7 @@ class ComputeProcess:
             self._timer = loop.call_later(self._patience.interval_s, self._look)
             return
         kind = self._patience.kind
-        self._why = f"the compute process has not answered for {waited_s:.0f} s (job: {kind})"
+        self._why = f"the {self.NAME} has not answered for {waited_s:.0f} s (job: {kind})"
         self._hung(kind, waited_s)
         self.kill()
         # A process that is stuck in a device driver can't be killed, and never closes its end.
@@ -256,7 +261,7 @@ class ComputeProcess:
             self._timer.cancel()
         self._writer.close()
         await self._end()
-        reason = self._why or f"the compute process ended ({_describe(self._process.returncode)})"
+        reason = self._why or f"the {self.NAME} ended ({_describe(self._process.returncode)})"
         while self._waiting:
             future = self._waiting.popleft().future
             if not future.done():
@@ -310,12 +315,12 @@ class ComputeProcess:
 _ERROR_FIELDS = ("code", "what", "why", "fix")
 
 
-def _too_long(kind: str, size_bytes: int) -> JobError:
+def _too_long(kind: str, size_bytes: int, limit_bytes: int) -> JobError:
     return JobError(
         {
             "code": "E-RUN-006",
             "what": f"a {kind} job of {size_bytes} bytes",
-            "why": f"the compute process reads {_REQUEST_SIZE_MAX_BYTES} bytes at most",
+            "why": f"the compute process reads {limit_bytes} bytes at most",
             "fix": "cut the model into more stages, so that each has fewer tensors",
         }
     )

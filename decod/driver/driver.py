@@ -17,6 +17,7 @@ from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
+from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
@@ -77,7 +78,7 @@ class NodeDriver:
 
     Args:
         machine: The core.
-        compute: Runs the jobs.
+        compute: Runs the jobs of the device.
         arena: Holds the tensors.
         sizes: Sizes of the jobs' outputs.
         on_note: Called with every `Note`.
@@ -107,6 +108,8 @@ class NodeDriver:
         """Progress of the state that is being fetched; None if there is none."""
         self.disk: StateDisk | None = None
         """Keeps states beyond this process's life. If None, no states are kept."""
+        self.planning: PlanningProcess
+        """Runs the jobs beside the device. Must be set before the first of them comes."""
         self._transport: Transport | None = None
         self._clock = asyncio.get_running_loop().time
         self._timer: asyncio.TimerHandle | None = None
@@ -340,9 +343,8 @@ class NodeDriver:
                 return
             outputs.append(region)
         inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
-        future = self._compute.submit(
-            request.kind, request.fields, inputs=inputs, outputs=tuple(outputs)
-        )
+        taker = self.planning if effect.job.beside_device else self._compute
+        future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
     def _job_done(
@@ -353,7 +355,7 @@ class NodeDriver:
         if self.stopped.done() or done.cancelled():
             return
         if error is not None:
-            fatal = not isinstance(error, JobError)
+            fatal = not (isinstance(error, JobError) or effect.job.beside_device)
             self._job_failed(effect, outputs, str(error), fatal=fatal)
             return
         try:
@@ -362,8 +364,9 @@ class NodeDriver:
             self._break(unexpected)
 
     def _take_reply(self, effect: fx.StartJob, outputs: list[ArenaRegion], reply: Reply) -> None:
-        self._compute_s += reply.duration_s - reply.copy_s
-        self._copy_s += reply.copy_s
+        if not effect.job.beside_device:
+            self._compute_s += reply.duration_s - reply.copy_s
+            self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
             self._sizes.num_parameters = reply.result["num_parameters"]
         if isinstance(effect.job, jobs.Snapshot) and not outputs:

@@ -1,10 +1,11 @@
-"""Translation of the core's jobs into requests to the compute process, and of its replies."""
+"""Translation of the core's jobs into requests to other processes, and of their replies."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from decod.ids import MicrobatchId
+from decod.planner.deciding import decided_of, fields_of
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
 from decod.train.checkpoint.description import description_text
@@ -25,7 +26,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One job in the form that the compute process takes."""
+    """One job in the form that the compute or planning process takes."""
 
     kind: str
     fields: dict[str, Any]
@@ -43,7 +44,7 @@ def _microbatch(microbatch: MicrobatchId) -> dict[str, Any]:
 
 
 def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line a job.
-    """Return the request to the compute process for `job`."""
+    """Return the request for `job`."""
     activation = (sizes.activation_bytes,)
     match job:
         case jobs.Build(stage_index):
@@ -100,6 +101,8 @@ def request_of(job: jobs.Job, sizes: Sizes) -> Request:  # noqa: C901 - one line
             )
         case jobs.Measure():
             return Request("measure", {"num_repeats": 1})
+        case jobs.DecideFlows(unsettled):
+            return Request("decide_flows", fields_of(unsettled))
 
 
 def manifest_of(result: dict[str, Any]) -> str:
@@ -122,5 +125,7 @@ def result_of(job: jobs.Job, result: dict[str, Any]) -> jobs.JobResult:
             return jobs.SnapshotTaken(result["iteration"], manifest_of(result))
         case jobs.Measure():
             return jobs.Measured(result["forward_s"], result["backward_s"])
+        case jobs.DecideFlows():
+            return jobs.FlowsDecided(decided_of(result["flows"]))
         case _:
             return jobs.Nothing()

@@ -91,13 +91,17 @@ class ComputeProfile:
     """One optimizer step. Building, copying or loading a stage's state takes as long."""
     reduce_s: float = 0.01
     """Summing one part over a roster, or cutting a sum into parts."""
+    decide_s: float = 0.2
+    """Choosing flows, in the planning process, whatever the device's speed."""
+    decide_failure_ratio: float = 0.0
+    """Share of choices in which the planning process dies."""
     jitter_ratio: float = 0.05
     """Largest deviation of a job's time, as a share of it."""
     activation_bytes: int = 1_000_000
     parameter_bytes: int = 4_000_000
     """Size of a stage's gradients. Its parameters with optimizer state take three times as much."""
 
-    def seconds(self, job: Job) -> float:
+    def seconds(self, job: Job) -> float:  # noqa: C901 - a line each.
         """Return the time of a job on a host of speed 1, in seconds."""
         match job:
             case jobs.Forward():
@@ -116,6 +120,8 @@ class ComputeProfile:
                 return self.reduce_s
             case jobs.Build() | jobs.Propose() | jobs.Snapshot() | jobs.Load() | jobs.Mix():
                 return self.optimizer_s
+            case jobs.DecideFlows():
+                return self.decide_s
             case (
                 jobs.Drop() | jobs.Reset() | jobs.Retract() | jobs.CommitStep() | jobs.StepLocally()
             ):

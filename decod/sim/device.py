@@ -1,4 +1,7 @@
-"""A simulated host's compute process: a queue of jobs that each take time."""
+"""A simulated host's compute process: a queue of jobs that each take time.
+
+And its planning process, which works beside it.
+"""
 
 import random
 from collections import deque
@@ -6,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decod.ids import JobId, TensorId
+from decod.planner.deciding import decide
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
-from decod.protocol.core.jobs import Job, Measure, Measured
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.patience import Patience
 from decod.sim.compute import Activation, Gradient, MisuseError
@@ -54,12 +58,32 @@ class Device:
         """Number of forward and backward passes so far."""
 
     def start(self, effect: StartJob) -> None:
-        """Queue a job."""
+        """Queue a job, or run it beside the others."""
+        if isinstance(effect.job, DecideFlows):
+            duration_s = self._host.profile.seconds(effect.job)
+            self._kernel.after(
+                duration_s, self._decided, effect.job_id, effect.job, self._host.life
+            )
+            return
         for tensor in effect.inputs:
             self._host.tensors.usable(tensor, effect).num_jobs += 1
         self._jobs.append(_QueuedJob(effect.job_id, effect.job, effect.inputs))
         if len(self._jobs) == 1:
             self._run_next()
+
+    def _decided(self, job_id: JobId, job: DecideFlows, life: int) -> None:
+        host = self._host
+        if life != host.life:
+            return
+        if host.frozen:
+            host.when_thawed(lambda: self._decided(job_id, job, life))
+            return
+        failure_ratio = host.profile.decide_failure_ratio
+        if failure_ratio and self._rng.random() < failure_ratio:
+            host.deliver(JobFailed(job_id, "planning process died", fatal=False))
+            return
+        result = FlowsDecided(decide(job.unsettled))
+        host.deliver(JobFinished(job_id, result, (), host.profile.seconds(job)))
 
     def hang(self) -> None:
         """Stop making progress, until the node loses patience and kills the process."""

@@ -7,9 +7,14 @@ from enum import StrEnum
 from random import Random
 
 from decod.ids import NodeId
+from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages import Message
+from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.flows.gwtf.search import GwtfNegotiation
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.position import Position
@@ -68,6 +73,8 @@ class Society:
     num_messages: dict[NodeId, int] = field(default_factory=lambda: defaultdict(int))
     _version: int = 0
     _rng: Random = field(init=False)
+    _compute: ComputeQueue = field(default_factory=lambda: ComputeQueue(TensorStore()))
+    """Of the node that settles."""
     _under_way: dict[int, deque[_Letter]] = field(default_factory=lambda: defaultdict(deque))
 
     def __post_init__(self) -> None:
@@ -100,6 +107,7 @@ class Society:
             position,
             view_version=self._version,
             settler=min(self.data_nodes, default=NodeId("")),
+            compute=self._compute,
             rng=rng,
             previous=previous if isinstance(previous, Negotiation) else None,
         )
@@ -157,7 +165,12 @@ class Society:
 
     def _post(self, sender: NodeId, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, StartJob):
+                assert isinstance(effect.job, DecideFlows)
+                result = FlowsDecided(decide(effect.job.unsettled))
+                done = JobFinished(effect.job_id, result, (), duration_s=0.0)
+                self._post(sender, self._compute.finished(0.0, done))
+            elif isinstance(effect, Send):
                 letter = _Letter(sender, effect.to, effect.message)
                 if effect.to == sender:
                     self._under_way[self.round + 1].append(letter)

@@ -51,6 +51,10 @@ _PASSING = (
 )
 
 
+_PLANNING = ((0.2, 0.0), (0.2, 0.5), (3.0, 0.0), (40.0, 0.1))
+"""How long a planning process takes, and how often it dies, in one run after the other. After 40 s
+the node no longer waits for it."""
+
 _SHOWN_MAX = 30
 """Lines shown of a failing run's trace. Its command gives the whole trace."""
 
@@ -117,6 +121,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
     num_stages = rng.choice((1, 1, 2, 2, 3) if large else (1, 1, 1, 2))
     num_relays = num_stages * 2 + (rng.randint(1, 3) if large else rng.choice((0, 1, 1, 2)))
     calm_s = BEGIN_S + rng.uniform(5.0, 20.0)
+    decide_s, failure_ratio = _PLANNING[seed // 4 % len(_PLANNING)]
     scenario = Scenario(
         seed=seed,
         num_data_nodes=num_data,
@@ -129,7 +134,13 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
         clip_norm=float(seed % 5 == 4),
         duration_max_s=3600.0,
         calm_s=round(calm_s + _DURATION_MAX_S, 3),
-        profile=ComputeProfile(optimizer_s=0.05, activation_bytes=100_000, parameter_bytes=400_000),
+        profile=ComputeProfile(
+            optimizer_s=0.05,
+            activation_bytes=100_000,
+            parameter_bytes=400_000,
+            decide_s=decide_s,
+            decide_failure_ratio=failure_ratio,
+        ),
         links=Links(spread_ratio=0.5),
         link_faults=_bad_links(rng, calm_s) if seed % 3 == 0 else LinkFaults(),
         protocol=ProtocolConfig(

@@ -115,10 +115,16 @@ class Daemon:
 
     def compute_pid(self) -> int | None:
         """Return the process id of the compute process, or None if there is none."""
+        return self._child("decod.worker")
+
+    def planning_pid(self) -> int | None:
+        """Return the process id of the planning process, or None if there is none."""
+        return self._child("decod.worker.planning")
+
+    def _child(self, module: str) -> int | None:
         pid = self.process.pid
         children = _read(Path(f"/proc/{pid}/task/{pid}/children")).split()
-        workers = [int(child) for child in children if _is_worker(int(child))]
-        return workers[0] if workers else None
+        return next((int(child) for child in children if _runs(int(child), module)), None)
 
     def refuse_death(self) -> None:
         """Raise AssertionError if the daemon has ended."""
@@ -327,7 +333,7 @@ class Cluster:
                 daemon.process.wait()
         for pid in workers:
             # Its node is gone, so the worker should be gone, too. A reused number is not touched.
-            if _is_worker(pid):
+            if _runs(pid, "decod.worker"):
                 os.kill(pid, signal.SIGKILL)
 
     def tracebacks(self) -> list[str]:
@@ -431,5 +437,5 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _is_worker(pid: int) -> bool:
-    return "decod.worker" in _read(Path(f"/proc/{pid}/cmdline"))
+def _runs(pid: int, module: str) -> bool:
+    return module in _read(Path(f"/proc/{pid}/cmdline")).split("\0")

@@ -7,6 +7,8 @@ memory (backward) goes before work that fills it.
 The result of a job goes to the machine that submitted it. A reset makes everything stale that was
 given before it: results of stale jobs are dropped and their outputs freed, so no owner ever sees an
 answer to a question of an abandoned iteration.
+
+Jobs that need no device (`beside_device`) don't wait: another process runs them.
 """
 
 from collections import deque
@@ -75,7 +77,12 @@ class ComputeQueue:
 
     @property
     def idle(self) -> bool:
-        return not (self._given or any(self._waiting.values()))
+        """Whether the device has nothing to do."""
+        return not (self._num_on_device or any(self._waiting.values()))
+
+    @property
+    def _num_on_device(self) -> int:
+        return sum(not entry.job.beside_device for entry in self._given.values())
 
     def submit(
         self, job: Job, owner: JobOwner = NOBODY, inputs: Iterable[TensorId] = ()
@@ -87,7 +94,10 @@ class ComputeQueue:
             owner: Gets the result.
             inputs: Tensors that the job reads.
         """
-        self._waiting[job.turn].append(_Given(job, owner, tuple(inputs)))
+        entry = _Given(job, owner, tuple(inputs))
+        if job.beside_device:
+            return [self._give(entry)]
+        self._waiting[job.turn].append(entry)
         return self._fill()
 
     def finished(self, now_s: float, event: JobFinished) -> list[Effect]:
@@ -156,13 +166,15 @@ class ComputeQueue:
 
     def _fill(self) -> list[Effect]:
         effects: list[Effect] = []
-        while len(self._given) < _DEPTH:
+        while self._num_on_device < _DEPTH:
             queue = next((queue for queue in self._waiting.values() if queue), None)
             if queue is None:
                 break
-            entry = queue.popleft()
-            job_id = JobId(self._next_id)
-            self._next_id += 1
-            self._given[job_id] = entry
-            effects.append(StartJob(job_id, entry.job, entry.inputs))
+            effects.append(self._give(queue.popleft()))
         return effects
+
+    def _give(self, entry: _Given) -> Effect:
+        job_id = JobId(self._next_id)
+        self._next_id += 1
+        self._given[job_id] = entry
+        return StartJob(job_id, entry.job, entry.inputs)

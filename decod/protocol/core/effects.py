@@ -37,7 +37,8 @@ class SendTensor:
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """Give the compute process a job; jobs run one after another in this order."""
+    """Give the compute process a job; jobs run one after another in this order. A job with
+    `beside_device` runs at once in another process, whose end is not fatal."""
 
     job_id: JobId
     job: Job

@@ -1,8 +1,9 @@
-"""What the core asks of its host's compute process, and what comes back. Tensors are ids here.
+"""What the core asks of its host's other processes, and what comes back. Tensors are ids here.
 
 Each kind of job says when it is run (`turn`) and what makes it stale (`scope`). A new kind needs a
-class here, its words in `driver/jobs.py`, and its arithmetic in `train/worker.py` and
-`sim/compute.py`.
+class here, its words in `driver/jobs.py`, and its arithmetic in `worker/jobs.py` and
+`sim/compute.py`. A job with `beside_device` needs no tensors: another process runs it, at once and
+whatever the device does. Its arithmetic is in `worker/planning/` and `sim/planning.py`.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from enum import Enum
 from typing import ClassVar
 
 from decod.ids import MicrobatchId
+from decod.planner.deciding import Decided, Unsettled
 
 
 class Turn(Enum):
@@ -39,6 +41,7 @@ class _Job:
     __slots__ = ()
     turn: ClassVar[Turn] = Turn.ORDERED
     scope: ClassVar[JobScope] = JobScope.BATCH
+    beside_device: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,19 @@ class Measure(_Job):
     """Time the passes of a microbatch that is made up; leaves no trace. -> `Measured`."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecideFlows(_Job):
+    """Choose the flows of a settlement. -> `FlowsDecided`.
+
+    It outlives its iteration. Its owner drops a result for which it no longer waits.
+    """
+
+    scope = JobScope.STATE
+    beside_device = True
+
+    unsettled: Unsettled
+
+
 Job = (
     Build
     | Embed
@@ -244,6 +260,7 @@ Job = (
     | Load
     | Mix
     | Measure
+    | DecideFlows
 )
 
 
@@ -298,4 +315,11 @@ class Measured:
     backward_s: float
 
 
-JobResult = Nothing | Built | Loss | Squared | Proposed | SnapshotTaken | Measured
+@dataclass(frozen=True, slots=True)
+class FlowsDecided:
+    """The flows of all data nodes."""
+
+    flows: tuple[Decided, ...]
+
+
+JobResult = Nothing | Built | Loss | Squared | Proposed | SnapshotTaken | Measured | FlowsDecided

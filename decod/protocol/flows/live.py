@@ -31,8 +31,8 @@ _SETTLE_TICKS_PER_STAGE = 8
 """A settlement that does not stand after so many iterations for each stage is given up."""
 
 _SETTLE_WORK_MAX = 40_000
-"""About a fifth of a second, in which the leader's node does nothing else: enough to find the best
-that can be for a dozen flows, and for a hundred what is nearly as good."""
+"""About a fifth of a second: enough to find the best that can be for a dozen flows, and for a
+hundred what is nearly as good."""
 
 _NOISE = 0.05
 """Costs that move by a smaller share are noise: no change of flows should chase it."""
@@ -81,6 +81,8 @@ class LiveRouting:
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
+        if self._negotiation is not None:
+            self._negotiation.end()
         self.epoch, self._agreed_epoch, self._seen_epoch, self._known = 0, 0, 0, ()
         idle = not context.member.capacity or view.idle_stages
         if context.config.routing is not Routing.FLOW or idle:
@@ -93,6 +95,7 @@ class LiveRouting:
             self._position(),
             view_version=view.version,
             settler=view.leader,
+            compute=context.compute,
             rng=self._rng,
             previous=before,
         )

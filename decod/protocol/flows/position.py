@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId
-from decod.planner.graph import Link, Objective
+from decod.planner.graph import Objective
 from decod.protocol.core.messages.negotiation import Hop
 
 _EXPONENT = 8
@@ -49,7 +49,7 @@ class Position:
     """Data nodes get flows in proportion to their capacities, whoever is nearest: each has its own
     share of a batch to train. Else whoever gets them cheapest."""
     work_max: float = math.inf
-    """What settling may take, in `planner.settlement`'s measure: nothing else is done meanwhile."""
+    """What settling may take, in `planner.settlement`'s measure."""
     rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
     """At the data node that settles: for each relay stage who works on it, and how many flows each
     may carry. With it flows are settled so that an iteration is short (`planner.shortening`), and
@@ -71,15 +71,10 @@ class Position:
         """
         return 2 * (self.num_stages + 1) + _ITERATIONABOUT
 
-    def weights(self, costs: Mapping[Link, float]) -> tuple[Mapping[Link, float], int]:
-        """Return what links add to the objective with one unit, and the power of more units.
-
-        With the objective MAX relative to the dearest: only differences of a sum matter.
-        """
-        dearest = max(costs.values(), default=0.0)
-        if self.objective is Objective.SUM or not dearest:
-            return costs, 1
-        return {link: (cost / dearest) ** _EXPONENT for link, cost in costs.items()}, _EXPONENT
+    @property
+    def crowding(self) -> int:
+        """The power to which the objective raises a link's load and cost."""
+        return 1 if self.objective is Objective.SUM else _EXPONENT
 
     def unit_cost(self, neighbour: NodeId, nth: int, *, outward: bool) -> float:
         """Return what the `nth` unit on a link adds to the objective, counted from 1.

@@ -16,7 +16,10 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Rep
 from decod.driver.driver import NO_JOB, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
+from decod.driver.planning import PlanningProcess
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
+from decod.planner.deciding import Decided, Unsettled
+from decod.planner.graph import Route
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -522,5 +525,29 @@ def test_what_is_alike_in_the_nodes_own_state_is_not_fetched() -> None:
         await wait_until(lambda: len(bench.machine.events) == 2)
         assert seen == [blob[:64], None]
         assert bench.arena.used_bytes == 0
+
+    run(test)
+
+
+def test_the_end_of_the_planning_process_is_not_the_node_s() -> None:
+    """The device's jobs go elsewhere, and its timing does not count what is decided beside it."""
+    job = jobs.DecideFlows(Unsettled(paths=(), capacities=(), outward=(), work_max=0))
+
+    async def test(bench: Bench) -> None:
+        planning = FakeCompute()
+        bench.driver.planning = cast("PlanningProcess", planning)
+        bench.script([start_job(job, job_id=2), start_job(job, job_id=3)])
+        bench.driver.post(NUDGE)
+        assert not bench.compute.jobs
+        (_, lost, _), (_, found, _) = planning.jobs
+        lost.set_exception(ComputeDiedError("the planning process ended"))
+        found.set_result(Reply({"flows": [[["d", "r", "d"], [0.5, 1.0]]]}, duration_s=0.2))
+        await asyncio.sleep(0)
+        flows = (Decided(Route((NodeId("d"), NodeId("r"), NodeId("d"))), (0.5, 1.0)),)
+        assert bench.machine.events[-2:] == [
+            ev.JobFailed(JobId(2), "the planning process ended", fatal=False),
+            ev.JobFinished(JobId(3), jobs.FlowsDecided(flows), (), 0.2),
+        ]
+        assert bench.driver.timing()["compute_s"] == 0.0
 
     run(test)

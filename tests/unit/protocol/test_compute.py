@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.ids import JobId
+from decod.planner.deciding import Unsettled
 from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, StartJob
@@ -16,6 +17,9 @@ from tests.unit.protocol.cast import freed, jobs_of, mb, notes_of, tensor
 def done(number: int, *outputs: int) -> JobFinished:
     tensors = tuple(tensor(k) for k in outputs)
     return JobFinished(JobId(number), jobs.Nothing(), tensors, duration_s=1.0)
+
+
+DECIDE = jobs.DecideFlows(Unsettled(paths=(), capacities=(), outward=(), work_max=0))
 
 
 @pytest.fixture
@@ -215,3 +219,27 @@ def test_a_compute_process_that_ends_idle_fails_no_job(queue: ComputeQueue) -> N
     assert queue.failed(0.0, ended) == (False, [])
     with pytest.raises(AssertionError):
         queue.finished(0.0, done(99))
+
+
+def test_a_job_beside_the_device_neither_waits_for_it_nor_keeps_it_busy(
+    queue: ComputeQueue, owner: Owner
+) -> None:
+    assert queue.submit(DECIDE, owner) == [StartJob(JobId(1), DECIDE)]
+    assert queue.idle
+    fill(queue)
+    assert not queue.idle
+    assert jobs_of(queue.submit(DECIDE, owner)) == [DECIDE]
+    assert queue.submit(jobs.Embed(mb(92))) == []
+    queue.finished(0.0, done(1))
+    assert owner.done == [DECIDE]
+
+
+def test_a_job_beside_the_device_outlives_its_iteration_and_its_failure_ends_nothing(
+    queue: ComputeQueue, owner: Owner
+) -> None:
+    queue.submit(DECIDE, owner)
+    queue.reset()
+    goes_on, effects = queue.failed(0.0, JobFailed(JobId(1), "it died", fatal=False))
+    assert goes_on
+    assert owner.failed == [DECIDE]
+    assert notes_of(effects) == ["job.failed"]

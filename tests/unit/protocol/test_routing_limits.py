@@ -3,6 +3,7 @@
 from random import Random
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Send
 from decod.protocol.core.messages.negotiation import (
     HOPS_MAX,
@@ -15,6 +16,7 @@ from decod.protocol.core.messages.negotiation import (
     RequestChange,
 )
 from decod.protocol.core.residual import ENTRANCE, EXIT
+from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.position import Position
 
@@ -35,7 +37,9 @@ def negotiation(node_id: NodeId, *, data: bool) -> Negotiation:
         cost_to=lambda _: 1.0,
         cost_from=lambda _: 1.0,
     )
-    return Negotiation(position, view_version=1, settler=HOME, rng=Random(1))
+    return Negotiation(
+        position, view_version=1, settler=HOME, compute=ComputeQueue(TensorStore()), rng=Random(1)
+    )
 
 
 def test_a_decision_on_more_units_than_were_reserved_leads_only_those() -> None:

@@ -7,10 +7,15 @@ from typing import get_args
 import pytest
 
 from decod.ids import NodeId, RunId
+from decod.planner.deciding import decide
 from decod.planner.graph import Objective
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.gwtf import GwtfMessage
 from decod.protocol.core.messages.negotiation import DraftUnits, RoutingMessage
+from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.position import Position
 from decod.wire import codec
@@ -37,6 +42,7 @@ class Nodes:
         }
         self.seen: set[type] = set()
         self._letters: list[tuple[NodeId, bytes]] = []
+        self._compute = ComputeQueue(TensorStore())
         self._nodes = {
             node_id: self._negotiation(node_id, i, objective)
             for i, stage in enumerate(STAGES)
@@ -57,7 +63,13 @@ class Nodes:
             objective=objective,
             reward=1e6 if objective is Objective.SUM else 1e18,
         )
-        return Negotiation(position, view_version=1, settler=STAGES[0][0], rng=Random(node_id))
+        return Negotiation(
+            position,
+            view_version=1,
+            settler=STAGES[0][0],
+            compute=self._compute,
+            rng=Random(node_id),
+        )
 
     def tick(self) -> None:
         letters, self._letters = self._letters, []
@@ -81,6 +93,12 @@ class Nodes:
 
     def _post(self, sender: NodeId, effects: list[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, StartJob):
+                assert isinstance(effect.job, DecideFlows)
+                result = FlowsDecided(decide(effect.job.unsettled))
+                done = JobFinished(effect.job_id, result, (), duration_s=0.0)
+                self._post(sender, self._compute.finished(0.0, done))
+                continue
             assert isinstance(effect, Send)
             envelope = codec.encode(RUN, sender, 1, 1, effect.message)
             assert codec.decode(envelope).message == effect.message

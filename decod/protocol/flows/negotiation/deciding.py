@@ -1,80 +1,68 @@
-"""What the settling data node makes of all claims: whose flows their units become, and which way.
+"""What the settling data node asks `planner.deciding`, and what it makes of the answer."""
 
-First the flows of which the links cost least (`planner.settlement`); then, in a run, others over
-which a round is shorter (`planner.shortening`).
-"""
-
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 
 from decod.ids import NodeId
-from decod.planner.graph import Link, Route
-from decod.planner.settlement import DraftPath, fair_shares, settle
-from decod.planner.shortening import shortened
+from decod.planner.deciding import Decided, LinkCosts, Unsettled
 from decod.protocol.core.messages.negotiation import Claims, SettledFlow
 from decod.protocol.flows.position import Position
 
-_SHORTENING_WORK_MAX = 150_000
-"""About a fifth of a second."""
 
-
-def decide(
-    gathered: Mapping[NodeId, Claims], position: Position
-) -> dict[NodeId, list[SettledFlow]]:
-    """Return the flows of each data node.
+def unsettled(gathered: Mapping[NodeId, Claims], position: Position) -> Unsettled:
+    """Return the problem of whose flows the claimed units become, and along which paths.
 
     Args:
         gathered: What each data node claims.
         position: Of the settling one.
     """
-    costs: dict[Link, float] = {}
-    paths: list[DraftPath] = []
-    for data_node, claims in sorted(gathered.items()):
-        costs.update({(data_node, peer): cost for peer, cost in claims.costs})
-        for hops in claims.claims:
-            paths.append(DraftPath(data_node, tuple(hop.node_id for hop in hops)))
-            for hop in hops:
-                costs.update({(hop.node_id, peer): cost for peer, cost in hop.costs})
-    capacities = {data_node: claims.capacity for data_node, claims in gathered.items()}
-    if position.fair:
-        capacities = fair_shares(capacities, len(paths))
-    weights, crowding = position.weights(costs)
-    routes = settle(paths, weights, capacities, crowding=crowding, work_max=position.work_max)
-    if position.rooms is not None:
-        costs = _inward(gathered) | costs
-        routes = _shortened(routes, gathered, costs, position.rooms())
-    decided: dict[NodeId, list[SettledFlow]] = {k: [] for k in gathered}
-    for route in routes:
-        hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
-        decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
-    return decided
-
-
-def _inward(gathered: Mapping[NodeId, Claims]) -> dict[Link, float]:
-    """Return the costs of links that are known where they end: also from relays without a flow."""
-    costs: dict[Link, float] = {}
-    for data_node, claims in sorted(gathered.items()):
-        costs.update({(peer, data_node): cost for peer, cost in claims.inward})
-        for hop in (hop for hops in claims.claims for hop in hops):
-            costs.update({(peer, hop.node_id): cost for peer, cost in hop.inward})
-    return costs
-
-
-def _shortened(
-    routes: Sequence[Route],
-    gathered: Mapping[NodeId, Claims],
-    costs: Mapping[Link, float],
-    rooms: Sequence[Mapping[NodeId, int]],
-) -> list[Route]:
+    outward, inward = _Told(), _Told()
+    paths: list[tuple[NodeId, ...]] = []
     compute_s: dict[NodeId, float] = {}
     for data_node, claims in sorted(gathered.items()):
+        outward.add(data_node, claims.costs)
+        inward.add(data_node, claims.inward)
         compute_s[data_node] = claims.compute_s
-        compute_s.update({hop.node_id: hop.compute_s for hops in claims.claims for hop in hops})
-    return shortened(
-        routes,
-        costs,
-        compute_s=compute_s,
-        rooms=rooms,
-        numbers={data_node: claims.capacity for data_node, claims in gathered.items()},
-        work_max=_SHORTENING_WORK_MAX,
+        for hops in claims.claims:
+            paths.append((data_node, *(hop.node_id for hop in hops)))
+            for hop in hops:
+                outward.add(hop.node_id, hop.costs)
+                inward.add(hop.node_id, hop.inward)
+                compute_s[hop.node_id] = hop.compute_s
+    rooms = None if position.rooms is None else position.rooms()
+    return Unsettled(
+        paths=tuple(paths),
+        capacities=tuple(
+            (data_node, claims.capacity) for data_node, claims in sorted(gathered.items())
+        ),
+        outward=tuple(outward.entries),
+        inward=tuple(inward.entries),
+        compute_s=tuple(compute_s.items()),
+        rooms=None if rooms is None else tuple(tuple(room.items()) for room in rooms),
+        fair=position.fair,
+        crowding=position.crowding,
+        work_max=position.work_max,
     )
+
+
+def flows_of(
+    decided: Iterable[Decided], data_nodes: Iterable[NodeId]
+) -> dict[NodeId, tuple[SettledFlow, ...]]:
+    """Return the flows of each data node, which may be none."""
+    flows: dict[NodeId, list[SettledFlow]] = {data_node: [] for data_node in data_nodes}
+    for chosen in decided:
+        path = chosen.route.path
+        flows[path[0]].append(SettledFlow(path[1:-1], chosen.costs))
+    return {data_node: tuple(own) for data_node, own in flows.items()}
+
+
+class _Told:
+    """Costs of links as nodes have told them: once for all claims that passed a node."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[NodeId, LinkCosts]] = []
+        self._last: dict[NodeId, LinkCosts] = {}
+
+    def add(self, node_id: NodeId, costs: LinkCosts) -> None:
+        if self._last.get(node_id) != costs:
+            self._last[node_id] = costs
+            self.entries.append((node_id, costs))

@@ -9,6 +9,7 @@ from random import Random
 from typing import get_args
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.negotiation import (
     Claim,
@@ -35,11 +36,12 @@ class Negotiation:
         *,
         view_version: int,
         settler: NodeId,
+        compute: ComputeQueue,
         rng: Random,
         previous: "Negotiation | None" = None,
     ) -> None:
         self.draft = Draft(position, view_version, rng)
-        self.settling = Settling(position, self.draft, view_version, settler)
+        self.settling = Settling(position, self.draft, view_version, settler, compute)
         if previous is not None:
             self.draft.carry_over(previous.draft)
 
@@ -47,6 +49,10 @@ class Negotiation:
     def flows(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
         """At a data node: the relays that each of its settled flows goes through, in order."""
         return {flow_id: flow.path for flow_id, flow in self.settling.decided.items()}
+
+    def end(self) -> None:
+        """Wait for nothing any more: the view is over."""
+        self.settling.deciding = None
 
     def tick(self) -> list[Effect]:
         """Do what a node does once in each round."""

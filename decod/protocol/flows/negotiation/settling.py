@@ -3,11 +3,12 @@
 Every data node sends a claim along each unit that begins at it. A claim holds still what it
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
 One data node (the leader) gets all claims, decides whose flows they become
-(`routing.deciding`), and each data node installs its own along their paths. A flow stands
+(`planner.deciding`, in a job), and each data node installs its own along their paths. A flow stands
 when its install message has come home; the leader is told when all of a data node's do.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
-install is noted once.
+install is noted once. A decision that fails is asked for again with the next repeated report. One
+that comes when its settlement has been given up is dropped.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
 from decod.protocol.core.messages.negotiation import (
     HOPS_MAX,
     Claim,
@@ -28,7 +32,7 @@ from decod.protocol.core.messages.negotiation import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.flows.negotiation.deciding import decide
+from decod.protocol.flows.negotiation.deciding import flows_of, unsettled
 from decod.protocol.flows.negotiation.draft import Draft
 from decod.protocol.flows.position import Position
 
@@ -81,6 +85,10 @@ class Settling:
     view_version: int
     settler: NodeId
     """The data node that decides whose flows the claims become."""
+    compute: ComputeQueue
+    """At the settling node: takes the job of deciding."""
+    deciding: DecideFlows | None = None
+    """At the settling node: the job whose result is awaited."""
     hops: Hops = field(default_factory=dict)
     """At a relay: the flows that have been installed."""
     flows: Flows = field(default_factory=dict)
@@ -237,6 +245,7 @@ class Settling:
         self._age = 0
         self._begun = False
         self._routes = None
+        self.deciding = None
         for kept in (self.hops, self.flows, self._forwarding, self._claimed, self._gathered):
             kept.clear()
         self._settled.clear()
@@ -341,19 +350,34 @@ class Settling:
             return []
         if sender in self._settled:
             return self._to(sender, self._settled[sender])
-        if not self._acceptable(message):
+        if self.deciding is not None or not self._acceptable(message):
             return []
         self._gathered[sender] = message
         for hops in message.claims:
             position.heard(hops)
         if self._gathered.keys() != everybody:
             return []
-        for data_node, routes in decide(self._gathered, position).items():
-            self._settled[data_node] = Routes(self.view_version, self.epoch, tuple(routes))
+        self.deciding = DecideFlows(unsettled(self._gathered, position))
+        return self.compute.submit(self.deciding, self)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """Tell the data nodes what has been decided."""
+        if job is not self.deciding:
+            return []
+        assert isinstance(event.result, FlowsDecided)
+        self.deciding = None
+        for data_node, flows in flows_of(event.result.flows, self._gathered).items():
+            self._settled[data_node] = Routes(self.view_version, self.epoch, flows)
         effects: list[Effect] = []
-        for data_node in sorted(everybody):
+        for data_node in sorted(self._settled):
             effects += self._to(data_node, self._settled[data_node])
         return effects
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """Let the next repeated report try again; till then the flows of before are used."""
+        if job is self.deciding:
+            self.deciding = None
+        return []
 
     def _acceptable(self, message: Claims) -> bool:
         """Whether a data node may claim this: no more than it can carry, and whole paths only."""

@@ -1,5 +1,6 @@
 """Settling: whose flows a draft's units become, and what peers may not make of it."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
@@ -7,9 +8,14 @@ from random import Random
 import pytest
 
 from decod.ids import FlowId, NodeId
+from decod.planner.deciding import decide, decided_of, fields_of, rows_of, unsettled_of
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
-from decod.planner.settlement import DraftPath, settle
-from decod.protocol.core.effects import Effect, Send
+from decod.planner.settlement import DraftPath, fair_shares, settle
+from decod.planner.shortening import shortened
+from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.negotiation import (
     Claim,
     Claimed,
@@ -20,8 +26,10 @@ from decod.protocol.core.messages.negotiation import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.flows.negotiation.deciding import decide
+from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.flows.negotiation.deciding import flows_of, unsettled
 from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.negotiation import Negotiation
 from decod.protocol.flows.negotiation.settling import SettledHop, Settling
 from decod.protocol.flows.position import Position
 from decod.sim.routing import Society, Weather
@@ -55,7 +63,7 @@ def settling(node_id: NodeId, *, units: dict[NodeId, int] | None = None) -> Sett
     draft = Draft(place, 1, Random(0))
     for peer, number in (units or {}).items():
         draft.links.outward[peer].grow(number)
-    machine = Settling(place, draft, 1, D1)
+    machine = Settling(place, draft, 1, D1, ComputeQueue(TensorStore()))
     if place.data:
         machine.begin(1)
     return machine
@@ -73,6 +81,29 @@ def claims(*paths: tuple[Hop, ...], capacity: int = 1) -> Claims:
 
 def sent(effects: list[Effect], kind: type) -> list[object]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def job_in(effects: list[Effect]) -> StartJob:
+    """Return the one effect there is: the start of a job that decides."""
+    (started,) = effects
+    assert isinstance(started, StartJob)
+    assert isinstance(started.job, DecideFlows)
+    return started
+
+
+def finish(machine: Settling, effects: list[Effect]) -> list[Effect]:
+    """End the job that decides, and return what comes of it."""
+    started = job_in(effects)
+    assert isinstance(started.job, DecideFlows)
+    result = FlowsDecided(decide(started.job.unsettled))
+    return machine.compute.finished(0.0, JobFinished(started.job_id, result, (), 0.2))
+
+
+def deciding() -> tuple[Settling, list[Effect]]:
+    """Return a settler that has just got all claims, and its effects."""
+    machine = settling(D1, units={R2: 1})
+    machine.received(T2, Claimed(1, 1, FlowId(D1, 0), ()))
+    return machine, machine.received(D2, claims(WHOLE))
 
 
 WHOLE = hops(R1, T1)
@@ -99,8 +130,8 @@ def test_a_malformed_report_of_claims_is_ignored(malformed: Claims) -> None:
     machine.received(D2, malformed)
     assert D2 not in machine._gathered
     assert machine.received(EVIL, claims(WHOLE)) == []
-    effects = machine.received(D2, claims(WHOLE))
-    assert len(sent(effects, Routes)) == 1
+    started = machine.received(D2, claims(WHOLE))
+    assert len(sent(finish(machine, started), Routes)) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,9 +247,123 @@ def test_a_relay_without_flows_is_used_where_that_makes_a_round_shorter() -> Non
         ([{R1: 2, R2: 0}, {T1: 2, T2: 2}], [R1, R1]),
     ):
         chosen = replace(place, rooms=None if rooms is None else lambda rooms=rooms: rooms)
-        decided = decide(gathered, chosen)
+        decided = flows_of(decide(unsettled(gathered, chosen)), gathered)
         assert sorted(flow.path[0] for flows in decided.values() for flow in flows) == firsts
         assert all(flow.costs == (1.0, 10.0, 1.0) for flows in decided.values() for flow in flows)
+
+
+def test_claims_that_come_again_while_the_settler_decides_start_no_second_job() -> None:
+    machine, started = deciding()
+    assert machine.received(D2, claims(WHOLE)) == []
+    assert not any(isinstance(e, StartJob) for _ in range(33) for e in machine.tick())
+    routes = sent(finish(machine, started), Routes)
+    assert list(machine.decided.values()) == [SettledFlow((R1, T1), (1.0, 1.0, 1.0))]
+    assert routes == [Routes(1, 1, ())], "there was one path, and D1 is as near to it as D2"
+    assert sent(machine.received(D2, claims(WHOLE)), Routes) == routes, "who asks again is told"
+
+
+def test_a_decision_on_a_settlement_that_was_given_up_is_dropped() -> None:
+    machine, started = deciding()
+    machine.begin(2)
+    assert finish(machine, started) == []
+    machine.received(T2, Claimed(1, 2, FlowId(D1, 0), ()))
+    again = machine.received(D2, replace(claims(WHOLE), epoch=2))
+    assert [m.epoch for m in sent(finish(machine, again), Routes)] == [2]  # type: ignore[attr-defined]
+
+
+def test_a_decision_that_comes_after_its_view_is_dropped() -> None:
+    place, compute = position(D1), ComputeQueue(TensorStore())
+    negotiation = Negotiation(place, view_version=1, settler=D1, compute=compute, rng=Random(0))
+    machine = negotiation.settling
+    machine.begin(1)
+    started = machine.received(D2, claims(WHOLE))
+    negotiation.end()
+    assert finish(machine, started) == []
+    assert not machine.decided
+
+
+def test_a_decision_that_fails_is_tried_again_and_the_flows_of_before_stand_meanwhile() -> None:
+    """The process that decides may die at any time."""
+    machine, started = deciding()
+    finish(machine, started)
+    machine.begin(2)
+    stood = dict(machine.stood)
+    machine.received(T2, Claimed(1, 2, FlowId(D1, 0), ()))
+    started = machine.received(D2, replace(claims(WHOLE), epoch=2))
+    failed = JobFailed(job_in(started).job_id, "the planning process ended", fatal=False)
+    goes_on, effects = machine.compute.failed(0.0, failed)
+    assert goes_on
+    assert not sent(effects, Routes)
+    assert machine.stood == stood
+    again = [e for _ in range(17) for e in machine.tick() if isinstance(e, StartJob)]
+    assert len(sent(finish(machine, [*again]), Routes)) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("in_run", [False, True])
+def test_a_job_decides_the_same_as_its_two_parts_on_the_claims(
+    seed: int,
+    in_run: bool,
+) -> None:
+    """Nothing gets lost on the way to another process and back."""
+    graph = random_graph(seed, num_data=2)
+    stages = [graph.stage(s) for s in range(1, graph.num_stages + 1)]
+    gathered = random_claims(graph, seed)
+    rooms = [{n.node_id: 2 for n in stage} for stage in stages]
+    place = replace(position(D1), fair=in_run, rooms=(lambda: rooms) if in_run else None)
+    problem = unsettled(gathered, place)
+    asked = unsettled_of(json.loads(json.dumps(fields_of(problem))))
+    assert asked == problem
+    decided = decide(asked)
+    assert decided_of(json.loads(json.dumps(rows_of(decided)))) == decided
+
+    paths = [
+        DraftPath(data_node, tuple(hop.node_id for hop in path))
+        for data_node, told in gathered.items()
+        for path in told.claims
+    ]
+    capacities = {data_node: told.capacity for data_node, told in gathered.items()}
+    shares = fair_shares(capacities, len(paths)) if in_run else capacities
+    known = {
+        link: cost
+        for link, cost in graph.costs.items()
+        if link[0] in capacities or any(link[0] in path.relays for path in paths)
+    }
+    routes = settle(paths, known, shares)
+    if in_run:
+        routes = shortened(
+            routes,
+            graph.costs,
+            compute_s=dict.fromkeys(graph.nodes, 0.5),
+            rooms=rooms,
+            numbers=capacities,
+            work_max=150_000,
+        )
+    assert [flow.route for flow in decided] == routes
+    for flow in decided:
+        assert flow.costs == tuple(graph.costs[hop] for hop in pairwise(flow.route.path))
+
+
+def random_claims(graph: FlowGraph, seed: int) -> dict[NodeId, Claims]:
+    """Return what data nodes claim that have drawn two paths each, with all links' costs."""
+    rng = Random(f"claims {seed}")
+
+    def outward(node_id: NodeId) -> tuple[tuple[NodeId, float], ...]:
+        return tuple((peer, graph.costs[node_id, peer]) for peer in graph.next[node_id])
+
+    def inward(node_id: NodeId) -> tuple[tuple[NodeId, float], ...]:
+        return tuple((peer, graph.costs[peer, node_id]) for peer in graph.previous[node_id])
+
+    def path() -> tuple[Hop, ...]:
+        relays = [rng.choice(graph.stage(s)).node_id for s in range(1, graph.num_stages + 1)]
+        return tuple(Hop(relay, outward(relay), inward(relay), 0.5) for relay in relays)
+
+    return {
+        node.node_id: Claims(
+            1, 1, 2, outward(node.node_id), (path(), path()), inward(node.node_id), 0.5
+        )
+        for node in graph.stage(0)
+    }
 
 
 def random_graph(seed: int, *, num_data: int) -> FlowGraph:

@@ -1,0 +1,55 @@
+"""The planning process: chooses flows, so that the node process need not stop for it.
+
+It reads jobs from a socket, one JSON object a line, and answers each in turn, until the socket
+closes. It keeps no state but what it has computed before. An error ends it with a traceback: the
+node process starts another one. Nobody types this command.
+"""
+
+import argparse
+import json
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from decod.planner.deciding import decide, rows_of, unsettled_of
+from decod.signals import LEAVE_SIGNALS
+
+
+def answer(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply to one job."""
+    begin_s = time.perf_counter()
+    flows = rows_of(decide(unsettled_of(message)))
+    duration_s = time.perf_counter() - begin_s
+    result = {"flows": flows}
+    return {
+        "job": message["job"],
+        "ok": True,
+        "result": result,
+        "seconds": duration_s,
+        "copy_seconds": 0.0,
+    }
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer jobs until the node process closes the connection, or has ended."""
+    with suppress(ConnectionError), connection.makefile("rb") as lines:
+        for line in lines:
+            reply = json.dumps(answer(json.loads(line)), separators=(",", ":"))
+            connection.sendall(reply.encode() + b"\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the planning process until its socket closes."""
+    for number in LEAVE_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m decod.worker.planning")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    with socket.socket(fileno=options.socket_fd) as connection:
+        serve(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The planning process: what it answers, and what a node loses when it dies."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decod.driver.compute import ComputeDiedError
+from decod.driver.jobs import Sizes, request_of, result_of
+from decod.driver.planning import PlanningProcess
+from decod.ids import NodeId
+from decod.planner.deciding import Unsettled, decide
+from decod.protocol.core import jobs
+from decod.protocol.core.params import ProtocolConfig
+from tests.waiting import wait_until
+
+D, R, T = NodeId("d"), NodeId("r"), NodeId("t")
+UNSETTLED = Unsettled(
+    paths=((D, R, T),),
+    capacities=((D, 2),),
+    outward=((D, ((R, 1.5),)), (R, ((T, 0.1),)), (T, ((D, 1e-3),))),
+    inward=((R, ((D, 7.0),)),),
+    compute_s=((D, 0.1), (R, 0.2), (T, 0.3)),
+    rooms=(((R, 1),), ((T, 1),)),
+    fair=True,
+    work_max=1000,
+)
+JOB = jobs.DecideFlows(UNSETTLED)
+REQUEST = request_of(JOB, Sizes(1, 1, 1))
+
+HANGS = "import signal; signal.pause()"
+IGNORES_ITS_JOBS = "import sys; sys.exit(3)"
+
+
+def run(test: Callable[[PlanningProcess], Coroutine[Any, Any, None]], *code: str) -> None:
+    """Run a test with the real process, or with one that runs `code`."""
+    command = {"command": (sys.executable, "-I", "-S", "-c", *code)} if code else {}
+
+    async def bounded() -> None:
+        planning = PlanningProcess(ProtocolConfig(), **command)  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            await test(planning)
+            await planning.close()
+
+    asyncio.run(bounded())
+
+
+def test_the_process_decides_as_this_one_would() -> None:
+    async def test(planning: PlanningProcess) -> None:
+        assert planning.pid is None, "nobody needs it yet"
+        replies = [planning.submit(REQUEST.kind, REQUEST.fields) for _ in range(2)]
+        pids = set()
+        for reply in replies:
+            result = result_of(JOB, (await reply).result)
+            assert result == jobs.FlowsDecided(decide(UNSETTLED))
+            pids.add(planning.pid)
+        assert len(pids) == 1, "jobs that come while it starts start no second one"
+
+    run(test)
+
+
+def test_a_process_that_was_killed_loses_its_jobs_and_another_takes_the_next() -> None:
+    async def test(planning: PlanningProcess) -> None:
+        await planning.submit(REQUEST.kind, REQUEST.fields)
+        first = planning.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        lost = planning.submit(REQUEST.kind, REQUEST.fields)
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(ComputeDiedError, match="planning process ended"):
+            await lost
+        reply = await planning.submit(REQUEST.kind, REQUEST.fields)
+        assert result_of(JOB, reply.result) == jobs.FlowsDecided(decide(UNSETTLED))
+        assert planning.pid != first
+
+    run(test)
+
+
+def test_a_process_that_ends_at_once_fails_the_job() -> None:
+    async def test(planning: PlanningProcess) -> None:
+        for _ in range(2):
+            with pytest.raises(ComputeDiedError, match="exit code 3"):
+                await planning.submit(REQUEST.kind, REQUEST.fields)
+
+    run(test, IGNORES_ITS_JOBS)
+
+
+def test_a_process_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
+    async def test() -> None:
+        planning = PlanningProcess(ProtocolConfig(), command=(str(tmp_path / "nothing"),))
+        with pytest.raises(ComputeDiedError, match="can't start"):
+            await planning.submit(REQUEST.kind, REQUEST.fields)
+        await planning.close()
+
+    asyncio.run(test())
+
+
+def test_a_node_that_ends_does_not_wait_for_a_decision() -> None:
+    async def test(planning: PlanningProcess) -> None:
+        job = planning.submit(REQUEST.kind, REQUEST.fields)
+        await wait_until(lambda: planning.pid is not None)
+        pid = planning.pid
+        assert pid is not None
+        await planning.close()
+        assert job.cancelled()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(test, HANGS)
