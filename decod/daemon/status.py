@@ -78,7 +78,10 @@ class RunProgress:
 
     def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
         """Take in one note."""
-        if event == "iteration.committed":
+        if event == "iteration.committed" and "num_deferred" in fields:
+            # The leader's note of its decision. Every member notes the commit itself too.
+            self.num_deferred = int(fields["num_deferred"])
+        elif event == "iteration.committed":
             if self._committed_s is not None:
                 self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
             self._committed_s = now_s
@@ -89,8 +92,6 @@ class RunProgress:
                 del self._losses[next(iter(self._losses))]
             self.message = ""
             _call_all(self.on_commit)
-        elif event == "iteration.committed":
-            self.num_deferred = int(fields["num_deferred"])
         elif event == "leader.elected":
             self.message = f"{THIS_NODE} leads the run in term {fields['term']}"
         elif event in _REASONED:

@@ -159,7 +159,7 @@ class FakeRun:
         await member.may_copy.wait()
         if wanted.iteration not in {
             self.on_device,
-            self.leader.committed.iteration,
+            self.leader.committed.number,
             *self.on_disks,
         }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")
