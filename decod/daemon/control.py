@@ -20,6 +20,9 @@ from decod.texts import why_of
 _log = logging.getLogger(__name__)
 
 SOCKET_NAME = "decod.sock"
+SCHEMA_VERSION = 1
+"""The version of the status that a daemon gives, and that `decod status` draws."""
+
 _LINE_SIZE_MAX_BYTES = 16 << 20
 """Longest answer: the status of a run with many thousands of members."""
 _REQUEST_SIZE_MAX_BYTES = 1 << 16

@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from decod.config.node import RESUME_AUTO
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import Checkpoints
@@ -19,7 +20,7 @@ from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.lives import Lives
 from decod.daemon.peers import KnownPeers
 from decod.daemon.place import LeaderOptions, PlaceFinder, RunPlace, continued, founded
-from decod.daemon.resume import AUTO, find_resumed
+from decod.daemon.resume import find_resumed
 from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
@@ -57,7 +58,7 @@ async def _run(options: LeaderOptions, say: Say) -> int:
 async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
     """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
-    if options.resume == AUTO:
+    if options.resume == RESUME_AUTO:
         options = await unless_asked(continued(options, own, say))
     data_dir = options.data_dir
     if data_dir is None:
@@ -131,11 +132,6 @@ def _prepared(options: LeaderOptions, dataset: Dataset, say: Say) -> tuple[Manif
 
 async def _say_checked(node: Node, checked: "asyncio.Future[str]") -> None:
     node.say(await checked)
-
-    async def begin() -> None:
-        await _say_checked(node, checked)
-        await node.prepare()
-        await announce(node, (), leads=True)
 
 
 def _hand_out(node: Node, options: LeaderOptions) -> None:

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from decod.daemon.errors import EXIT_INTERRUPTED
 from decod.driver.loop import run_loop
+from decod.exit_codes import ExitCode
 from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Leaving:
         if self._num_urgent > 1:
             self._say("stopped at once")
             self.at_once()
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(ExitCode.INTERRUPTED)
         self._num_signals += 1
         if self._num_signals == 1:
             self._say("finishing what is in hand; press Ctrl-C again to stop at once")

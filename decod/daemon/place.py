@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.config.node import NodeConfig
+from decod.config.node import RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.contact import find_run
@@ -20,7 +20,7 @@ from decod.daemon.errors import TemporaryError
 from decod.daemon.host import RunPart, Say
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.resume import LATEST, has_checkpoint
+from decod.daemon.resume import has_checkpoint
 from decod.errors import RejectedError
 from decod.ids import NodeId, RunId
 from decod.protocol.core.view import Role
@@ -35,7 +35,7 @@ class LeaderOptions:
     init_dir: Path | None = None
     """Folder of a model to start from."""
     resume: int | None = None
-    """Iteration of the checkpoint to go on from, `resume.LATEST`, or `resume.AUTO`; None begins
+    """Iteration of the checkpoint to go on from, `RESUME_LATEST`, or `RESUME_AUTO`; None begins
     anew."""
     join: str | None = None
     """Join string of a run to join as a further data node."""
@@ -56,7 +56,7 @@ class RunPlace:
 
 
 async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOptions:
-    """Resolve `resume.AUTO`: return options that continue the last run of this name, if any.
+    """Resolve `RESUME_AUTO`: return options that continue the last run of this name, if any.
 
     If the run has further data nodes, another of them may lead it, and this host may only be cut
     off. Then the options join that run again, and never begin a second one. Else they resume from
@@ -80,7 +80,7 @@ async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOpti
         say(f"run {run_id} goes on at {join.addresses[0]}: this node joins it again")
         return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
     if has_checkpoint(state_dir, run.name):
-        return dataclasses.replace(options, init_dir=None, resume=LATEST)
+        return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
     return dataclasses.replace(options, resume=None)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decod import __version__
+from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.happenings import THIS_NODE
 from decod.daemon.succession import join_string_of, leader_of
 from decod.driver.fetching import outlook
@@ -20,9 +21,6 @@ from decod.train.checkpoint.transfer import Transfer
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node
-
-SCHEMA_VERSION = 1
-
 
 _REASONED = frozenset(
     (

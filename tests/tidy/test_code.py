@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.exit_codes import ExitCode
 from decod.obs.events import EVENT_NAME, EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,6 +193,19 @@ def test_every_event_that_is_noted_is_registered() -> None:
 @pytest.mark.parametrize("name", EVENTS)
 def test_event_names_are_noun_and_participle(name: str) -> None:
     assert EVENT_NAME.match(name)
+
+
+def test_exit_codes_are_written_in_one_place() -> None:
+    """Codes above 9 are unusual enough to be found as plain numbers."""
+    codes = {int(code) for code in ExitCode if code > 9}
+    found = [
+        where(path, node)
+        for path in python_files("decod")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in codes
+        if path.name != "exit_codes.py"
+    ]
+    assert not found
 
 
 def test_error_codes_have_one_form() -> None:
