@@ -62,8 +62,8 @@ def leader(run_file: Path, **options: Any) -> int:
     after a last checkpoint, and --resume goes on from it, with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
+    from decod.daemon.entry import LeaderOptions
     from decod.daemon.leader import run_leader
-    from decod.daemon.place import LeaderOptions
 
     join = join_string_of(options["join"], options["join_file"], name="--join")
     if options["resume"] is not None and join is not None:

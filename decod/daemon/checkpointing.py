@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from decod.config.schema import Manifest, RunConfig, flatten
-from decod.daemon.gathering import GatheredStates, gathered_states, kept_iterations
+from decod.daemon.snapshot import RunSnapshot, kept_iterations, run_snapshot
 from decod.daemon.threads import in_thread
 from decod.errors import CheckpointError, DecodError
 from decod.train.checkpoint.entries import (
@@ -194,7 +194,7 @@ class Checkpoints:
             self._require_memory()
             async with (
                 self._gathering,
-                gathered_states(node, with_optimizer=True) as states,
+                run_snapshot(node, with_optimizer=True) as states,
             ):
                 iteration = states.iteration
                 self._require_newer(iteration)
@@ -265,7 +265,7 @@ class Checkpoints:
                 code="E-CKP-019",
             )
 
-    def _manifest(self, states: GatheredStates) -> CheckpointManifest:
+    def _manifest(self, states: RunSnapshot) -> CheckpointManifest:
         if states.loss is None:
             raise CheckpointError(
                 f"the loss of iteration {states.iteration} is not known here",
@@ -308,7 +308,7 @@ class Checkpoints:
             self._writing = False
 
 
-def _blobs(states: GatheredStates, manifest: Manifest) -> list[StageBlob]:
+def _blobs(states: RunSnapshot, manifest: Manifest) -> list[StageBlob]:
     """Check the states against the run's model; return them in the form that the store takes.
 
     Raises:

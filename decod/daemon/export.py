@@ -6,7 +6,7 @@ The compute process writes the folder, since the node process does not handle te
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decod.daemon.gathering import gathered_states
+from decod.daemon.snapshot import run_snapshot
 
 if TYPE_CHECKING:
     from decod.daemon.host import Node
@@ -23,7 +23,7 @@ async def export_model(node: "Node", folder: Path) -> int:
         NetworkError: A stage has no member, or no member of it answers.
         DecodError: The folder can't be written.
     """
-    async with gathered_states(node, with_optimizer=False) as states:
+    async with run_snapshot(node, with_optimizer=False) as states:
         assert node.driver is not None
         stages = [
             {"stage_index": index, "tensors": stage.tensors}

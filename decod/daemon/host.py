@@ -24,24 +24,24 @@ from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import Manifest, activation_size_bytes
 from decod.daemon.control import ControlServer
 from decod.daemon.data_supply import DataSupply
+from decod.daemon.disk_states import DiskStates
 from decod.daemon.errors import error_of, not_begun
 from decod.daemon.files import RAISE, FileLimit, is_exhausted, raise_limit
 from decod.daemon.folder import StateFolder
+from decod.daemon.frontend import Frontend, NodeFrontend
 from decod.daemon.gateway import Gateway
-from decod.daemon.happenings import Happenings
-from decod.daemon.keeping import KeptStates
 from decod.daemon.leaving import Leaving, LeftEarlyError
 from decod.daemon.notify import Notifier
+from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
-from decod.daemon.presence import NodePresence, Presence
-from decod.daemon.reach import advertised
+from decod.daemon.reachability import advertised
+from decod.daemon.recent_events import RecentEvents
 from decod.daemon.run_facts import facts_of, num_nodes_least, sizes_of, tensor_sizes
 from decod.daemon.status import RunProgress, status_of
 from decod.daemon.succession import leader_of
 from decod.daemon.threads import in_thread
 from decod.daemon.votes import VoteFile
-from decod.daemon.wishes import Wishes
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
 from decod.driver.driver import NodeDriver
@@ -120,7 +120,7 @@ class Host:
         self.leaving = leaving
         self._control = ControlServer(config.state_dir)
         self._notifier = Notifier()
-        self._presence: Presence | None = None
+        self._presence: Frontend | None = None
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         try:
@@ -145,7 +145,7 @@ class Host:
             await asyncio.gather(telling, return_exceptions=True)
             await self._control.close()
 
-    async def present(self, presence: Presence) -> None:
+    async def present(self, presence: Frontend) -> None:
         """Present the daemon as `presence` from now on, to operator and service manager."""
         self._presence = presence
         await self._control.answer_with(presence.answer)
@@ -190,7 +190,7 @@ class Node:
         """The device is what the operator asked for, such as `auto`, until the compute process has
         tried it. Then it is the device in use."""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
-        self.happenings = Happenings()
+        self.happenings = RecentEvents()
         self.driver: NodeDriver | None = None
         self.compute: ComputeProcess | None = None
         self.arena: ArenaAllocator | None = None
@@ -212,8 +212,8 @@ class Node:
         """At the leader: returns the checkpoint part of `decod status`."""
         self.commands: dict[str, Command] = {"status": self._status, "export": self._export}
         """The commands that the local socket answers."""
-        self.wishes = Wishes(self)
-        self.kept = KeptStates(self)
+        self.wishes = OperatorRequests(self)
+        self.kept = DiskStates(self)
         run = part.manifest.run
         self.gateway = Gateway(
             part.run_id,
@@ -257,7 +257,7 @@ class Node:
         await self._start_compute()
         port = await self._listen()
         self.address = advertised(config, port)
-        await self.host.present(NodePresence(self))
+        await self.host.present(NodeFrontend(self))
         keep_pauses_short()
         self.note("node.started", node_id=self.identity.node_id, address=self.address)
         self.files.tell_if_few(num_nodes_least(self.part.manifest.run) - 1, self.note)

@@ -12,16 +12,16 @@ from decod.daemon.checkpointing import Checkpoints
 from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
 from decod.daemon.data_supply import DataSupply
-from decod.daemon.elsewhere import tell_elsewhere
+from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.export import export_model
 from decod.daemon.host import Host, Node, Say
+from decod.daemon.leader_search import tell_elsewhere
 from decod.daemon.leaving import Leaving, run_until_left
-from decod.daemon.lives import Lives
 from decod.daemon.peers import KnownPeers
-from decod.daemon.place import LeaderOptions, PlaceFinder, RunPlace, continued, founded
+from decod.daemon.progress_display import ProgressDisplay
+from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
-from decod.daemon.shown import ShownProgress
 from decod.daemon.succession import join_string_of, leader_of, publish_terms, seek_successor
 from decod.daemon.threads import in_thread
 from decod.daemon.volunteer import announce, full_status, take_part
@@ -71,15 +71,15 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
             run_id = RunId(checkpoint_dir.parent.parent.name)
             members = KnownPeers(options.node.state_dir).find(run_id)
             await unless_asked(tell_elsewhere(run_id, members, own, say))
-        joining = PlaceFinder(options, own, manifest, data_dir)
+        joining = EntryFinder(options, own, manifest, data_dir)
         if (join := options.join) is not None:
             place = await unless_asked(patiently(lambda: joining.seek(join), say))
         else:
-            place = RunPlace(founded(options, own, manifest, data_dir, checkpoint_dir))
-        lives = Lives[RunPlace](host, say, rejoins=options.node.rejoins)
+            place = RunEntry(founded(options, own, manifest, data_dir, checkpoint_dir))
+        lives = Rejoining[RunEntry](host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
 
-        async def live(place: RunPlace) -> Stop:
+        async def live(place: RunEntry) -> Stop:
             nonlocal checked
             async with Node(options.node, place.part, host, say) as node, DataSupply(node, dataset):
                 lives.begins(node)
@@ -182,7 +182,7 @@ class _Leading:
         )
         self._run_file = options.run_file.path
         self._exporting = asyncio.Lock()
-        self._shown = ShownProgress(node)
+        self._shown = ProgressDisplay(node)
         self._checkpoints = Checkpoints(node, options.run_file.checkpoint, self._exporting)
         self._checkpoints.on_written = self._checkpoint_written
         self._keeping: asyncio.Task[None] | None = None

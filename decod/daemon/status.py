@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from decod import __version__
 from decod.daemon.control import SCHEMA_VERSION
-from decod.daemon.happenings import THIS_NODE
+from decod.daemon.recent_events import THIS_NODE
 from decod.daemon.succession import join_string_of, leader_of
 from decod.driver.fetching import outlook
 from decod.ids import NodeId, iteration_of

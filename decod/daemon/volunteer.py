@@ -10,14 +10,14 @@ from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
-from decod.daemon.happenings import merged
 from decod.daemon.host import Host, Node, RunPart, Say
 from decod.daemon.leaving import Leaving, run_until_left
-from decod.daemon.lives import Lives
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.reach import require_reachable
-from decod.daemon.shown import ShownProgress
+from decod.daemon.progress_display import ProgressDisplay
+from decod.daemon.reachability import require_reachable
+from decod.daemon.recent_events import merged
+from decod.daemon.rejoining import Rejoining
 from decod.daemon.status import without_leader
 from decod.daemon.succession import RECORD_TTL_S, leader_of, publish_leader, seek_leader
 from decod.errors import DecodError, NetworkError, RejectedError
@@ -58,7 +58,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
             if (own := host.identity.node_id) == contact.leader:
                 seeking = patiently(lambda: _seek(options, own), say)
                 contact = await leaving.unless_asked(seeking)
-            lives = Lives[Contact](host, say, rejoins=options.node.rejoins)
+            lives = Rejoining[Contact](host, say, rejoins=options.node.rejoins)
             async with host.tended():
                 return await lives.run(contact, lambda found: _live(options, host, found, lives))
 
@@ -82,7 +82,9 @@ async def _seek(options: JoinOptions, own: NodeId | None = None) -> Contact:
     return contact
 
 
-async def _live(options: JoinOptions, host: Host, contact: Contact, lives: Lives[Contact]) -> Stop:
+async def _live(
+    options: JoinOptions, host: Host, contact: Contact, lives: Rejoining[Contact]
+) -> Stop:
     """Live one life in the run; return how it ended."""
     part = RunPart(
         role=Role.RELAY,
@@ -170,7 +172,7 @@ async def _introduce(node: Node) -> None:
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     assert node.driver is not None
-    shown = ShownProgress(node)
+    shown = ProgressDisplay(node)
     drained = asyncio.create_task(node.wishes.wait_leaving())
     elected = asyncio.create_task(node.elected.wait())
     seeking = asyncio.create_task(seek_leader(node))

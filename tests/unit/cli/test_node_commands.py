@@ -12,7 +12,7 @@ from decod.cli.main import main
 from decod.cli.node_options import speaking
 from decod.config import NodeConfig
 from decod.config.node import RESUME_AUTO, default_state_dir
-from decod.daemon.place import LeaderOptions
+from decod.daemon.entry import LeaderOptions
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
 

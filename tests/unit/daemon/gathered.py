@@ -38,7 +38,7 @@ class Member:
 
 
 class FakeRun:
-    """What `gathered_states` and `Checkpoints` use of a node, its driver and its gateway."""
+    """What `run_snapshot` and `Checkpoints` use of a node, its driver and its gateway."""
 
     def __init__(self, state_dir: Path, *members: str, iteration: int = 5) -> None:
         self.held: list[bool] = []

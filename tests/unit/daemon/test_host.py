@@ -12,10 +12,10 @@ import pytest
 
 from decod.config.node import NodeConfig
 from decod.daemon import host as module
+from decod.daemon.frontend import NodeFrontend
 from decod.daemon.host import Host, Node
 from decod.daemon.leaving import Leaving
-from decod.daemon.presence import NodePresence
-from decod.daemon.reach import advertised
+from decod.daemon.reachability import advertised
 from decod.daemon.volunteer import Contact, _advertise_observed
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.dht import Dht
@@ -161,7 +161,7 @@ def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
 
             begun = asyncio.create_task(node.unless_drained(load()))
             await asyncio.sleep(0)
-            answer = await NodePresence(node).answer({"command": "drain"})
+            answer = await NodeFrontend(node).answer({"command": "drain"})
             assert answer == {"draining": True}
             assert not await begun
             assert cancelled.is_set()
@@ -224,7 +224,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-            await NodePresence(node).answer({"command": ["x"]})
+            await NodeFrontend(node).answer({"command": ["x"]})
 
     asyncio.run(test())
 

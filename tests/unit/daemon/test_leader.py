@@ -11,16 +11,16 @@ import pytest
 
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
+from decod.daemon import entry as place_module
 from decod.daemon import leader as module
-from decod.daemon import place as place_module
 from decod.daemon.contact import Contact
+from decod.daemon.entry import EntryFinder as FurtherDataNode
+from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
+from decod.daemon.frontend import NodeFrontend
 from decod.daemon.leader import _Leading
-from decod.daemon.place import LeaderOptions
-from decod.daemon.place import PlaceFinder as FurtherDataNode
-from decod.daemon.presence import NodePresence
-from decod.daemon.shown import ShownProgress
+from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
@@ -124,7 +124,7 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
         with make_node(tmp_path, leads=False) as node:
             lines: list[str] = []
             node.say = lines.append
-            shown = ShownProgress(node)
+            shown = ProgressDisplay(node)
             returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
             node.progress.take("run.returned", returned, now_s=1.0)
             shown.show_last()
@@ -167,7 +167,7 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
             _Leading(node, options(tmp_path))
             request = {"command": "export"} | ({} if path is None else {"path": path})
             with pytest.raises(ConfigError, match="E-CFG-044"):
-                await NodePresence(node).answer(request)
+                await NodeFrontend(node).answer(request)
 
     asyncio.run(test())
 
@@ -195,10 +195,10 @@ def test_an_export_waits_for_the_first_iteration(
         with make_node(tmp_path) as node:
             for _ in range(2):
                 with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await NodePresence(node).answer(request)
+                    await NodeFrontend(node).answer(request)
                 _Leading(node, options(tmp_path))
             node.progress.iteration += 1
-            assert (await NodePresence(node).answer(request))["iteration"] == 1
+            assert (await NodeFrontend(node).answer(request))["iteration"] == 1
 
     monkeypatch.setattr(module, "export_model", export)
     asyncio.run(test())
@@ -208,7 +208,7 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
         with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await NodePresence(node).answer({"command": "export", "path": str(tmp_path / "model")})
+            await NodeFrontend(node).answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
 

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
+from decod.daemon.frontend import NodeFrontend
 from decod.daemon.host import Host
 from decod.daemon.notify import Notifier
-from decod.daemon.presence import NodePresence
 from decod.driver.driver import NodeDriver
 from tests.unit.daemon.nodes import make_node
 from tests.waiting import wait_until
@@ -125,7 +125,7 @@ def test_without_a_manager_nothing_is_said() -> None:
 def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
-            presence = NodePresence(node)
+            presence = NodeFrontend(node)
             assert presence.healthy, "it has no core yet"
             assert presence.describe() == "starting, iteration 0"
             now_s = asyncio.get_running_loop().time()

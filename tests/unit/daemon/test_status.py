@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from decod.daemon import volunteer
-from decod.daemon.happenings import Happenings, merged
 from decod.daemon.host import Node
+from decod.daemon.recent_events import RecentEvents, merged
 from decod.daemon.run_facts import facts_of
 from decod.daemon.status import RunProgress
 from decod.daemon.volunteer import full_status
@@ -318,7 +318,7 @@ def test_what_two_nodes_tell_is_told_once_and_oldest_first() -> None:
 
 
 def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
-    happenings = Happenings()
+    happenings = RecentEvents()
     for k in range(20):
         happenings.take("member.lost", {"peer": f"n{k}", "reason": "gone"}, now_s=float(k))
     told = happenings.describe(20.0, name="otter")
@@ -328,7 +328,7 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("event", ["state.unkept", "checkpoint.failed"])
 def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest(event: str) -> None:
-    happenings = Happenings()
+    happenings = RecentEvents()
     happenings.take("member.lost", {"peer": "n", "reason": "gone"}, now_s=0.0)
     for k in range(20):
         fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}

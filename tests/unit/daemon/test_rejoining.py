@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from decod.daemon import lives as module
+from decod.daemon import rejoining as module
 from decod.daemon.backoff import Backoff
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import Node
-from decod.daemon.lives import FAILURES_MAX, Lives
+from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason
@@ -27,7 +27,7 @@ NO_PORT = NetworkError("port 7700 is taken", why="by another", fix="wait")
 class Life:
     """What a test sees of a life."""
 
-    def __init__(self, number: int, node: Node, lives: Lives[int]) -> None:
+    def __init__(self, number: int, node: Node, lives: Rejoining[int]) -> None:
         self.number, self.node, self.lives = number, node, lives
 
 
@@ -46,7 +46,7 @@ def live(
     async def within() -> int:
         with make_node(folder, leads=False) as node:
             host = node.host
-            lives = Lives[int](host, lines.append, rejoins=rejoins)
+            lives = Rejoining[int](host, lines.append, rejoins=rejoins)
             node.say = lines.append
 
             async def seek() -> int:

@@ -42,7 +42,7 @@ stage are past the iteration, so another iteration is gathered."""
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredStage:
+class StageSnapshot:
     """One stage's state."""
 
     tensors: list[Any]
@@ -52,7 +52,7 @@ class GatheredStage:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredStates:
+class RunSnapshot:
     """All stages' states at one commit."""
 
     iteration: int
@@ -60,12 +60,12 @@ class GatheredStates:
     """Loss of that iteration; None if this node was not in the run when it was committed."""
     num_deferred: int
     """Microbatches that it deferred to the next iteration."""
-    stages: tuple[GatheredStage, ...]
+    stages: tuple[StageSnapshot, ...]
     """The stages, by index from 0."""
 
 
 @asynccontextmanager
-async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterator[GatheredStates]:
+async def run_snapshot(node: "Node", *, with_optimizer: bool) -> AsyncIterator[RunSnapshot]:
     """Gather the states of the last commit for as long as the context lasts.
 
     Args:
@@ -113,7 +113,7 @@ class _Gathering:
     Args:
         node: The leader.
         mark: Iteration whose states are on disks; None for the last commit.
-        with_optimizer: See `gathered_states`.
+        with_optimizer: See `run_snapshot`.
     """
 
     def __init__(self, node: "Node", mark: int | None, *, with_optimizer: bool) -> None:
@@ -139,7 +139,7 @@ class _Gathering:
         self._buffers: list[memoryview] = []
         self._own: ServedState | None = None
 
-    async def run(self) -> GatheredStates:
+    async def run(self) -> RunSnapshot:
         if self._view.empty_stages:
             raise no_member(self._view.empty_stages[0])
         self._driver.post(CommitsHeld(held=True))
@@ -161,7 +161,7 @@ class _Gathering:
                 task.cancel()
             # Buffers must not be given back while tasks still write into them.
             await asyncio.gather(*tasks, return_exceptions=True)
-        return GatheredStates(self._iteration, self._loss, self._num_deferred, tuple(stages))
+        return RunSnapshot(self._iteration, self._loss, self._num_deferred, tuple(stages))
 
     def close(self) -> None:
         """Give all buffers back."""
@@ -182,7 +182,7 @@ class _Gathering:
         """Let commits go on, unless the run is ending."""
         self._driver.post(CommitsHeld(held=self._node.ending))
 
-    async def _own_stage(self) -> GatheredStage:
+    async def _own_stage(self) -> StageSnapshot:
         if self._mark is not None:
             return await self._own_kept(self._mark)
         with_optimizer = self._with_optimizer
@@ -199,18 +199,18 @@ class _Gathering:
             self._iteration = served.iteration
             self._loss = self._node.progress.loss_of(served.iteration)
         self._copied(0)
-        return GatheredStage(_tensors(served.manifest), served.data)
+        return StageSnapshot(_tensors(served.manifest), served.data)
 
-    async def _own_kept(self, iteration: int) -> GatheredStage:
+    async def _own_kept(self, iteration: int) -> StageSnapshot:
         sink = _Sink(self._driver, lambda: self._copied(0))
         wanted = FetchState((), 0, iteration, self._hashes.get(0, ""))
         text = await self._node.kept.load(wanted, sink.allocate)
         self._buffers += sink.buffers
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
-        return GatheredStage(_tensors(text), sink.buffers[-1])
+        return StageSnapshot(_tensors(text), sink.buffers[-1])
 
-    async def _fetch_stage(self, stage: int) -> GatheredStage:
+    async def _fetch_stage(self, stage: int) -> StageSnapshot:
         """Fetch a stage's state from the first member that gives it."""
         reason = "no member"
         for member in self._view.roster(stage):
@@ -231,7 +231,7 @@ class _Gathering:
                 sink.give_back()
                 raise
             self._buffers += sink.buffers
-            return GatheredStage(tensors, sink.buffers[-1])
+            return StageSnapshot(tensors, sink.buffers[-1])
         raise _not_there(stage, reason)
 
 

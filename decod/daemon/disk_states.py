@@ -62,7 +62,7 @@ _CHUNK_MAX_S = 30.0
 """A state on a disk that takes longer for one chunk counts as damaged."""
 
 
-class KeptStates:
+class DiskStates:
     """The states on this host's disk. The driver's `StateDisk`.
 
     Args:

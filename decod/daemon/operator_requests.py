@@ -21,7 +21,7 @@ ANSWER_TIMEOUT_S = 15.0
 DRAIN_TIMEOUT_MAX_S = 86_400.0
 
 
-class Wishes:
+class OperatorRequests:
     """The operator's requests to one node, and the commands that carry them."""
 
     def __init__(self, node: "Node") -> None:

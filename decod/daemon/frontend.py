@@ -12,7 +12,7 @@ _OVERDUE_MAX_S = 30.0
 """How late a healthy core may be stepped. Its timers are usually due within a second."""
 
 
-class Presence(Protocol):
+class Frontend(Protocol):
     """A node, or its stand-in between two lives."""
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ class Presence(Protocol):
         """Whether it does its due work in time."""
 
 
-class NodePresence:
+class NodeFrontend:
     """A node in its run, or on its way there.
 
     Args:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 _INTERVAL_S = 1.0
 
 
-class ShownProgress:
+class ProgressDisplay:
     """The lines on a node's commits. A commit within a second after a line gets none."""
 
     def __init__(self, node: "Node") -> None:

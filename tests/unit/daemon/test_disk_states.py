@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from decod.daemon import keeping as module
-from decod.daemon.keeping import KeptStates
+from decod.daemon import disk_states as module
+from decod.daemon.disk_states import DiskStates
 from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
@@ -48,7 +48,7 @@ class Bench:
             gateway=SimpleNamespace(fetch_state=self._fetch_state),
             note=lambda event, **fields: self.notes.append((event, fields)),
         )
-        self.kept = KeptStates(cast("Any", self.node))
+        self.kept = DiskStates(cast("Any", self.node))
 
     async def _fetch_state(self, wanted: FetchState, sink: StateSink, *, limits: Any) -> str:
         assert limits.download_share < 1

@@ -15,9 +15,9 @@ from decod.config.node import RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.contact import find_run
-from decod.daemon.elsewhere import await_leader
 from decod.daemon.errors import TemporaryError
 from decod.daemon.host import RunPart, Say
+from decod.daemon.leader_search import await_leader
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import has_checkpoint
@@ -48,7 +48,7 @@ class LeaderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunEntry:
     """A place in a run: this node's part in it, and the addresses of nodes to ask."""
 
     part: RunPart
@@ -104,7 +104,7 @@ def founded(
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceFinder:
+class EntryFinder:
     """The search for this host's place in a run that another host leads."""
 
     options: LeaderOptions
@@ -113,7 +113,7 @@ class PlaceFinder:
     """The manifest that follows from this host's run file and data."""
     data_dir: Path
 
-    async def seek(self, join: str, *, again: bool = False) -> RunPlace:
+    async def seek(self, join: str, *, again: bool = False) -> RunEntry:
         """Find the run, compare its manifest with this host's, and return a data node's place.
 
         Args:
@@ -151,7 +151,7 @@ class PlaceFinder:
             leader_address=contact.leader_address,
             data_dir=self.data_dir,
         )
-        return RunPlace(part, contact.addresses)
+        return RunEntry(part, contact.addresses)
 
 
 def _new_run_id(manifest: Manifest) -> RunId:

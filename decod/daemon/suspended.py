@@ -54,7 +54,7 @@ _FROM_LEADER = (
 _PAUSED_TEXT = "paused, and the device is free: `decod resume` joins the run again"
 
 
-class Away(Generic[T]):
+class SuspendedNode(Generic[T]):
     """The stand-in for a node that is out of its run. Make it before the node is closed.
 
     Args:

@@ -9,10 +9,10 @@ import pytest
 
 from decod.config.node import RESUME_AUTO, RESUME_LATEST
 from decod.config.run_file import RunFile
-from decod.daemon import place as module
+from decod.daemon import entry as module
+from decod.daemon.entry import LeaderOptions, continued
 from decod.daemon.errors import TemporaryError
 from decod.daemon.peers import KnownPeers
-from decod.daemon.place import LeaderOptions, continued
 from decod.ids import NodeId, RunId
 from decod.net.join_string import JoinString
 from tests.support.checkpoints import write_checkpoint

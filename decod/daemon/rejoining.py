@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from decod.daemon.away import Away
 from decod.daemon.backoff import Backoff
 from decod.daemon.errors import exit_code_of
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.suspended import SuspendedNode
 from decod.errors import HardwareError, NetworkError
 from decod.protocol.core.effects import Stop, StopReason
 
@@ -38,7 +38,7 @@ FAILURES_WINDOW_S = 3600.0
 """`FAILURES_MAX` compute processes may fail within this time. One more ends the daemon."""
 
 
-class Lives(Generic[T]):
+class Rejoining(Generic[T]):
     """The lives of one daemon's node.
 
     Args:
@@ -53,7 +53,7 @@ class Lives(Generic[T]):
         self._rejoins = rejoins
         self._node: Node | None = None
         """The node of the latest life; None before it has begun and after its end."""
-        self._away: Away[T] | None = None
+        self._away: SuspendedNode[T] | None = None
         self._backoff = Backoff()
         self._failures_s: list[float] = []
         """When compute processes failed, within the last window."""
@@ -113,7 +113,7 @@ class Lives(Generic[T]):
             self._backoff.reset()
         if self._comes_back(stop):
             paused = stop.reason is StopReason.PAUSED
-            self._away = Away(node, seek, stop.detail, paused=paused)
+            self._away = SuspendedNode(node, seek, stop.detail, paused=paused)
             await self._host.present(self._away)
             if paused:
                 self.say("paused, and the device is free: decod resume joins the run again")
