@@ -72,7 +72,7 @@ def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
 
 def _error_of(error: dict[str, Any]) -> DecodError:
     exit_code = error.get("exit_code")
-    kinds = {kind.exit_code: kind for kind in _all_kinds(DecodError)}
+    kinds = {int(kind.exit_code): kind for kind in _all_kinds(DecodError)}
     kind = kinds.get(exit_code, DecodError) if type(exit_code) is int else DecodError
     what, why, fix = (str(error.get(key, "unknown")) for key in ("what", "why", "fix"))
     return kind(what, why=why, fix=fix, code=str(error.get("code", kind.code)))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -36,11 +36,8 @@ from decod.train.checkpoint.states import (
     StateStore,
     state_of_checkpoint,
 )
-from decod.train.checkpoint.store import find_problems, read_checkpoint, run_folder
-from decod.train.checkpoint.transfer import Transfer
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+from decod.train.checkpoint.store import find_problems, read_checkpoint
+from decod.train.checkpoint.transfer import StateSink, Transfer
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
@@ -62,23 +59,40 @@ _CHUNK_MAX_S = 30.0
 """A state on a disk that takes longer for one chunk counts as damaged."""
 
 
+DiskEvent = StateKept | StateForgotten | KeptRead | CheckpointRead
+
+
+class FetchMirror(Protocol):
+    """The way by which a state comes from other nodes."""
+
+    async def __call__(self, wanted: FetchState, sink: StateSink, *, limits: Limits) -> str:
+        """Fetch a state into the sink's last buffer; return its description."""
+
+
 class DiskStates:
     """The states on this host's disk. The driver's `StateDisk`.
 
     Args:
-        node: This host's node.
+        folder: The run's folder, which holds the checkpoints too.
+        post: Tells the core what is on disk, if it runs.
+        note: Takes the name of an event, and its fields as keywords.
+        fetch: Fetches a state from other nodes.
         store: Reads and writes the states; if absent, in the run's folder.
         free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
         self,
-        node: "Node",
+        folder: Path,
+        *,
+        post: Callable[[DiskEvent], None],
+        note: Callable[..., None],
+        fetch: FetchMirror,
         store: StateStore | None = None,
         free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
-        self._node = node
-        self._checkpoints = run_folder(node.config.state_dir, node.part.run_id)
+        self._post, self._note, self._fetch = post, note, fetch
+        self._checkpoints = folder
         self._store = store or StateStore(self._checkpoints.with_name("states"))
         self._free_memory_bytes = free_memory_bytes
         self._kept: dict[tuple[int, int], KeptState] = {}
@@ -177,7 +191,7 @@ class DiskStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not replaced}
         self._kept[stage, iteration] = state
         self._chunks |= _chunks_of(state)
-        self._node.note("state.kept", stage=stage, iteration=iteration)
+        self._note("state.kept", stage=stage, iteration=iteration)
         self._post(StateKept(stage, iteration, state.parameter_hash))
         gone: list[int] = []
         with suppress(OSError):  # One state too many does no harm.
@@ -197,19 +211,14 @@ class DiskStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not state}
         self._post(StateForgotten(stage, iteration))
 
-    def _post(self, event: StateKept | StateForgotten | KeptRead | CheckpointRead) -> None:
-        driver = self._node.driver
-        if driver is not None and not driver.stopped.done():
-            driver.post(event)
-
     def _failed(self, stage: int, iteration: int, reason: str) -> None:
         if not self._closed:
             self._problem = reason
-            self._node.note("state.unkept", stage=stage, iteration=iteration, reason=reason)
+            self._note("state.unkept", stage=stage, iteration=iteration, reason=reason)
 
     def _damaged(self, stage: int, iteration: int, reason: str) -> None:
         self._problem = f"the state of stage {stage} after iteration {iteration}: {reason}"
-        self._node.note("state.damaged", stage=stage, iteration=iteration, reason=reason)
+        self._note("state.damaged", stage=stage, iteration=iteration, reason=reason)
 
     def _spoiled(self, state: KeptState, reason: str) -> None:
         """Report a state that can no longer be read, once, and stop using it."""
@@ -263,7 +272,7 @@ class DiskStates:
         sink = _Memory(
             self._free_memory_bytes, partial(self._store.require_room, stage), self.local
         )
-        text = await self._node.gateway.fetch_state(wanted, sink, limits=_MIRROR_LIMITS)
+        text = await self._fetch(wanted, sink, limits=_MIRROR_LIMITS)
         served = ServedState(effect.iteration, text, sink.buffers[-1], sink.buffers.clear)
         await self._write(effect.stage_index, served, effect.parameter_hash)
 
@@ -323,7 +332,7 @@ class DiskStates:
 
     def _bad_checkpoint(self, iteration: int, reason: str) -> None:
         self._problem = f"the checkpoint of iteration {iteration} is bad: {reason}"
-        self._node.note("checkpoint.damaged", iteration=iteration, reason=reason)
+        self._note("checkpoint.damaged", iteration=iteration, reason=reason)
 
     async def _read(self, state: KeptState, offset: int, num_bytes: int) -> bytes:  # noqa: ARG002
         try:

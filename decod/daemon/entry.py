@@ -16,11 +16,12 @@ from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.contact import find_run
 from decod.daemon.errors import TemporaryError
-from decod.daemon.host import RunPart, Say
+from decod.daemon.host import Say
 from decod.daemon.leader_search import await_leader
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
 from decod.daemon.resume import has_checkpoint
+from decod.daemon.run_facts import RunPart
 from decod.errors import RejectedError
 from decod.ids import NodeId, RunId
 from decod.protocol.core.view import Role

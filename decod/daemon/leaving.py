@@ -35,10 +35,13 @@ class Leaving:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.asked = asyncio.Event()
-        self.at_once: Callable[[], None] = _nothing
-        """Kills the processes that would outlive this one."""
+        self._kill: Callable[[], None] = _nothing
         self._say = say
         self._num_signals = self._num_urgent = 0
+
+    def kills(self, kill: Callable[[], None]) -> None:
+        """Call `kill` before an end on the spot. It kills a process that would outlive this one."""
+        self._kill = kill
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -56,7 +59,7 @@ class Leaving:
         self._num_urgent += number in URGENT_SIGNALS
         if self._num_urgent > 1:
             self._say("stopped at once")
-            self.at_once()
+            self._kill()
             os._exit(ExitCode.INTERRUPTED)
         self._num_signals += 1
         if self._num_signals == 1:

@@ -11,10 +11,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Host
+from typing import Protocol
 
 _INTERVAL_S = 10.0
 """Longest time between two messages."""
@@ -23,6 +20,17 @@ _TOLD_PER_TIMEOUT = 3
 """Messages within one watchdog timeout, since they may come late on a busy host."""
 
 _STATUS_MAX_CHARACTERS = 200
+
+
+class Told(Protocol):
+    """The daemon as the service manager is told of it."""
+
+    def describe(self) -> str:
+        """Return one line on its state."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it does its due work in time."""
 
 
 class Notifier:
@@ -48,16 +56,20 @@ class Notifier:
             self._is_ready = True
             self._tell("READY=1")
 
-    async def keep_telling(self, host: "Host") -> None:
-        """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy."""
+    async def keep_telling(self, daemon: Told, leaving: asyncio.Event) -> None:
+        """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy.
+
+        Args:
+            daemon: The daemon.
+            leaving: Set once it is to leave.
+        """
         if not self._address:
             return
-        leaving = host.leaving.asked
         while True:
-            lines = [f"STATUS={host.describe()[:_STATUS_MAX_CHARACTERS]}"]
+            lines = [f"STATUS={daemon.describe()[:_STATUS_MAX_CHARACTERS]}"]
             if leaving.is_set():
                 lines.append("STOPPING=1")
-            if host.healthy:
+            if daemon.healthy:
                 lines.append("WATCHDOG=1")
             self._tell(*lines)
             with suppress(TimeoutError):
