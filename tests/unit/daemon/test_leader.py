@@ -18,9 +18,9 @@ from decod.daemon.entry import EntryFinder as FurtherDataNode
 from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
 from decod.daemon.export import export_model
-from decod.daemon.frontend import NodeFrontend
 from decod.daemon.leader import _Leading
 from decod.daemon.progress_display import ProgressDisplay
+from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
@@ -124,7 +124,7 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
         with make_node(tmp_path, leads=False) as node:
             lines: list[str] = []
             node.say = lines.append
-            shown = ProgressDisplay(node)
+            shown = ProgressDisplay(node.progress, node.say)
             returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
             node.progress.take("run.returned", returned, now_s=1.0)
             shown.show_last()
@@ -138,7 +138,7 @@ def test_the_model_is_kept_before_a_stage_leaves(
 ) -> None:
     kept: list[Path] = []
 
-    async def export(_: object, folder: Path) -> int:
+    async def export(_: object, _run: object, folder: Path) -> int:
         kept.append(folder)
         raise NetworkError("no disk", why="it is full", fix="make room")
 
@@ -167,7 +167,7 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
             _Leading(node, options(tmp_path))
             request = {"command": "export"} | ({} if path is None else {"path": path})
             with pytest.raises(ConfigError, match="E-CFG-044"):
-                await NodeFrontend(node).answer(request)
+                await node.frontend.answer(request)
 
     asyncio.run(test())
 
@@ -176,7 +176,8 @@ def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
     async def test() -> None:
         begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
         with make_node(tmp_path) as node, begun:
-            await export_model(node, tmp_path / "model")
+            leading = _Leading(node, options(tmp_path))
+            await export_model(leading._sources, node.device.run, tmp_path / "model")
 
     asyncio.run(test())
 
@@ -186,19 +187,18 @@ def test_an_export_waits_for_the_first_iteration(
 ) -> None:
     """Also in a run that goes on from a checkpoint, and before the leader leads."""
 
-    async def export(node: Any, _: Path) -> int:
-        iteration: int = node.progress.iteration
-        return iteration
+    async def export(sources: SnapshotSources, *_: object) -> int:
+        return sources.progress.iteration
 
     async def test() -> None:
         request = {"command": "export", "path": str(tmp_path / "model")}
         with make_node(tmp_path) as node:
             for _ in range(2):
                 with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await NodeFrontend(node).answer(request)
+                    await node.frontend.answer(request)
                 _Leading(node, options(tmp_path))
             node.progress.iteration += 1
-            assert (await NodeFrontend(node).answer(request))["iteration"] == 1
+            assert (await node.frontend.answer(request))["iteration"] == 1
 
     monkeypatch.setattr(module, "export_model", export)
     asyncio.run(test())
@@ -208,7 +208,7 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
         with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await NodeFrontend(node).answer({"command": "export", "path": str(tmp_path / "model")})
+            await node.frontend.answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
 

@@ -65,13 +65,19 @@ def leave(
         return await asyncio.to_thread(ask, folder, question, timeout_s=10.0)
 
     async def within() -> str | None:
-        with make_node(folder, leads=False) as node, signals_kept(), node.leaving:
-            node.say = lines.append
-            away = SuspendedNode(node, seek, "its link was cut", paused=paused)
-            async with node.host.tended():
-                await node.host.present(away)
+        with make_node(folder, leads=False) as node, signals_kept(), node._leaving:
+            away = SuspendedNode(
+                node.local_status(),
+                seek,
+                "its link was cut",
+                paused=paused,
+                say=lines.append,
+                leaving=node._leaving.asked,
+            )
+            async with node._host.tended():
+                await node._host.present(away)
                 finding = away.until_found(backoff or Asleep())
-                waiting = asyncio.create_task(node.leaving.unless_asked(finding))
+                waiting = asyncio.create_task(node._leaving.unless_asked(finding))
                 await test(request)
                 try:
                     return await waiting
