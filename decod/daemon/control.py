@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.tasks import TaskSet
 from decod.texts import why_of
 
 _log = logging.getLogger(__name__)
@@ -103,14 +104,14 @@ class ControlServer:
         self._state_dir = state_dir
         self._answer: Answer = _answer_nothing
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving = TaskSet()
 
     async def answer_with(self, answer: Answer) -> None:
         """Answer requests with `answer` from now on. The first call begins to listen.
 
         Clients that still wait for an answer get the error that the node has stopped.
         """
-        await self._end_serving()
+        await self._serving.close()
         self._answer = answer
         if self._server is None:
             await self._listen()
@@ -145,17 +146,10 @@ class ControlServer:
             # A disk that fails now must not turn a good end into an error.
             with suppress(OSError):
                 (self._state_dir / SOCKET_NAME).unlink()
-        await self._end_serving()
-
-    async def _end_serving(self) -> None:
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._serving.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving.start(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answer: dict[str, Any] | None = None

@@ -15,7 +15,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from decod.daemon.threads import in_thread
@@ -28,6 +27,7 @@ from decod.errors import DataError, DecodError
 from decod.ids import NodeId, RunId
 from decod.net.block import BlockRequest, fetch_block
 from decod.protocol.core.view import Member
+from decod.tasks import TaskSet
 
 PATIENCE_S = 10.0
 """How long to look for a block. A network file system is usually back after that time."""
@@ -81,22 +81,15 @@ class DataSupply:
         self._fault: DataError | None = None
         self._given_up = asyncio.Event()
         self._restoring = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._tasks = TaskSet()
         self._told_s: dict[Path, float] = {}
         self._num_bad = 0
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def __aexit__(self, _: object, error: BaseException | None, _trace: object) -> None:
+        await self._tasks.close()
         if self._fault is not None:
             raise self._fault from error
 
@@ -140,10 +133,7 @@ class DataSupply:
         first = submit()
         if kind not in _READING:
             return first
-        task = asyncio.get_running_loop().create_task(self._until_read(first, submit))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(self._until_read(first, submit))
 
     async def _until_read(
         self, first: asyncio.Future[Reply], again: Callable[[], asyncio.Future[Reply]]

@@ -11,11 +11,11 @@ state of a lost stage, it reads that state to the last byte.
 import asyncio
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -28,6 +28,7 @@ from decod.net.limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
+from decod.tasks import TaskSet
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (
@@ -37,7 +38,7 @@ from decod.train.checkpoint.states import (
     state_of_checkpoint,
 )
 from decod.train.checkpoint.store import find_problems, read_checkpoint
-from decod.train.checkpoint.transfer import StateSink, Transfer
+from decod.train.checkpoint.transfer import Transfer
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
@@ -62,13 +63,6 @@ _CHUNK_MAX_S = 30.0
 DiskEvent = StateKept | StateForgotten | KeptRead | CheckpointRead
 
 
-class FetchMirror(Protocol):
-    """The way by which a state comes from other nodes."""
-
-    async def __call__(self, wanted: FetchState, sink: StateSink, *, limits: Limits) -> str:
-        """Fetch a state into the sink's last buffer; return its description."""
-
-
 class DiskStates:
     """The states on this host's disk. The driver's `StateDisk`.
 
@@ -76,7 +70,7 @@ class DiskStates:
         folder: The run's folder, which holds the checkpoints too.
         post: Tells the core what is on disk, if it runs.
         note: Takes the name of an event, and its fields as keywords.
-        fetch: Fetches a state from other nodes.
+        fetch: Fetches a state from other nodes; see `Gateway.fetch_state`.
         store: Reads and writes the states; if absent, in the run's folder.
         free_memory_bytes: Returns the free memory of this host.
     """
@@ -87,7 +81,7 @@ class DiskStates:
         *,
         post: Callable[[DiskEvent], None],
         note: Callable[..., None],
-        fetch: FetchMirror,
+        fetch: Callable[..., Awaitable[str]],
         store: StateStore | None = None,
         free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
@@ -100,7 +94,7 @@ class DiskStates:
         self._writing = asyncio.Lock()
         self._mirrors: deque[MirrorState] = deque(maxlen=_MIRRORS_WAITING_MAX)
         self._mirroring: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._searching: asyncio.Task[None] | None = None
         self._closed = False
@@ -117,7 +111,7 @@ class DiskStates:
     def start(self) -> None:
         """Begin to search the disk for states of earlier processes, in a thread."""
         self._loop = asyncio.get_running_loop()
-        self._searching = self._own(self._search())
+        self._searching = self._tasks.start(self._search())
 
     async def searched(self) -> None:
         """Wait until the disk has been searched, or until that takes too long."""
@@ -127,15 +121,7 @@ class DiskStates:
     async def close(self) -> None:
         """Give up all states that are being written or fetched."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _own(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._tasks.close()
 
     async def _search(self) -> None:
         found = self._store.examine()
@@ -154,7 +140,7 @@ class DiskStates:
 
     def keep(self, stage_index: int, parameter_hash: str, served: ServedState) -> None:
         """Write this node's own state; see `StateDisk`."""
-        self._own(self._write(stage_index, served, parameter_hash))
+        self._tasks.start(self._write(stage_index, served, parameter_hash))
 
     async def _write(self, stage_index: int, served: ServedState, hash_: str) -> None:
         def write() -> KeptState:
@@ -240,7 +226,7 @@ class DiskStates:
         newer = [each for each in self._mirrors if each.stage_index != effect.stage_index]
         self._mirrors = deque([*newer, effect], maxlen=_MIRRORS_WAITING_MAX)
         if self._mirroring is None or self._mirroring.done():
-            self._mirroring = self._own(self._mirror_all())
+            self._mirroring = self._tasks.start(self._mirror_all())
 
     async def _mirror_all(self) -> None:
         while self._mirrors:
@@ -303,7 +289,7 @@ class DiskStates:
 
     def read_kept(self, wanted: tuple[Kept, ...]) -> None:
         """Read states to their last byte, before the run relies on them; see `StateDisk`."""
-        self._own(self._read_kept(wanted))
+        self._tasks.start(self._read_kept(wanted))
 
     async def _read_kept(self, wanted: tuple[Kept, ...]) -> None:
         for kept in wanted:
@@ -315,7 +301,7 @@ class DiskStates:
 
     def read_checkpoint(self, iteration: int) -> None:
         """Find the newest whole checkpoint up to an iteration; see `StateDisk`."""
-        self._own(self._read_checkpoint(iteration))
+        self._tasks.start(self._read_checkpoint(iteration))
 
     async def _read_checkpoint(self, wanted: int) -> None:
         iterations = sorted((int(path.name) for path in numbered(self._checkpoints)), reverse=True)

@@ -3,7 +3,6 @@
 lock the state folder -> open the log -> one node after another -> close the log -> unlock
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -18,6 +17,7 @@ from decod.heap import keep_freed_memory
 from decod.net.identity import load_or_create_identity
 from decod.obs.logs import LogContext, close_logs, set_up_logs
 from decod.obs.terminal import PatientTerminal
+from decod.tasks import beside
 
 Say = Callable[[str], None]
 
@@ -67,12 +67,10 @@ class Host:
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:
         """Answer the operator and inform the service manager while the context lasts."""
-        telling = asyncio.create_task(self._notifier.keep_telling(self, self.leaving.asked))
         try:
-            yield
+            async with beside(self._notifier.keep_telling(self, self.leaving.asked)):
+                yield
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
             await self._control.close()
 
     async def present(self, frontend: Frontend) -> None:

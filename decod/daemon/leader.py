@@ -38,6 +38,7 @@ from decod.ids import RunId
 from decod.net.join_string import LABEL
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import CheckpointWritten, CommitsHeld, DrainRequested
+from decod.tasks import beside, until_first
 from decod.train.checkpoint.store import run_folder
 
 
@@ -224,19 +225,11 @@ class _Leading:
     async def run(self) -> Stop:
         """Lead until the run ends or this node leaves, and keep the result; return the end."""
         node = self._node
-        tasks = [
-            asyncio.create_task(work)
-            for work in (
-                publish_terms(node.dht, self._contacts, node.elected),
-                seek_successor(node.dht, self._core),
-            )
-        ]
+        publishing = publish_terms(node.dht, self._contacts, node.elected)
         try:
-            stop = await self._run()
+            async with beside(publishing, seek_successor(node.dht, self._core)):
+                stop = await self._run()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")
@@ -290,18 +283,13 @@ class _Leading:
     async def _run(self) -> Stop:
         node, core, requests = self._node, self._core, self._requests
         driver = core.driver
-        complete = asyncio.create_task(self._complete.wait())
-        drained = asyncio.create_task(requests.wait_leaving())
-        ends: list[asyncio.Future[Any]] = [driver.stopped, complete, drained]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        complete.cancel()
-        drained.cancel()
+        await until_first(driver.stopped, self._complete.wait(), requests.wait_leaving())
         self._shown.show_last()
         if not core.runs or (not self._complete.is_set() and await self._hand_over()):
             if driver.broken:
                 await self._keep_after_failure()
             return await node.wait_stopped()
-        leading = driver.facts.leading
+        leading = core.leading
         self._cut_off = leading is not None and bool(leading.lacking)
         # Hold commits: iterations after the kept one would be lost.
         self._ending = True
@@ -329,7 +317,7 @@ class _Leading:
 
         Only if there is no other data node: else the run goes on under another leader.
         """
-        leading = self._core.driver.facts.leading
+        leading = self._core.leading
         if leading is None or len(leading.view.data_nodes) > 1:
             return
         self._ending = True
@@ -339,15 +327,12 @@ class _Leading:
     async def _hand_over(self) -> bool:
         """Hand over to another data node, if there is one; return whether this node has left."""
         driver, requests = self._core.driver, self._requests
-        leading = driver.facts.leading
+        leading = self._core.leading
         if requests.ends_run or leading is None or not leading.can_hand_over:
             return False
         self._say("another data node is to lead; this node leaves when it does")
         requests.tell_core()
-        stays = asyncio.create_task(requests.stays.wait())
-        ends: list[asyncio.Future[Any]] = [driver.stopped, stays]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        stays.cancel()
+        await until_first(driver.stopped, requests.stays.wait())
         return not self._core.runs
 
     @property

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from decod.driver.loop import run_loop
 from decod.exit_codes import ExitCode
 from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
+from decod.tasks import cancelled, until_first
 
 T = TypeVar("T")
 
@@ -73,16 +74,13 @@ class Leaving:
             LeftEarlyError: This daemon is asked to leave first. The work is cancelled.
         """
         task = asyncio.ensure_future(work)
-        asked = asyncio.create_task(self.asked.wait())
         try:
-            await asyncio.wait([task, asked], return_when=asyncio.FIRST_COMPLETED)
+            await until_first(task, self.asked.wait())
             if not task.done():
                 raise LeftEarlyError
             return task.result()
         finally:
-            for each in (task, asked):
-                each.cancel()
-            await asyncio.gather(task, asked, return_exceptions=True)
+            await cancelled(task)
 
 
 def run_until_left(command: Coroutine[Any, Any, int], say: Callable[[str], None]) -> int:

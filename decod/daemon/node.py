@@ -302,9 +302,8 @@ class Node:
 
     async def wait_stopped(self) -> Stop:
         """Wait until the core has stopped and its last messages are sent; return how it ended."""
-        driver, gateway = self.core.driver, self.gateway
-        stop = await driver.stopped
-        leading = driver.facts.leading
+        gateway, stop = self.gateway, await self.core.driver.stopped
+        leading = self.core.leading
         # Without a quorum, the others may go on under another leader.
         if leading is not None and not leading.lacking and leading.state is LeaderState.FINISHED:
             gateway.say_farewell(leading.view.term, stop.detail)

@@ -11,10 +11,10 @@ the newest marked iteration, which all stages keep on disks.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from decod.daemon.errors import no_member, not_begun
 from decod.daemon.status import RunProgress
@@ -27,9 +27,10 @@ from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld
 from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts
+from decod.tasks import cancelled
 from decod.texts import clip
 from decod.train.checkpoint.description import Chunk
-from decod.train.checkpoint.transfer import StateSink, Transfer
+from decod.train.checkpoint.transfer import Transfer
 
 HOLD_MAX_S = 60.0
 """How long commits may be held. A copy takes two jobs of a device. A member that takes longer than
@@ -63,30 +64,16 @@ class RunSnapshot:
     """The stages, by index from 0."""
 
 
-class FetchStage(Protocol):
-    """The way by which a stage's state comes from a member."""
-
-    async def __call__(self, wanted: FetchState, sink: StateSink, *, with_optimizer: bool) -> str:
-        """Fetch a state into the sink's last buffer; return its description."""
-
-
-class LoadState(Protocol):
-    """The way by which a state comes from this host's disk."""
-
-    async def __call__(
-        self, wanted: FetchState, allocate: Callable[[int], memoryview | None], /
-    ) -> str | None:
-        """Read a state into a buffer; return its description, or None if it is not there."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSources:
     """Where the leader gets the states from, and what it knows of them."""
 
     core: CoreHandle
     progress: RunProgress
-    fetch: FetchStage
-    load: LoadState
+    fetch: Callable[..., Awaitable[str]]
+    """Fetches a stage's state from members; see `Gateway.fetch_state`."""
+    load: Callable[..., Awaitable[str | None]]
+    """Reads a state from this host's disk; see `DiskStates.load`."""
     device_gone: Callable[[], bool]
     """Whether the state on this node's device is lost."""
     ending: Callable[[], bool]
@@ -131,16 +118,11 @@ def kept_iterations(sources: SnapshotSources) -> list[int] | None:
 
     None if this node's compute process is alive: then the last commit can be gathered.
     """
-    leading = _leading(sources.core)
+    leading = sources.core.leading
     if leading is None or not sources.device_gone():
         return None
     marks = [mark.iteration for mark in leading.marks]
     return sorted((i for i in marks if i <= leading.committed), reverse=True)
-
-
-def _leading(core: CoreHandle) -> LeaderFacts | None:
-    facts = core.facts
-    return facts.leading if facts is not None else None
 
 
 class _Gathering:
@@ -153,7 +135,7 @@ class _Gathering:
     """
 
     def __init__(self, sources: SnapshotSources, mark: int | None, *, with_optimizer: bool) -> None:
-        leading, progress = _leading(sources.core), sources.progress
+        leading, progress = sources.core.leading, sources.progress
         if leading is None or not leading.view.members:
             raise not_begun()
         self.let_go = False
@@ -192,10 +174,8 @@ class _Gathering:
         finally:
             patience.cancel()
             self._release()
-            for task in tasks:
-                task.cancel()
             # Buffers must not be given back while tasks still write into them.
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
         return RunSnapshot(self._iteration, self._loss, self._num_deferred, tuple(stages))
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ async def seek_successor(dht: Dht, core: CoreHandle) -> None:
     """
     while True:
         await asyncio.sleep(_SEEK_INTERVAL_S)
-        leading = core.driver.facts.leading
+        leading = core.leading
         if leading is None or not leading.lacking:
             continue
         with suppress(DecodError, MalformedMessageError):

@@ -27,6 +27,7 @@ from decod.errors import ConfigError, DecodError, NetworkError, PeerError, Rejec
 from decod.net.ask import ask_status
 from decod.obs.logs import log_note
 from decod.protocol.core.identity import NodeState
+from decod.tasks import cancelled
 
 T = TypeVar("T")
 
@@ -109,8 +110,7 @@ class SuspendedNode(Generic[T]):
         finally:
             self._found = asyncio.get_running_loop().create_future()
             if self._looking is not None:
-                self._looking.cancel()
-                await asyncio.gather(self._looking, return_exceptions=True)
+                await cancelled(self._looking)
 
     def failed(self, why: str) -> None:
         """Note why the run could not be joined although it was found."""

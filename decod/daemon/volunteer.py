@@ -1,10 +1,8 @@
 """`decod join`: finds the run that a join string names, and gives this host to it."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from decod.config.node import NodeConfig
 from decod.daemon.contact import Contact, find_run, patiently
@@ -25,6 +23,7 @@ from decod.net.dht_record import peer_name
 from decod.net.server import HelloRequest
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Role
+from decod.tasks import beside, until_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +118,10 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
         await node.prepare()
 
     # Not awaited: after much churn, the DHT names many nodes that no longer answer.
-    announcing = asyncio.create_task(announce(node, contacts, leads=False))
-    try:
+    async with beside(announce(node, contacts, leads=False)):
         if not await node.unless_drained(begin()):
             return Stop(StopReason.DRAINED, "it had not begun to train")
         return await run_until_stopped(node, lead)
-    finally:
-        announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
 
 
 async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
@@ -155,22 +150,17 @@ async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     core, requests, gateway = node.core, node.requests, node.gateway
     shown = ProgressDisplay(node.progress, node.say)
-    drained = asyncio.create_task(requests.wait_leaving())
-    elected = asyncio.create_task(node.elected.wait())
-    seeking = asyncio.create_task(seek_leader(node.dht, core, gateway.client.set_address))
-    ends: list[asyncio.Future[Any]] = [drained, core.driver.stopped, elected]
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if elected.done() and lead is not None and core.runs:
-            shown.stop()
-            return await lead()
-        if core.runs:
-            requests.tell_core()
-        stop = await node.wait_stopped()
+        async with beside(seek_leader(node.dht, core, gateway.client.set_address)):
+            stopped, elected = core.driver.stopped, node.elected
+            await until_first(requests.wait_leaving(), stopped, elected.wait())
+            if elected.is_set() and lead is not None and core.runs:
+                shown.stop()
+                return await lead()
+            if core.runs:
+                requests.tell_core()
+            stop = await node.wait_stopped()
     finally:
-        for task in (drained, elected, seeking):
-            task.cancel()
-        await asyncio.gather(drained, elected, seeking, return_exceptions=True)
         shown.show_last()
     if stop.reason is StopReason.DRAINED:
         node.say(f"left the run: {stop.detail}")

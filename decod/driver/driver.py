@@ -8,7 +8,7 @@ and a traced run can be replayed.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node import NodeMachine
+from decod.tasks import TaskSet
 from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
@@ -136,7 +137,7 @@ class NodeDriver:
         self._start_s = self._clock()
         self._next_tensor = 1
         self._requests = Requests()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -150,9 +151,7 @@ class NodeDriver:
         self._compute.ended.remove_done_callback(self._compute_ended)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._requests.close()
 
     # --- the loop -----------------------------------------------------------------------------
@@ -228,7 +227,7 @@ class NodeDriver:
             case fx.FreeTensor(tensor):
                 self._arena.free(self._regions.pop(tensor))
             case fx.FetchState():
-                self._own(self._fetch(effect))
+                self._tasks.start(self._fetch(effect))
             case fx.ServeState():
                 self._serve(effect)
             case fx.KeepState():
@@ -238,9 +237,9 @@ class NodeDriver:
             case fx.RefuseState(request_id, reason):
                 self._requests.answer(request_id, reason)
             case fx.ProbeLink(to, size_bytes):
-                self._own(self._probe(to, term, size_bytes))
+                self._tasks.start(self._probe(to, term, size_bytes))
             case fx.PersistVote(term, candidate):
-                self._own(self._persist(Promise(term, candidate)))
+                self._tasks.start(self._persist(Promise(term, candidate)))
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():
@@ -250,12 +249,6 @@ class NodeDriver:
             case fx.Stop():
                 if not self.stopped.done():
                     self.stopped.set_result(effect)
-
-    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _compute_ended(self, ended: asyncio.Future[str]) -> None:
         """Tell the machine that the compute process has ended. Its jobs have failed already."""
@@ -435,7 +428,7 @@ class NodeDriver:
     async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
         """Run a job that copies a state; return the copy, or why there is none."""
         # A task of its own, which is not cancelled: the device may be writing into the region.
-        return await taken(self._own(self._run_copy(kind, fields)))
+        return await taken(self._tasks.start(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
         region: ArenaRegion | None = None

@@ -2,7 +2,7 @@
 
 from decod.driver.driver import NodeDriver
 from decod.protocol.core.events import Event
-from decod.protocol.facts import NodeFacts
+from decod.protocol.facts import LeaderFacts, NodeFacts
 
 
 class CoreHandle:
@@ -34,6 +34,11 @@ class CoreHandle:
     def facts(self) -> NodeFacts | None:
         """What the core knows; None before it has started."""
         return self._driver.facts if self._driver is not None else None
+
+    @property
+    def leading(self) -> LeaderFacts | None:
+        """What the core knows as the leader; None if it does not lead, or has not started."""
+        return self._driver.facts.leading if self._driver is not None else None
 
     def post(self, event: Event) -> None:
         """Step the core with an event if it runs."""
