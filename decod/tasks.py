@@ -1,8 +1,9 @@
-"""Tasks that do not outlive those who started them."""
+"""Tasks that do not outlive those who started them, and threads that do not outlive the process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,3 +52,34 @@ async def until_first(*waits: Awaitable[Any]) -> None:
     finally:
         own = (each for each, given in zip(futures, waits, strict=True) if each is not given)
         await cancelled(*own)
+
+
+def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run `work` in a thread of its own; return a future of its result or exception.
+
+    Cancelling the future does not stop the thread. The thread does not keep the process from
+    ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # None only if T is.
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001 - raised again when the result is awaited.
+            error = caught
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

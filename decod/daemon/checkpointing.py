@@ -20,8 +20,8 @@ import psutil
 from decod.config.schema import Manifest, RunConfig, flatten
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
-from decod.daemon.threads import in_thread
 from decod.errors import CheckpointError, DecodError
+from decod.tasks import in_thread
 from decod.train.checkpoint.entries import (
     check_tensors,
     parse_entries,

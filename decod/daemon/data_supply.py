@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from decod.daemon.threads import in_thread
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.driver.arena import ArenaAllocator, ArenaRegion
@@ -27,7 +26,7 @@ from decod.errors import DataError, DecodError
 from decod.ids import NodeId, RunId
 from decod.net.block import BlockRequest, fetch_block
 from decod.protocol.core.view import Member
-from decod.tasks import TaskSet
+from decod.tasks import TaskSet, in_thread
 
 PATIENCE_S = 10.0
 """How long to look for a block. A network file system is usually back after that time."""

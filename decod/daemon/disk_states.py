@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from decod.daemon.threads import in_thread
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.ids import NodeId
@@ -28,7 +27,7 @@ from decod.net.limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
-from decod.tasks import TaskSet
+from decod.tasks import TaskSet, in_thread
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (

@@ -67,8 +67,10 @@ class Host:
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:
         """Answer the operator and inform the service manager while the context lasts."""
+        leaving = self.leaving.asked
+        telling = self._notifier.keep_telling(self._describe, self._healthy, leaving)
         try:
-            async with beside(self._notifier.keep_telling(self, self.leaving.asked)):
+            async with beside(telling):
                 yield
         finally:
             await self._control.close()
@@ -79,13 +81,10 @@ class Host:
         await self._control.answer_with(frontend.answer)
         self._notifier.ready()
 
-    def describe(self) -> str:
-        """Return one line on the daemon's state."""
+    def _describe(self) -> str:
         return "starting" if self._frontend is None else self._frontend.describe()
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the daemon does its due work in time."""
+    def _healthy(self) -> bool:
         return self._frontend is None or self._frontend.healthy
 
     def __enter__(self) -> "Host":

@@ -24,7 +24,6 @@ from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
 from decod.daemon.snapshot import SnapshotSources
 from decod.daemon.succession import publish_terms, seek_successor
-from decod.daemon.threads import in_thread
 from decod.daemon.volunteer import announce, take_part
 from decod.data.corpus import corpus_folder
 from decod.data.dataset import Dataset
@@ -38,7 +37,7 @@ from decod.ids import RunId
 from decod.net.join_string import LABEL
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import CheckpointWritten, CommitsHeld, DrainRequested
-from decod.tasks import beside, until_first
+from decod.tasks import beside, in_thread, until_first
 from decod.train.checkpoint.store import run_folder
 
 

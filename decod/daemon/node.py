@@ -33,11 +33,9 @@ from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
-from decod.daemon.recent_events import RecentEvents
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
-from decod.daemon.status import DaemonFacts, RunProgress, full_status, status_of
+from decod.daemon.status import RECONNECTING, full_status, own_status, status_of
 from decod.daemon.succession import RunContacts
-from decod.daemon.threads import in_thread
 from decod.daemon.votes import VoteFile
 from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
@@ -48,10 +46,13 @@ from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
 from decod.net.server import HelloInfo, HelloRequest, PeerServer
 from decod.obs.logs import log_note
+from decod.obs.recent_events import THIS_NODE, RecentEvents
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.identity import Identity, Promise
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node import NodeMachine
+from decod.tasks import in_thread
 from decod.train.checkpoint.store import run_folder
 
 _log = logging.getLogger("decod")
@@ -353,25 +354,38 @@ class Node:
 
     def local_status(self) -> dict[str, Any]:
         """Return the status of the run as this node knows it."""
-        duties, core = self._duties, self.core
-        daemon = DaemonFacts(
-            part=self.part,
-            node_id=self.node_id,
-            name=self.name,
-            address=self.address,
-            device=self.device.name,
-            leader=self.contacts.leader(),
-            progress=self.progress,
-            reconnecting=self._reconnecting,
-            transfer=core.driver.transfer if core.started else None,
-            checkpoint=None if duties is None else duties.describe_checkpoint(),
-            states=self.states.describe(),
-            join_string=self.contacts.join_string() if duties and duties.handed_out else None,
-            counters=self._server.counters.totals(),
-            timing=self._timing(),
-            recent=self.recent.describe(time.monotonic(), name=self.name),
-        )
-        return status_of(daemon, core.facts)
+        duties, core, leader = self._duties, self.core, self.contacts.leader()
+        transfer = core.driver.transfer if core.started else None
+        status = status_of(self.part, self.progress, core.facts, transfer)
+        me = {
+            "id": self.node_id,
+            "name": self.name,
+            "address": self.address,
+            "role": self.part.role.value,
+            "device": self.device.name,
+            "device_free": False,
+            **own_status(core.facts),
+        }
+        if self._reconnecting:
+            me["state"] = RECONNECTING
+        return status | {
+            "state": me["state"],
+            "leader": {
+                "id": leader.node_id,
+                "name": leader.name,
+                "address": leader.address,
+                "term": leader.term,
+                "electing": leader.electing,
+            },
+            "node": me,
+            "checkpoint": None if duties is None else duties.describe_checkpoint(),
+            "states": self.states.describe(),
+            "join_string": self.contacts.join_string() if duties and duties.handed_out else None,
+            "counters": self._server.counters.totals(),
+            "timing": self._timing(),
+            "message": status["message"].replace(THIS_NODE, self.name),
+            "recent": self.recent.describe(time.monotonic(), name=self.name),
+        }
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         own, rejoins = self.local_status(), self.config.rejoins

@@ -9,9 +9,8 @@ core is stepped in time.
 import asyncio
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from typing import Protocol
 
 _INTERVAL_S = 10.0
 """Longest time between two messages."""
@@ -20,17 +19,6 @@ _TOLD_PER_TIMEOUT = 3
 """Messages within one watchdog timeout, since they may come late on a busy host."""
 
 _STATUS_MAX_CHARACTERS = 200
-
-
-class Told(Protocol):
-    """The daemon as the service manager is told of it."""
-
-    def describe(self) -> str:
-        """Return one line on its state."""
-
-    @property
-    def healthy(self) -> bool:
-        """Whether it does its due work in time."""
 
 
 class Notifier:
@@ -56,20 +44,23 @@ class Notifier:
             self._is_ready = True
             self._tell("READY=1")
 
-    async def keep_telling(self, daemon: Told, leaving: asyncio.Event) -> None:
+    async def keep_telling(
+        self, describe: Callable[[], str], healthy: Callable[[], bool], leaving: asyncio.Event
+    ) -> None:
         """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy.
 
         Args:
-            daemon: The daemon.
+            describe: Returns one line on the daemon's state.
+            healthy: Whether the daemon does its due work in time.
             leaving: Set once it is to leave.
         """
         if not self._address:
             return
         while True:
-            lines = [f"STATUS={daemon.describe()[:_STATUS_MAX_CHARACTERS]}"]
+            lines = [f"STATUS={describe()[:_STATUS_MAX_CHARACTERS]}"]
             if leaving.is_set():
                 lines.append("STOPPING=1")
-            if daemon.healthy:
+            if healthy():
                 lines.append("WATCHDOG=1")
             self._tell(*lines)
             with suppress(TimeoutError):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from decod.daemon.status import RunProgress
+from decod.obs.run_progress import RunProgress
 
 _INTERVAL_S = 1.0
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from decod.daemon.errors import no_member, not_begun
-from decod.daemon.status import RunProgress
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.ids import NodeId
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld
 from decod.protocol.core.view import View

@@ -2,37 +2,23 @@
 docs/status.md."""
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from decod import __version__
 from decod.daemon.control import SCHEMA_VERSION
-from decod.daemon.recent_events import THIS_NODE, merged
 from decod.daemon.run_facts import RunPart
-from decod.daemon.succession import KnownLeader
 from decod.driver.fetching import outlook
 from decod.errors import DecodError, NetworkError
-from decod.ids import NodeId, iteration_of
+from decod.ids import NodeId
 from decod.net.ask import ask_status
+from decod.obs.recent_events import merged
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
-
-_REASONED = frozenset(
-    (
-        "iteration.aborted",
-        "member.lost",
-        "member.aside",
-        "peer.suspected",
-        "state.failed",
-        "following.failed",
-        "candidate.refused",
-    )
-)
-"""Events whose reason is shown until the next commit."""
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""
@@ -43,161 +29,49 @@ RECONNECTING = "reconnecting"
 _ASK_TIMEOUT_S = 0.3
 """Timeout of asking the leader. After it, a node shows its own status."""
 
-_LOSSES_MAX = 1000
-"""Iterations whose loss is remembered, since the run may roll back to one of them."""
 
-
-@dataclasses.dataclass(slots=True)
-class RunProgress:
-    """The run's progress, according to the node's notes."""
-
-    iteration: int = 0
-    """The last committed iteration."""
-    loss: float | None = None
-    """Loss of that iteration. None before the first, and if this node was not there."""
-    gradient_norm: float | None = None
-    """Norm of that iteration's gradient over all stages, if it is clipped and known here."""
-    tokens_per_s: float | None = None
-    message: str = ""
-    """The last event since then that was not routine."""
-    num_deferred: int = 0
-    """At the leader: microbatches that were deferred to the next iteration."""
-    on_commit: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called after each commit."""
-    on_return: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called when the run has rolled back to `iteration`."""
-    on_stage_ending: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called at the leader when the last member of a stage wants to leave."""
-    _committed_s: float | None = None
-    _losses: dict[int, float] = dataclasses.field(default_factory=dict)
-    """Losses of the newest iterations that this node saw committed, the oldest first."""
-
-    def loss_of(self, iteration: int) -> float | None:
-        """Return an iteration's loss, or None if this node does not know it."""
-        return self._losses.get(iteration)
-
-    def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
-        """Take in one note."""
-        if event == "iteration.committed" and "num_deferred" in fields:
-            # The leader's note of its decision. Every member notes the commit itself too.
-            self.num_deferred = int(fields["num_deferred"])
-        elif event == "iteration.committed":
-            if self._committed_s is not None:
-                self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
-            self._committed_s = now_s
-            self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
-            self.iteration = iteration_of(str(fields["iteration"]))
-            self._losses[self.iteration] = fields["loss"]
-            if len(self._losses) > _LOSSES_MAX:
-                del self._losses[next(iter(self._losses))]
-            self.message = ""
-            _call_all(self.on_commit)
-        elif event == "leader.elected":
-            self.message = f"{THIS_NODE} leads the run in term {fields['term']}"
-        elif event in _REASONED:
-            self.message = str(fields.get("reason", ""))
-        elif event == "member.leaving":
-            self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
-        elif event == "run.returned":
-            self.iteration = int(fields["iteration"])
-            self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
-            self.loss, self.num_deferred = self.loss_of(self.iteration), 0
-            self.gradient_norm = None
-            self.message = f"{fields['reason']}: back to iteration {self.iteration}"
-            _call_all(self.on_return)
-        elif event == "stage.ending":
-            stage = fields.get("stage")
-            self.message = f"the last member of stage {stage} is leaving: it needs another"
-            _call_all(self.on_stage_ending)
-
-
-def _call_all(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonFacts:
-    """What a daemon knows beside its node's core, for its status."""
-
-    part: RunPart
-    node_id: NodeId
-    name: str
-    address: str
-    device: str
-    leader: KnownLeader
-    progress: RunProgress
-    reconnecting: bool
-    """This node was in the run before, and is on its way back."""
-    transfer: Transfer | None
-    """Progress of the state that is being fetched."""
-    checkpoint: dict[str, Any] | None
-    """At the leader: its checkpoints."""
-    states: dict[str, Any]
-    """The states on this host's disk."""
-    join_string: str | None
-    counters: dict[str, int]
-    timing: dict[str, float]
-    recent: list[dict[str, Any]]
-
-
-def status_of(daemon: DaemonFacts, facts: NodeFacts | None) -> dict[str, Any]:
-    """Return the status as this node knows it. The leader's covers the whole run.
+def status_of(
+    part: RunPart, progress: RunProgress, facts: NodeFacts | None, transfer: Transfer | None
+) -> dict[str, Any]:
+    """Return the part of a node's status that its core and its notes tell.
 
     Args:
-        daemon: What the daemon knows.
-        facts: What the core knows; None before it has started.
+        part: The node's part in the run.
+        progress: The run's progress, as the notes tell it.
+        facts: What the core knows; None before it has started. The leader's covers the whole run.
+        transfer: Progress of the state that is being fetched.
     """
-    part, progress, leader = daemon.part, daemon.progress, daemon.leader
-    run = part.manifest.run
-    num_stages = run.stages.num_relay_stages + 1
-    state = facts.state.value if facts is not None else "starting"
-    me = {
-        "id": daemon.node_id,
-        "name": daemon.name,
-        "address": daemon.address,
-        "role": part.role.value,
-        "stage_index": facts.own_stage if facts is not None and facts.in_view else None,
-        "capacity": facts.load.capacity if facts is not None else None,
-        "device": daemon.device,
-        "device_free": False,
-        "state": RECONNECTING if daemon.reconnecting else state,
-    }
-    leading = facts.leading if facts is not None else None
+    run, leading = part.manifest.run, facts.leading if facts is not None else None
+    empty = [{"index": i, "nodes": []} for i in range(run.stages.num_relay_stages + 1)]
     return {
         "schema_version": SCHEMA_VERSION,
         "decod_version": __version__,
         "run_id": part.run_id,
         "run_name": run.name,
         "run_state": _run_state(facts, leading),
-        "state": me["state"],
         "iteration": progress.iteration,
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
         "data": _data(facts),
-        "leader": {
-            "id": leader.node_id,
-            "name": leader.name,
-            "address": leader.address,
-            "term": leader.term,
-            "electing": leader.electing,
-        },
-        "node": me,
-        "stages": [{"index": index, "nodes": []} for index in range(num_stages)]
-        if facts is None
-        else _stages(facts, leading),
-        "flows": _flows(facts) if facts is not None else [],
-        "candidates": _candidates(leading) if leading is not None else [],
-        "checkpoint": daemon.checkpoint,
-        "states": daemon.states,
-        "syncing": _syncing(facts, daemon.transfer),
+        "stages": empty if facts is None else _stages(facts, leading),
+        "flows": [] if facts is None else _flows(facts),
+        "candidates": [] if leading is None else _candidates(leading),
+        "syncing": _syncing(facts, transfer),
         "rebuilt": _rebuilt(leading),
-        "join_string": daemon.join_string,
-        "counters": daemon.counters,
-        "timing": daemon.timing,
-        "message": _message(facts, leading, progress).replace(THIS_NODE, daemon.name),
-        "recent": daemon.recent,
+        "message": _message(facts, leading, progress),
+    }
+
+
+def own_status(facts: NodeFacts | None) -> dict[str, Any]:
+    """Return what a node's core tells of the node itself."""
+    if facts is None:
+        return {"stage_index": None, "capacity": None, "state": "starting"}
+    stage_index = facts.own_stage if facts.in_view else None
+    return {
+        "stage_index": stage_index,
+        "capacity": facts.load.capacity,
+        "state": facts.state.value,
     }
 
 

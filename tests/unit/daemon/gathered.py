@@ -11,13 +11,13 @@ from typing import Any, cast
 from decod.config.schema import Manifest, RunConfig
 from decod.daemon.run_facts import RunPart
 from decod.daemon.snapshot import SnapshotSources
-from decod.daemon.status import RunProgress
 from decod.data.params import BatchConfig
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld, Event
 from decod.protocol.core.view import Role, View

@@ -21,7 +21,6 @@ from decod.daemon.export import export_model
 from decod.daemon.leader import _Leading
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.snapshot import SnapshotSources
-from decod.daemon.threads import in_thread
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
@@ -33,6 +32,7 @@ from decod.errors import (
 from decod.ids import NodeId
 from decod.model.config import ModelConfig
 from decod.protocol.core.effects import Stop, StopReason
+from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import (
     RUN_ID,

@@ -50,7 +50,9 @@ async def tell(
     environment: dict[str, str], daemon: Daemon, num_messages: int, listener: socket.socket
 ) -> list[list[str]]:
     """Returns what the manager hears until there are so many messages."""
-    telling = asyncio.create_task(Notifier(environment).keep_telling(daemon, daemon.leaving))
+    telling = asyncio.create_task(
+        Notifier(environment).keep_telling(daemon.describe, lambda: daemon.healthy, daemon.leaving)
+    )
     messages = list[list[str]]()
 
     def enough() -> bool:
@@ -115,7 +117,7 @@ def test_the_manager_says_how_often_it_wants_to_hear(
 def test_without_a_manager_nothing_is_said() -> None:
     notifier = Notifier({})
     notifier.ready()
-    asyncio.run(notifier.keep_telling(Daemon(), asyncio.Event()))
+    asyncio.run(notifier.keep_telling(lambda: "", lambda: True, asyncio.Event()))
 
 
 def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from decod.daemon import status as module
 from decod.daemon.node import Node
-from decod.daemon.recent_events import RecentEvents, merged
 from decod.daemon.run_facts import facts_of
-from decod.daemon.status import RunProgress
 from decod.errors import NetworkError
 from decod.ids import NodeId
+from decod.obs.recent_events import RecentEvents, merged
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import Identity
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.params import ProtocolConfig
