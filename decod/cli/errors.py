@@ -80,6 +80,10 @@ class ReportPlace:
 
     folder: Path | None = None
 
+    def use(self, folder: Path) -> None:
+        """Write a report there."""
+        self.folder = folder
+
 
 def report_unexpected(error: Exception, place: ReportPlace) -> int:
     """Write the traceback to a file, print one line that names it, and return the exit code."""

@@ -250,7 +250,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
-        run = self._part.manifest.run
+        run = self._part.run
         needed_bytes = state_size_bytes(run.model, run.stages)
         free_bytes = self._free_memory_bytes()
         if needed_bytes > _MEMORY_SHARE * free_bytes:

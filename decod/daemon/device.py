@@ -28,7 +28,7 @@ is less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredHost:
     """What this host can do in the run."""
 
     capacity: int
@@ -37,7 +37,7 @@ class Measured:
     """Mean time of a pass through a stage."""
 
 
-class Device:
+class HostDevice:
     """The device of one node. Use it in `async with`, which starts the compute process.
 
     Args:
@@ -85,7 +85,7 @@ class Device:
             if isinstance(error, OSError | OverflowError | ValueError):
                 raise _not_started(error) from error
             raise
-        patience = Patience(self._part.manifest.run.protocol)
+        patience = Patience(self._part.run.protocol)
         self._compute.watch_over(patience, self._hung)
         self._compute.ended.add_done_callback(self._ended)
         return self
@@ -110,7 +110,7 @@ class Device:
 
     def _make_arena(self) -> ArenaAllocator:
         """Return an arena with room for all tensors that this node may have to hold."""
-        run = self._part.manifest.run
+        run = self._part.run
         sizes = sizes_of(run)
         model_bytes = tensor_sizes(run).model_bytes
         capacity = self._config.capacity or _CAPACITY_AUTO_MAX
@@ -122,10 +122,10 @@ class Device:
             (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
         )
 
-    async def measure(self, say: Say) -> Measured:
+    async def measure(self, say: Say) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""
         part, config = self._part, self._config
-        run = part.manifest.run
+        run = part.run
         facts = await self.run(
             "configure",
             {
@@ -151,10 +151,10 @@ class Device:
         await self.run("build", {"stage_index": stage})
         measured = await self.run("measure", {"num_repeats": 1})
         capacity = config.capacity or self._capacity(facts, measured)
-        return Measured(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
+        return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
 
     def _capacity(self, facts: dict[str, Any], measured: dict[str, Any]) -> int:
-        run = self._part.manifest.run
+        run = self._part.run
         if self._part.role is Role.DATA:
             return min(run.batch.num_microbatches, _CAPACITY_AUTO_MAX)
         each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)

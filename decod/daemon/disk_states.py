@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typing_extensions import override
 
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
-from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
@@ -37,7 +37,7 @@ from decod.train.checkpoint.states import (
     state_of_checkpoint,
 )
 from decod.train.checkpoint.store import find_problems, read_checkpoint
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.transfer import QuietSink
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
@@ -366,7 +366,7 @@ class DiskStates:
         return state.description.text
 
 
-class _Memory:
+class _Memory(QuietSink):
     """Memory of its own for one mirror, since the arena is for tensors."""
 
     def __init__(
@@ -376,9 +376,7 @@ class _Memory:
         local: Callable[[Chunk], bytes | None],
     ) -> None:
         self.buffers: list[memoryview] = []
-        self.local = local
-        self._free_bytes = free_bytes
-        self._require_room = require_room
+        self._free_bytes, self._require_room, self._local = free_bytes, require_room, local
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         if size_bytes > _MEMORY_SHARE * self._free_bytes():
@@ -390,11 +388,9 @@ class _Memory:
         self.buffers.append(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes])
         return self.buffers[-1]
 
-    def began(self, transfer: Transfer) -> None:
-        """Ignore the progress: it is not shown."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """Ignore the failure: the fetch's error names it too."""
+    @override
+    def local(self, chunk: Chunk) -> bytes | None:
+        return self._local(chunk)
 
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:

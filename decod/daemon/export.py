@@ -30,6 +30,7 @@ async def export_model(sources: SnapshotSources, run: Run, folder: Path) -> int:
             {"stage_index": index, "tensors": stage.tensors}
             for index, stage in enumerate(states.stages)
         ]
-        regions = sources.core.driver.regions([stage.data for stage in states.stages])
+        driver = sources.core.driver
+        regions = driver.regions([stage.data for stage in states.stages])
         await run("export", {"path": str(folder), "stages": stages}, inputs=regions)
     return states.iteration

@@ -72,8 +72,8 @@ class NodeFrontend:
     @property
     def healthy(self) -> bool:
         """Whether the core is stepped in time."""
-        if not self._core.runs:
+        facts, now_s = self._core.facts, asyncio.get_running_loop().time()
+        if facts is None or not self._core.runs:
             return True
-        deadline_s = self._core.driver.facts.deadline_s
-        now_s = asyncio.get_running_loop().time()
+        deadline_s = facts.deadline_s
         return deadline_s is None or now_s - deadline_s < _OVERDUE_MAX_S

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from decod.daemon.files import PLENTY, FileLimit
+from decod.daemon.files import FileLimit
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -67,10 +67,6 @@ _TELL_AGAIN_S = 60.0
 """How often to report that the initial state of the run can't be given."""
 
 
-async def _find_nothing(_: StateRequest) -> None:
-    """Find no state: this host keeps none."""
-
-
 def _clock() -> float:
     return asyncio.get_running_loop().time()
 
@@ -89,13 +85,13 @@ class TensorSizes:
 class PeerAnswers:
     """What a node answers other nodes."""
 
-    name: str = ""
+    name: str
     """This node's name, for its own log."""
     hello: Callable[[HelloRequest], HelloInfo | None]
     """Returns the answer to strangers."""
     status: Callable[[], str]
     """Returns the status for members, as JSON."""
-    find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]] = _find_nothing
+    find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
     """Finds a state on this host's disk."""
     initial: int | None = None
     """The iteration of the initial state, if this node gives it to all others: at the leader of a
@@ -122,7 +118,7 @@ class Gateway:
         *,
         sizes: TensorSizes,
         answers: PeerAnswers,
-        files: FileLimit = PLENTY,
+        files: FileLimit,
     ) -> None:
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
@@ -391,7 +387,8 @@ class Gateway:
 
     async def _initial_state(self, driver: NodeDriver, stage_index: int) -> ServedState | str:
         """Return the initial state of a stage, or why there is none."""
-        if stage_index >= driver.facts.view.num_stages:
+        view = driver.facts.view
+        if stage_index >= view.num_stages:
             return f"there is no stage {stage_index}"
         return await driver.run_copy("initial", {"stage_index": stage_index})
 

@@ -63,13 +63,13 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         options = await unless_asked(continued(options, own, say))
     data_dir = options.data_dir
     if data_dir is None:
-        path = options.run_file.data.path
-        data_dir = await unless_asked(in_thread(lambda: corpus_folder(path)))
+        data = options.run_file.data
+        data_dir = await unless_asked(in_thread(lambda: corpus_folder(data.path)))
     with Dataset.open(data_dir) as dataset:
         preparing = in_thread(lambda: _prepared(options, dataset, say))
         manifest, checkpoint_dir = await unless_asked(preparing)
         if checkpoint_dir is not None:
-            run_id = RunId(checkpoint_dir.parent.parent.name)
+            run_id = RunId(checkpoint_dir.parents[1].name)
             members = KnownPeers(options.node.state_dir).find(run_id)
             await unless_asked(tell_elsewhere(run_id, members, own, say))
         joining = EntryFinder(options, own, manifest, data_dir)
@@ -147,7 +147,7 @@ async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str
         return Stop(StopReason.DRAINED, "it had not begun to train")
     # Volunteers get the join string only once this node itself is able to train.
     leading.hand_out()
-    run = node.part.manifest.run
+    run = node.part.run
     last = run.stages.num_relay_stages
     node.say(f"waiting for volunteers: every stage from 1 to {last} needs some")
     return await leading.run()

@@ -17,11 +17,12 @@ import secrets
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from decod.config.node import NodeConfig
 from decod.daemon.data_supply import DataSupply
-from decod.daemon.device import Device, Measured
+from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates
 from decod.daemon.errors import not_begun
 from decod.daemon.files import RAISE, is_exhausted
@@ -30,7 +31,6 @@ from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.operator_requests import OperatorRequests
-from decod.daemon.pauses import keep_pauses_short
 from decod.daemon.peers import KnownPeers
 from decod.daemon.reachability import advertised
 from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
@@ -41,6 +41,7 @@ from decod.data.dataset import Dataset
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError, NetworkError
+from decod.gc_pauses import keep_pauses_short
 from decod.net.dht import Dht
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import LIMITS
@@ -105,7 +106,7 @@ class Node:
         again: bool = False,
     ) -> None:
         self.config, self.part, self.say = config, part, say
-        self.node_id = host.identity.node_id
+        self.node_id = own = host.identity.node_id
         self.name = config.name or host.identity.name
         self.address = ""
         self.progress = RunProgress(iteration=part.manifest.start_iteration)
@@ -122,33 +123,16 @@ class Node:
         self._duties: LeaderDuties | None = None
         self._stack = AsyncExitStack()
         self._votes = VoteFile(config.state_dir, part.run_id)
-        self.gateway = Gateway(
-            part.run_id,
-            self.node_id,
-            sizes=tensor_sizes(part.manifest.run),
-            answers=PeerAnswers(
-                name=self.name,
-                hello=self._hello,
-                status=lambda: json.dumps(self.local_status()),
-                find_kept=self._find_kept,
-                initial=part.manifest.start_iteration if part.gives_initial else None,
-            ),
-            files=self._files,
-        )
+        self.gateway = gateway = self._make_gateway()
         self.states = DiskStates(
             run_folder(config.state_dir, part.run_id),
             post=self.core.post,
             note=self.note,
-            fetch=self.gateway.fetch_state,
+            fetch=gateway.fetch_state,
         )
-        self.device = Device(config, part, self.gateway.watch, self.note)
-        self.contacts = RunContacts(
-            part,
-            self.node_id,
-            self.core,
-            lambda: self.address,
-            self.gateway.client.address_of,
-        )
+        self.device = HostDevice(config, part, gateway.watch, self.note)
+        address_of = gateway.client.address_of
+        self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
         self.requests = OperatorRequests(
             self._leaving.asked,
             config.drain_timeout_s,
@@ -157,37 +141,38 @@ class Node:
             leads=self.contacts.leads,
             unkept=lambda: "" if self._duties is None else self._duties.unkept,
         )
-        self.supply = None if dataset is None else self._supply(dataset)
+        self.supply = None if dataset is None else self._make_supply(dataset)
         """At a data node: the layer that gives the compute process its data."""
         self._server = PeerServer(
-            self.node_id,
+            own,
             part.run_id,
-            self.gateway,
+            gateway,
             limits=dataclasses.replace(LIMITS, connections_max=self._files.connections_max),
-            watch=self.gateway.watch,
+            watch=gateway.watch,
             read_block=None if self.supply is None else self.supply.read_for_peer,
         )
-        self.dht = Dht(
-            self.node_id,
-            part.run_id,
-            wall_clock=time.time,  # noqa: TID251 - records end at instants that hosts share.
-            counters=self._server.counters,
-        )
+        wall_clock = time.time  # noqa: TID251 - records end at instants that hosts share.
+        self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
         commands: dict[str, Command] = {"status": self._status, "export": self._export}
-        self.frontend = NodeFrontend(
-            commands | self.requests.commands(), self.local_status, self.core
-        )
-        host.use_names(self.gateway.name_of)
+        commands |= self.requests.commands()
+        self.frontend = NodeFrontend(commands, self.local_status, self.core)
+        host.use_names(gateway.name_of)
 
-    def _supply(self, dataset: Dataset) -> DataSupply:
-        return DataSupply(
-            dataset,
-            self.core,
-            self.part.run_id,
-            self.node_id,
-            note=self.note,
-            leave=lambda: self.requests.leave(0.0),
+    def _make_supply(self, dataset: Dataset) -> DataSupply:
+        run_id, own, leave = self.part.run_id, self.node_id, partial(self.requests.leave, 0.0)
+        return DataSupply(dataset, self.core, run_id, own, note=self.note, leave=leave)
+
+    def _make_gateway(self) -> Gateway:
+        part = self.part
+        answers = PeerAnswers(
+            name=self.name,
+            hello=self._hello,
+            status=lambda: json.dumps(self.local_status()),
+            find_kept=self._find_kept,
+            initial=part.manifest.start_iteration if part.gives_initial else None,
         )
+        sizes = tensor_sizes(part.run)
+        return Gateway(part.run_id, self.node_id, sizes=sizes, answers=answers, files=self._files)
 
     # --- start --------------------------------------------------------------------------------
 
@@ -216,7 +201,7 @@ class Node:
             await self._stack.enter_async_context(self.supply)
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
-        self._files.tell_if_few(num_nodes_least(self.part.manifest.run) - 1, self.note)
+        self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
     async def _listen(self) -> int:
         """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
@@ -254,7 +239,7 @@ class Node:
         """Measure the device, and start the core."""
         self._start_core(await self.device.measure(self.say))
 
-    def _start_core(self, measured: Measured) -> None:
+    def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway
         identity = Identity(
             node_id=self.node_id,
@@ -264,7 +249,7 @@ class Node:
             stage_index=part.stage_index,
             name=self.name,
         )
-        run, supply = part.manifest.run, self.supply
+        run, supply = part.run, self.supply
         machine = NodeMachine(
             identity,
             run.protocol,
@@ -345,7 +330,7 @@ class Node:
             run_id=self.part.run_id,
             manifest_json=self.part.manifest.to_json(),
             node_id=self.node_id,
-            leader=None if leader.electing else leader.node_id,
+            leader=None if leader.electing else leader.id,
             leader_address=leader.address,
         )
 
@@ -370,13 +355,7 @@ class Node:
             me["state"] = RECONNECTING
         return status | {
             "state": me["state"],
-            "leader": {
-                "id": leader.node_id,
-                "name": leader.name,
-                "address": leader.address,
-                "term": leader.term,
-                "electing": leader.electing,
-            },
+            "leader": dataclasses.asdict(leader),
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "states": self.states.describe(),
@@ -439,7 +418,7 @@ class Node:
 
     def _remember_members(self) -> None:
         facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)
-        view, run_id, name = facts.view, self.part.run_id, self.part.manifest.run.name
+        view, run_id, name = facts.view, self.part.run_id, self.part.run.name
         self._files.tell_if_few(len(view.members) - 1, self.note)
         in_thread(lambda: peers.keep(run_id, name, view, own=self.address))
 

@@ -147,8 +147,8 @@ class OperatorRequests:
                 self._answer = None
         if refusal:
             raise _refused(refusal, paused=paused)
-        load = self._core.driver.facts.load
-        return {"paused": paused, "capacity": load.capacity}
+        facts = self._core.driver.facts
+        return {"paused": paused, "capacity": facts.load.capacity}
 
     def noted(self, event: str, fields: dict[str, Any]) -> None:
         """Take in the core's notes about these requests."""

@@ -30,6 +30,10 @@ class RunPart:
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
 
     @property
+    def run(self) -> RunConfig:
+        return self.manifest.run
+
+    @property
     def gives_initial(self) -> bool:
         """Whether all others take their initial state from this node."""
         return self.init_dir is not None or self.checkpoint_dir is not None
@@ -61,8 +65,8 @@ def num_nodes_least(run: RunConfig) -> int:
 
 def sizes_of(run: RunConfig) -> Sizes:
     """Return the sizes of this run's tensors and of their elements, in bytes."""
-    wide = run.model.dtype.num_bytes == 8
-    narrow = run.reduction.wire_dtype.value == "bfloat16"
+    dtype, wire_dtype = run.model.dtype, run.reduction.wire_dtype
+    wide, narrow = dtype.num_bytes == 8, wire_dtype.value == "bfloat16"
     return Sizes(
         activation_bytes=activation_size_bytes(run),
         wire_element_bytes=8 if wide else 2 if narrow else 4,

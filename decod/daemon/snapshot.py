@@ -21,7 +21,6 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.driver.handle import CoreHandle
 from decod.errors import CheckpointError, DecodError, NetworkError
-from decod.ids import NodeId
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld
@@ -29,8 +28,7 @@ from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
 from decod.texts import clip
-from decod.train.checkpoint.description import Chunk
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.transfer import QuietSink
 
 HOLD_MAX_S = 60.0
 """How long commits may be held. A copy takes two jobs of a device. A member that takes longer than
@@ -261,7 +259,7 @@ def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
     return next(found, {})
 
 
-class _Sink:
+class _Sink(QuietSink):
     """The memory for one member's state."""
 
     def __init__(self, driver: NodeDriver, copied: Callable[[], None]) -> None:
@@ -280,15 +278,6 @@ class _Sink:
     def give_back(self) -> None:
         for buffer in self.buffers:
             self._driver.tensor_failed(buffer)
-
-    def began(self, transfer: Transfer) -> None:
-        """Ignore the progress: it is not shown."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """Ignore the failure: the fetch's error names it too."""
-
-    def local(self, chunk: Chunk) -> None:
-        """Return None: this host has no chunks of other stages' states."""
 
 
 def _tensors(text: str) -> list[Any]:

@@ -41,7 +41,7 @@ def status_of(
         facts: What the core knows; None before it has started. The leader's covers the whole run.
         transfer: Progress of the state that is being fetched.
     """
-    run, leading = part.manifest.run, facts.leading if facts is not None else None
+    run, leading = part.run, facts.leading if facts is not None else None
     empty = [{"index": i, "nodes": []} for i in range(run.stages.num_relay_stages + 1)]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -53,7 +53,7 @@ def status_of(
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
-        "data": _data(facts),
+        "data": facts and {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred},
         "stages": empty if facts is None else _stages(facts, leading),
         "flows": [] if facts is None else _flows(facts),
         "candidates": [] if leading is None else _candidates(leading),
@@ -73,12 +73,6 @@ def own_status(facts: NodeFacts | None) -> dict[str, Any]:
         "capacity": facts.load.capacity,
         "state": facts.state.value,
     }
-
-
-def _data(facts: NodeFacts | None) -> dict[str, int] | None:
-    if facts is None:
-        return None
-    return {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred}
 
 
 def _run_state(facts: NodeFacts | None, leading: LeaderFacts | None) -> str:

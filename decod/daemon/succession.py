@@ -25,7 +25,7 @@ _SEEK_INTERVAL_S = 5.0
 class KnownLeader:
     """The leader as this node knows it."""
 
-    node_id: NodeId
+    id: NodeId
     name: str
     address: str
     """Empty if unknown."""
@@ -62,7 +62,7 @@ class RunContacts:
 
     def leads(self) -> bool:
         """Whether this node leads."""
-        return self.leader().node_id == self.own
+        return self.leader().id == self.own
 
     def leader(self) -> KnownLeader:
         """Return the leader: from the view if this node is in it, else as it was told."""
@@ -77,7 +77,7 @@ class RunContacts:
             told = part.leader_address if node_id == part.leader else ""
             address = self._address_of(node_id) or told
         return KnownLeader(
-            node_id=node_id,
+            id=node_id,
             name=member.name if member is not None else "",
             address=address,
             term=view.term if view is not None else 0,

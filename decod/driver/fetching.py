@@ -221,7 +221,7 @@ async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     if isinstance(copy, str):
         return None
     for chunk in parse_description(copy.manifest).chunks:
-        sink.own[chunk.sha256] = copy.data[chunk.offset : chunk.offset + chunk.num_bytes]
+        sink.own.update({chunk.sha256: copy.data[chunk.offset : chunk.offset + chunk.num_bytes]})
     return copy
 
 

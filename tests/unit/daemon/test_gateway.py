@@ -103,12 +103,19 @@ def said(message: Message, sender: NodeId = PEER, *, way: Way | None = None) -> 
     return Decoded(RUN, sender, 1, 1, message, way)
 
 
+async def find_nothing(_: StateRequest) -> None:
+    """Find no state: this host keeps none."""
+
+
 def make_gateway() -> Gateway:
     return Gateway(
         RUN,
         ME,
         sizes=TensorSizes(activation_bytes=SIZE, model_bytes=1000),
-        answers=PeerAnswers(hello=lambda _: None, status=lambda: "{}"),
+        answers=PeerAnswers(
+            name="", hello=lambda _: None, status=lambda: "{}", find_kept=find_nothing
+        ),
+        files=FileLimit(1 << 20),
     )
 
 

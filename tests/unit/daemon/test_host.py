@@ -12,7 +12,7 @@ import pytest
 from decod.config.node import NodeConfig
 from decod.daemon import node as module
 from decod.daemon import reachability
-from decod.daemon.device import Device, Measured
+from decod.daemon.device import HostDevice, MeasuredHost
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
 from decod.daemon.node import Node
@@ -187,7 +187,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     nodes: list[Node] = []
     gibibyte = 1 << 30
 
-    async def job(_: Device, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    async def job(_: HostDevice, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         asked.append(kind)
         shown.append(nodes[0].local_status()["node"]["device"])
         if kind == "configure":
@@ -199,9 +199,9 @@ def test_a_node_says_and_shows_which_device_was_chosen(
             return {"forward_s": 1.0, "backward_s": 2.0, **memory}
         return {}
 
-    async def test() -> list[Measured]:
-        started: list[Measured] = []
-        monkeypatch.setattr(Device, "run", job)
+    async def test() -> list[MeasuredHost]:
+        started: list[MeasuredHost] = []
+        monkeypatch.setattr(HostDevice, "run", job)
         monkeypatch.setattr(Node, "_start_core", lambda _, found: started.append(found))
         with make_node(tmp_path, leads=False) as node:
             nodes.append(node)
@@ -214,7 +214,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     assert asked == ["configure", "build", "measure"]
     assert said == ["device: CPU (no CUDA device is visible)"]
     assert shown == ["auto", "cpu", "cpu", "cpu"]
-    assert started == [Measured(7, 1.5)], (
+    assert started == [MeasuredHost(7, 1.5)], (
         "half of what is free on the device, by one microbatch's memory"
     )
 

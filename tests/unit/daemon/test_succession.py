@@ -25,14 +25,14 @@ def test_the_leader_is_who_the_view_says(tmp_path: Path) -> None:
         with make_node(tmp_path, leads=False) as node:
             node.address = "me.example:1"
             told = node.contacts.leader()
-            assert (told.node_id, told.address) == (STRANGER, "127.0.0.1:1")
+            assert (told.id, told.address) == (STRANGER, "127.0.0.1:1")
             machine = give_core(node)
             me = node.node_id
             members = [member(OTHER, 0), member(STRANGER, 1), member(me, -1)]
             view = View.of(members, version=2, leader=OTHER, term=3, num_stages=3)
             machine.context.adopt(view)
             told = node.contacts.leader()
-            assert (told.node_id, told.address, told.term) == (OTHER, "c.example:1", 3)
+            assert (told.id, told.address, told.term) == (OTHER, "c.example:1", 3)
             assert not told.electing
             info = node._hello(HelloRequest())
             assert info is not None
