@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 from decod.config.node import DEVICE_LABEL, NodeConfig
 from decod.config.schema import activation_size_bytes
@@ -38,7 +38,7 @@ class MeasuredHost:
 
 
 class HostDevice:
-    """The device of one node. Use it in `async with`, which starts the compute process.
+    """The device of one node.
 
     Args:
         config: This host's choices.
@@ -72,28 +72,31 @@ class HostDevice:
         """Whether the compute process has ended, and the state on the device is lost."""
         return self._compute is not None and self._compute.ended.done()
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
+        """Start the compute process. `close` must be called even if this fails."""
         try:
             self._arena = self._make_arena()
             log_path = self._config.state_dir / "compute.log"
             self._compute = await ComputeProcess.start(
                 self._arena, log_path=log_path, watch=self._watch
             )
-        except BaseException as error:
-            if self._arena is not None:
-                self._arena.close()
-            if isinstance(error, OSError | OverflowError | ValueError):
-                raise _not_started(error) from error
-            raise
-        patience = Patience(self._part.run.protocol)
-        self._compute.watch_over(patience, self._hung)
+        except (OSError, OverflowError, ValueError) as error:
+            raise HardwareError(
+                "can't start the compute process",
+                why=why_of(error),
+                fix="free memory and disk space, or lower --capacity",
+                code="E-HW-005",
+            ) from error
+        self._compute.watch_over(Patience(self._part.run.protocol), self._hung)
         self._compute.ended.add_done_callback(self._ended)
-        return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.compute.ended.remove_done_callback(self._ended)
-        await self.compute.close()
-        self.arena.close()
+    async def close(self) -> None:
+        """End the compute process, and give the memory back."""
+        if self._compute is not None:
+            self._compute.ended.remove_done_callback(self._ended)
+            await self._compute.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def abandon(self) -> None:
         """Kill the compute process, and do not report its end. It may still be loading torch."""
@@ -184,12 +187,3 @@ class HostDevice:
                 code="E-HW-002",
             ) from error
         return reply.result
-
-
-def _not_started(error: Exception) -> HardwareError:
-    return HardwareError(
-        "can't start the compute process",
-        why=why_of(error),
-        fix="free memory and disk space, or lower --capacity",
-        code="E-HW-005",
-    )

@@ -13,7 +13,6 @@ from decod.daemon.checks import check_shards, manifest_of
 from decod.daemon.contact import patiently
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
-from decod.daemon.export import export_model
 from decod.daemon.host import Host, Say
 from decod.daemon.leader_search import tell_elsewhere
 from decod.daemon.leaving import Leaving, run_until_left
@@ -22,7 +21,7 @@ from decod.daemon.peers import KnownPeers
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import find_resumed
-from decod.daemon.snapshot import SnapshotSources
+from decod.daemon.snapshot import SnapshotSources, export_model
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.volunteer import announce, take_part
 from decod.data.corpus import corpus_folder
@@ -325,8 +324,7 @@ class _Leading:
 
     async def _hand_over(self) -> bool:
         """Hand over to another data node, if there is one; return whether this node has left."""
-        driver, requests = self._core.driver, self._requests
-        leading = self._core.leading
+        driver, leading, requests = self._core.driver, self._core.leading, self._requests
         if requests.ends_run or leading is None or not leading.can_hand_over:
             return False
         self._say("another data node is to lead; this node leaves when it does")
@@ -374,7 +372,7 @@ class _Leading:
 
     async def _export_to(self, folder: Path) -> int:
         node = self._node
-        iteration = await export_model(self._sources, node.device.run, folder)
+        iteration = await export_model(self._sources, node.device, folder)
         node.note("model.exported", iteration=iteration, path=str(folder))
         return iteration
 

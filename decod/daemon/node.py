@@ -68,13 +68,10 @@ _FLUSH_S = 3.0
 class LeaderDuties(Protocol):
     """What a node does and shows beside its core while it leads."""
 
-    @property
-    def handed_out(self) -> bool:
-        """Whether the operator has been given the join string."""
-
-    @property
-    def unkept(self) -> str:
-        """Says which result was not kept at the end of the run, and why; empty if all was."""
+    handed_out: bool
+    """Whether the operator has been given the join string."""
+    unkept: str
+    """Says which result was not kept at the end of the run, and why; empty if all was."""
 
     def describe_checkpoint(self) -> dict[str, Any]:
         """Return the checkpoint part of `decod status`."""
@@ -192,7 +189,8 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._task_failed)
         self._stack.callback(loop.set_exception_handler, None)
-        await self._stack.enter_async_context(self.device)
+        self._stack.push_async_callback(self.device.close)
+        await self.device.start()
         self._leaving.kills(self.device.compute.kill)
         port = await self._listen()
         self.address = advertised(self.config, port, self.part.observed_address)
@@ -312,11 +310,6 @@ class Node:
     def in_run_s(self) -> float:
         """Seconds since this node entered the run; 0 if it has not."""
         return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
-
-    @property
-    def took_part(self) -> bool:
-        """Whether this node has started its core."""
-        return self.core.started
 
     # --- what others see ----------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from decod.net.ask import hello
 from decod.net.server import HelloRequest
 
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
-"""What a node listens on to be reached at all addresses of its host."""
 
 _PAUSES_S = (1.0, 3.0)
 """Waits before the leader is asked to dial again: one attempt may fail on a busy host."""

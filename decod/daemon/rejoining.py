@@ -15,6 +15,7 @@ from decod.daemon.errors import exit_code_of
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.suspended import SuspendedNode
+from decod.driver.handle import CoreHandle
 from decod.errors import HardwareError, NetworkError
 from decod.protocol.core.effects import Stop, StopReason
 
@@ -44,8 +45,8 @@ class Life(Protocol):
         """Seconds since it entered the run; 0 if it has not."""
 
     @property
-    def took_part(self) -> bool:
-        """Whether it has started its core."""
+    def core(self) -> CoreHandle:
+        """Its core, which may not have started."""
 
     def local_status(self) -> dict[str, Any]:
         """Return the status of the run as it knows it."""
@@ -145,7 +146,7 @@ class Rejoining(Generic[T]):
 
     def _took_part(self) -> bool:
         """Whether the latest life has started its core."""
-        return self._node is not None and self._node.took_part
+        return self._node is not None and self._node.core.started
 
     def _comes_back(self, stop: Stop) -> bool:
         if self._leaving.asked.is_set():

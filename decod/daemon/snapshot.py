@@ -14,8 +14,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from decod.daemon.device import HostDevice
 from decod.daemon.errors import no_member, not_begun
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -109,6 +111,31 @@ async def run_snapshot(
             return
         finally:
             gathering.close()
+
+
+async def export_model(sources: SnapshotSources, device: HostDevice, folder: Path) -> int:
+    """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
+
+    The compute process writes them, since the node process does not handle tensors.
+
+    Args:
+        sources: The leader's sources of states.
+        device: The leader's device.
+        folder: The folder to write to. It is created if missing.
+
+    Raises:
+        NetworkError: A stage has no member, or no member of it answers.
+        DecodError: The folder can't be written.
+    """
+    async with run_snapshot(sources, with_optimizer=False) as states:
+        stages = [
+            {"stage_index": index, "tensors": stage.tensors}
+            for index, stage in enumerate(states.stages)
+        ]
+        driver = sources.core.driver
+        regions = driver.regions([stage.data for stage in states.stages])
+        await device.run("export", {"path": str(folder), "stages": stages}, inputs=regions)
+    return states.iteration
 
 
 def kept_iterations(sources: SnapshotSources) -> list[int] | None:
