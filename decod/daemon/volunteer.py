@@ -90,13 +90,14 @@ async def _live(
         observed_address=contact.observed_address,
         stage_index=options.stage_index,
     )
-    manifest = contact.manifest
+    manifest, own = contact.manifest, host.identity.node_id
     KnownManifests(options.node.state_dir).keep(manifest)
     async with Node(options.node, part, host, lives.say, again=lives.again) as node:
         lives.begins(node)
         node.say(f"{node.name} joins run {manifest.run.name} as {node.address}")
         stop = await take_part(node, contact.addresses)
-        await lives.ended(node, stop, lambda: _seek(options, node.node_id))
+        # It outlives the node, and so must not hold it.
+        await lives.ended(node, stop, lambda: _seek(options, own))
     return stop
 
 
