@@ -67,8 +67,7 @@ class Host:
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:
         """Answer the operator and inform the service manager while the context lasts."""
-        leaving = self.leaving.asked
-        telling = self._notifier.keep_telling(self._describe, self._healthy, leaving)
+        telling = self._notifier.keep_telling(self._describe, self._healthy, self.leaving.asked)
         try:
             async with beside(telling):
                 yield

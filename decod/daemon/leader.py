@@ -371,9 +371,8 @@ class _Leading:
             self._say(f"the model could not be kept: {error}")
 
     async def _export_to(self, folder: Path) -> int:
-        node = self._node
-        iteration = await export_model(self._sources, node.device, folder)
-        node.note("model.exported", iteration=iteration, path=str(folder))
+        iteration = await export_model(self._sources, self._node.device, folder)
+        self._node.note("model.exported", iteration=iteration, path=str(folder))
         return iteration
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -53,10 +53,10 @@ def give_core(node: Node) -> NodeMachine:
     machine = NodeMachine(
         identity, ProtocolConfig(), facts, leader=node.part.leader, compute_s=1.0, rng=Random(1)
     )
-    facts, stopped = NodeFacts(machine), asyncio.get_running_loop().create_future()
+    known, stopped = NodeFacts(machine), asyncio.get_running_loop().create_future()
     timing = {"wall_s": 1.0}
     driver = SimpleNamespace(
-        facts=facts, transfer=None, timing=lambda: timing, stopped=stopped, post=lambda _: None
+        facts=known, transfer=None, timing=lambda: timing, stopped=stopped, post=lambda _: None
     )
     give_driver(node, driver)
     return machine
