@@ -3,11 +3,9 @@
 import sys
 from contextlib import suppress
 
+from decod.exit_codes import ExitCode
 from decod.signals import leave_early
 from decod.streams import let_go, open_closed
-
-_INTERRUPTED = 130
-"""The same as `decod.cli.errors.EXIT_INTERRUPTED`, which may not be imported yet."""
 
 _NODES = (["leader"], ["join"])
 """Commands that run a node. From here on, a request to leave ends the process in order."""
@@ -28,7 +26,7 @@ def run() -> int:
         # Most likely the command line was still being imported: it reports its own interrupts.
         with suppress(OSError):
             sys.stderr.write("interrupted\n")
-        return _INTERRUPTED
+        return ExitCode.INTERRUPTED
     finally:
         let_go()
 

@@ -10,6 +10,8 @@ reused. Codes are `E-<AREA>-<number>`.
 
 from typing import ClassVar
 
+from decod.exit_codes import ExitCode
+
 
 def install_hint(extra: str = "") -> str:
     """Return how to install a missing package, as the README installs decod.
@@ -31,7 +33,7 @@ class DecodError(Exception):
         code: Stable identifier for logs and searches. Default: the class's.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
     code: str = "E-INT-001"
 
     def __init__(self, what: str, *, why: str, fix: str, code: str | None = None) -> None:
@@ -46,42 +48,42 @@ class DecodError(Exception):
 class ConfigError(DecodError):
     """The run file, node file or an option cannot describe a working node. Nothing was started."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIG
     code = "E-CFG-001"
 
 
 class NetworkError(DecodError):
     """This node cannot reach or serve any other: port in use, no answer, bad join string."""
 
-    exit_code = 4
+    exit_code = ExitCode.NETWORK
     code = "E-NET-001"
 
 
 class RejectedError(DecodError):
     """The run refuses this node: another manifest, wrong version, ban."""
 
-    exit_code = 5
+    exit_code = ExitCode.REJECTED
     code = "E-REJ-001"
 
 
 class HardwareError(DecodError):
     """This host cannot do the work: no such device, too little memory or disk."""
 
-    exit_code = 6
+    exit_code = ExitCode.HARDWARE
     code = "E-HW-001"
 
 
 class NotRunningError(DecodError):
     """No daemon answers on this host, so commands have nothing to ask."""
 
-    exit_code = 7
+    exit_code = ExitCode.NOT_RUNNING
     code = "E-RUN-001"
 
 
 class DataError(DecodError):
     """A shard, index, tokenizer or model folder is missing, truncated, altered or foreign."""
 
-    exit_code = 9
+    exit_code = ExitCode.DATA
     code = "E-DAT-001"
 
 
@@ -94,7 +96,6 @@ class CheckpointError(DataError):
 class TrainingError(DecodError):
     """The arithmetic cannot continue: shapes differ, or values are not finite."""
 
-    exit_code = 1
     code = "E-TRN-001"
 
 

@@ -138,7 +138,7 @@ def _row(found: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "iteration": found.iteration,
         "folder": str(found.folder),
-        "run_id": found.folder.parent.parent.name,
+        "run_id": found.folder.parents[1].name,
         "problem": found.problem or None,
     }
     if manifest is None:

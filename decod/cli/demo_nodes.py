@@ -33,7 +33,6 @@ _END_TIMEOUT_S = 8.0
 class DemoError(DecodError):
     """The demo failed: a daemon died, or the model did not learn."""
 
-    exit_code = 1
     code = "E-RUN-020"
     log_tail: Sequence[str] = ()
     """The last lines of the daemon in question, shown above the error."""

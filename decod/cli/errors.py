@@ -1,6 +1,6 @@
 """Errors on the command line: one line on stderr and an exit code, no traceback.
 
-The exit codes are an interface. docs/reference.md explains each of them.
+The exit codes are in `decod.exit_codes`.
 """
 
 import errno
@@ -11,43 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import click
 
 from decod.config.node import default_cache_dir, default_state_dir
 from decod.daemon.folder import is_in_use
 from decod.errors import DecodError, HardwareError
+from decod.exit_codes import ExitCode
 from decod.obs.text import clean_text
-
-EXIT_OK: Final = 0
-EXIT_UNEXPECTED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_DEGRADED: Final = 8
-"""`decod status --check`: a daemon answers, but the run does not train."""
-EXIT_TEMPORARY: Final = 75
-"""Try again later: EX_TEMPFAIL of sysexits.h."""
-EXIT_INTERRUPTED: Final = 130
-"""Ended by Ctrl-C. As in a shell: 128 + SIGINT."""
-EXIT_READER_GONE: Final = 141
-"""The reader of standard output has gone. As in a shell: 128 + SIGPIPE."""
-
-EXIT_CODES: dict[int, str] = {
-    EXIT_OK: "ok",
-    EXIT_UNEXPECTED: "unexpected error; a report was written",
-    EXIT_USAGE: "wrong usage of the command line",
-    3: "the configuration is invalid",
-    4: "network: nobody reachable, or the port is in use",
-    5: "rejected by the run",
-    6: "the hardware is unfit",
-    7: "no daemon is running here",
-    EXIT_DEGRADED: "running, but degraded (`status --check`)",
-    9: "data or checkpoint missing or corrupt",
-    EXIT_TEMPORARY: "temporary failure, try again",
-    EXIT_INTERRUPTED: "interrupted",
-    EXIT_READER_GONE: "whoever read standard output has gone",
-}
-"""Every exit code of `decod`. A number is never reused."""
 
 _FAILURES_OF_HOST = frozenset(
     {
@@ -109,6 +80,10 @@ class ReportPlace:
 
     folder: Path | None = None
 
+    def use(self, folder: Path) -> None:
+        """Write a report there."""
+        self.folder = folder
+
 
 def report_unexpected(error: Exception, place: ReportPlace) -> int:
     """Write the traceback to a file, print one line that names it, and return the exit code."""
@@ -127,7 +102,7 @@ def report_unexpected(error: Exception, place: ReportPlace) -> int:
     print_error(
         f"E-INT-001 {type(error).__name__}: {error}: this is a bug in decod. Try: please {hint}"
     )
-    return EXIT_UNEXPECTED
+    return ExitCode.UNEXPECTED
 
 
 def _write_report(error: Exception, folder: Path) -> Path | None:

@@ -13,6 +13,7 @@ from decod.cli.node_options import (
     speaking,
 )
 from decod.cli.options import LatestOrIteration, data_option
+from decod.config.node import RESUME_AUTO
 
 
 @click.command()
@@ -61,14 +62,13 @@ def leader(run_file: Path, **options: Any) -> int:
     after a last checkpoint, and --resume goes on from it, with a new join string to hand out.
     """
     from decod.config.run_file import load_run_file
+    from decod.daemon.entry import LeaderOptions
     from decod.daemon.leader import run_leader
-    from decod.daemon.place import LeaderOptions
-    from decod.daemon.resume import AUTO
 
     join = join_string_of(options["join"], options["join_file"], name="--join")
     if options["resume"] is not None and join is not None:
         raise click.UsageError("--resume and --join exclude each other")
-    if options["resume"] not in (None, AUTO) and options["init"] is not None:
+    if options["resume"] not in (None, RESUME_AUTO) and options["init"] is not None:
         raise click.UsageError("--resume and --init exclude each other")
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),

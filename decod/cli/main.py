@@ -14,9 +14,6 @@ from typing_extensions import override
 
 from decod import __version__
 from decod.cli.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_READER_GONE,
     ReportPlace,
     find_decod_error,
     report_decod_error,
@@ -24,6 +21,7 @@ from decod.cli.errors import (
     use_color,
 )
 from decod.cli.output import OutputError, ReaderGoneError, output_failed
+from decod.exit_codes import ExitCode
 
 COMMANDS: dict[str, str] = {
     "leader": "Start a training run and print its join string.",
@@ -94,7 +92,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `decod` and return its exit code; see `decod.cli.errors.EXIT_CODES`.
+    """Run `decod` and return its exit code; see `decod.exit_codes`.
 
     Args:
         arguments: The command line after the program's name; if absent, the process's.
@@ -120,13 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         with suppress(OSError):
             click.echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     except ReaderGoneError:
-        return EXIT_READER_GONE
+        return ExitCode.READER_GONE
     except OutputError as error:
         return report_decod_error(output_failed(error))
     except Exception as error:  # noqa: BLE001 - the top of the command line.
         ours = find_decod_error(error)
         return report_decod_error(ours) if ours else report_unexpected(error, place)
     # A command's exit code is the number that it returns or passes to `ctx.exit`.
-    return result if isinstance(result, int) else EXIT_OK
+    return result if isinstance(result, int) else ExitCode.OK

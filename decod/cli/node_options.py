@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def _reported_there(context: click.Context, _: click.Parameter, folder: Path) -> Path:
     place = context.find_object(ReportPlace)
     if place is not None:
-        place.folder = folder
+        place.use(folder)
     return folder
 
 

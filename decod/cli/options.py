@@ -7,14 +7,13 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from decod.config.node import parse_listen
+from decod.config.node import RESUME_AUTO, RESUME_LATEST, parse_listen
 from decod.errors import ConfigError
 
 _DURATION = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,6})?)(ms|s|m|h)\Z")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_MAX_S = 86_400.0
-_STARTS = {"latest": 0, "auto": -1}
-"""The values of `LATEST` and `AUTO` in `decod.daemon.resume`, which is not imported here."""
+_STARTS = {"latest": RESUME_LATEST, "auto": RESUME_AUTO}
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
@@ -59,7 +58,7 @@ class AutoOrCount(click.ParamType[int | None]):
 
 
 class LatestOrIteration(click.ParamType[int]):
-    """`latest`, which becomes 0, `auto`, which becomes -1, or an iteration from 1."""
+    """`latest`, `auto` (as `RESUME_LATEST`, `RESUME_AUTO`), or an iteration from 1."""
 
     name = "latest|auto|iteration"
 

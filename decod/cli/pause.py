@@ -7,7 +7,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 
-_TIMEOUT_S = 20.0
+PAUSE_TIMEOUT_S = 20.0
 """Longer than the daemon waits for the leader."""
 
 
@@ -35,7 +35,7 @@ def pause(*, free_device: bool, state_dir: Path) -> None:
     request: dict[str, Any] = {"command": "pause"}
     if free_device:
         request["free_device"] = True
-    answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
+    answer = ask(state_dir, request, timeout_s=PAUSE_TIMEOUT_S)
     if answer.get("device_free"):
         click.echo("paused, and the device is free; `decod resume` ends that")
     elif free_device:

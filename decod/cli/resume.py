@@ -5,9 +5,7 @@ from pathlib import Path
 import click
 
 from decod.cli.node_options import state_dir_option
-
-_TIMEOUT_S = 20.0
-"""Longer than the daemon waits for the leader."""
+from decod.cli.pause import PAUSE_TIMEOUT_S
 
 
 @click.command()
@@ -24,7 +22,7 @@ def resume(state_dir: Path) -> None:
     """
     from decod.daemon.control import ask
 
-    answer = ask(state_dir, {"command": "resume"}, timeout_s=_TIMEOUT_S)
+    answer = ask(state_dir, {"command": "resume"}, timeout_s=PAUSE_TIMEOUT_S)
     if answer.get("device_free"):
         click.echo("this node joins the run again, and takes microbatches when it has its state")
     elif answer.get("capacity"):

@@ -32,7 +32,6 @@ _BOOTED = Path("/run/systemd/system")
 class ServiceError(DecodError):
     """The service manager refused, and said why. Files that were written before are kept."""
 
-    exit_code = 1
     code = "E-RUN-030"
 
 

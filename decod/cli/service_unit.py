@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-RESTARTS_NOT_AT = (2, 3, 5, 9, 130)
+from decod.exit_codes import ExitCode
+
+RESTARTS_NOT_AT = (
+    ExitCode.USAGE,
+    ExitCode.CONFIG,
+    ExitCode.REJECTED,
+    ExitCode.DATA,
+    ExitCode.INTERRUPTED,
+)
 """Exit codes after which a person must act: a restart would only repeat the error. After 75, 4 and
 6 a restart may help, when the run, the network or the device is back."""
 

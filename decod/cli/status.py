@@ -9,17 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from decod.cli.errors import EXIT_DEGRADED, EXIT_OK
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.errors import NotRunningError
-
-SCHEMA_VERSION: Final = 1
-"""The version of a daemon's status that this release can draw."""
+from decod.exit_codes import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
 WATCH_INTERVAL_MIN_S = 0.2
@@ -39,7 +36,9 @@ Status = Mapping[str, Any]
     help="Look again and again, until Ctrl-C.",
 )
 @click.option("--flows", "with_flows", is_flag=True, help="Also show each flow, hop by hop.")
-@click.option("--check", is_flag=True, help=f"Exit with {EXIT_DEGRADED} if the run is not well.")
+@click.option(
+    "--check", is_flag=True, help=f"Exit with {ExitCode.DEGRADED} if the run is not well."
+)
 @state_dir_option
 def status(
     *, as_json: bool, interval_s: float | None, with_flows: bool, check: bool, state_dir: Path
@@ -70,7 +69,7 @@ def status(
         return watch(read, show, pause=lambda: time.sleep(interval_s))
     answer = read()
     _print_once(answer, show)
-    return EXIT_DEGRADED if check and not is_well(answer) else EXIT_OK
+    return ExitCode.DEGRADED if check and not is_well(answer) else ExitCode.OK
 
 
 def is_well(answer: Status) -> bool:
@@ -113,7 +112,7 @@ def watch(read: Callable[[], Status], show: Show, *, pause: Callable[[], None]) 
                 pause()
         _redraw(read, show, pause)
     except KeyboardInterrupt:
-        return EXIT_OK
+        return ExitCode.OK
 
 
 def _redraw(read: Callable[[], Status], show: Show, pause: Callable[[], None]) -> NoReturn:
@@ -143,6 +142,8 @@ def _known(answer: Status) -> Status:
     Raises:
         NotRunningError: The daemon is of another release (E-RUN-010).
     """
+    from decod.daemon.control import SCHEMA_VERSION
+
     version = answer.get("schema_version")
     if version != SCHEMA_VERSION:
         raise NotRunningError(

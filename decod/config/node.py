@@ -19,6 +19,12 @@ DEFAULT_PORT = 7700
 DEVICE_LABEL = "device:"
 """Start of the line that names a node's device to its operator."""
 
+RESUME_LATEST = 0
+"""The value of `--resume latest`: go on from the newest whole checkpoint."""
+
+RESUME_AUTO = -1
+"""The value of `--resume auto`: continue the last run of this name as far as possible."""
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
 )

@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 
 from decod.config.schema import Manifest, RunConfig, flatten
-from decod.daemon.gathering import GatheredStates, gathered_states, kept_iterations
-from decod.daemon.threads import in_thread
+from decod.daemon.run_facts import RunPart
+from decod.daemon.snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.errors import CheckpointError, DecodError
+from decod.tasks import in_thread
 from decod.train.checkpoint.entries import (
     check_tensors,
     parse_entries,
@@ -35,10 +37,6 @@ from decod.train.checkpoint.store import (
     remove_unfinished,
     run_folder,
 )
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
-
 
 _MEMORY_SHARE = 0.8
 """Largest part of the free memory that a checkpoint may take while it is written."""
@@ -65,30 +63,48 @@ def _plain(flat: dict[str, Any]) -> Settings:
     return {key: str(v) if isinstance(v, str) else v for key, v in flat.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """Which checkpoints a leader writes, and where."""
+
+    part: RunPart
+    """The leader's part in the run."""
+    state_dir: Path
+    config: CheckpointConfig
+    """How often checkpoints are written, and how many are kept."""
+    store: CheckpointStore | None = None
+    """Writes the checkpoints; if absent, into the run's folder."""
+
+
 class Checkpoints:
     """The leader's checkpoints: decides when one is due, writes it, and shows how it went.
 
     Args:
-        node: The leader.
-        config: How often checkpoints are written, and how many are kept.
+        sources: The leader's sources of states.
+        plan: Which checkpoints are written.
         gathering: A lock that is held while states are gathered. Exports take it too.
-        store: Writes the checkpoints; if absent, into the run's folder.
+        note: Takes the name of an event, and its fields as keywords.
+        on_written: Called with the iteration of each new checkpoint.
         free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
         self,
-        node: "Node",
-        config: CheckpointConfig,
+        sources: SnapshotSources,
+        plan: CheckpointPlan,
         gathering: asyncio.Lock,
-        store: CheckpointStore | None = None,
+        *,
+        note: Callable[..., None],
+        on_written: Callable[[int], None],
         free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
-        self._node = node
-        self._config = config
+        self._sources, self._progress = sources, sources.progress
+        self._part, self._state_dir = plan.part, plan.state_dir
+        self._config = plan.config
         self._gathering = gathering
-        self._folder = run_folder(node.config.state_dir, node.part.run_id)
-        self._store = store or CheckpointStore(self._folder)
+        self._note, self._on_written = note, on_written
+        self._folder = run_folder(plan.state_dir, plan.part.run_id)
+        self._store = plan.store or CheckpointStore(self._folder)
         self._free_memory_bytes = free_memory_bytes
         self._task: asyncio.Task[None] | None = None
         self._finishing = asyncio.Lock()
@@ -99,22 +115,19 @@ class Checkpoints:
         self.last: int | None = self._newest()
         """Iteration of the newest checkpoint on this host from which the run can go on. At first
         the resumed checkpoint, or the last that this node wrote when it led before."""
-        self.on_written: Callable[[int], None] = lambda _: None
-        """Called with the iteration of each new checkpoint."""
         self._last_s: int | None = None
         """When this node wrote `last` as the leader, in Unix seconds; None if it did not."""
         self._num_returns = 0
         """How often the run has rolled back."""
         self.problem: str | None = None
         """Why the latest attempt failed; None if it succeeded."""
-        self._due = self._next_due(node.progress.iteration)
-        node.describe_checkpoint = self.describe
-        node.progress.on_commit.append(self._committed)
-        node.progress.on_return.append(self._returned)
+        self._due = self._next_due(self._progress.iteration)
+        self._progress.on_commit.append(self._committed)
+        self._progress.on_return.append(self._returned)
 
     def _newest(self) -> int | None:
-        part, now = self._node.part, self._node.progress.iteration
-        whole = [c for c in find_checkpoints(self._node.config.state_dir) if c.manifest is not None]
+        part, now = self._part, self._progress.iteration
+        whole = [c for c in find_checkpoints(self._state_dir) if c.manifest is not None]
         own = [c.iteration for c in whole if c.folder.parent == self._folder and c.iteration <= now]
         if part.checkpoint_dir is not None:
             own.append(part.manifest.start_iteration)
@@ -137,7 +150,7 @@ class Checkpoints:
 
     def _committed(self) -> None:
         """Begin a checkpoint if one is due."""
-        every, progress = self._config.every_iterations, self._node.progress
+        every, progress = self._config.every_iterations, self._progress
         if not every or progress.iteration < self._due:
             return
         # A checkpoint can't hold deferred microbatches. So wait for an iteration that defers none,
@@ -150,7 +163,7 @@ class Checkpoints:
 
     def _returned(self) -> None:
         """Forget checkpoints of iterations that the run has given up by rolling back."""
-        iteration = self._node.progress.iteration
+        iteration = self._progress.iteration
         self._num_returns += 1
         self._due = self._next_due(iteration)
         if self.last is not None and self.last > iteration:
@@ -162,12 +175,12 @@ class Checkpoints:
         Args:
             writes: False if the state of the last iteration is lost.
         """
-        marks = kept_iterations(self._node)
-        iteration = self._node.progress.iteration if marks is None else max(marks, default=0)
+        marks = kept_iterations(self._sources)
+        iteration = self._progress.iteration if marks is None else max(marks, default=0)
         async with self._finishing:
             if self._task is not None:
                 await asyncio.gather(self._task, return_exceptions=True)
-            begun = iteration > self._node.part.manifest.start_iteration
+            begun = iteration > self._part.manifest.start_iteration
             # A checkpoint of this iteration that this node did not write as leader may be of a
             # future that the run gave up.
             written = self.last == iteration and self._last_s is not None
@@ -187,32 +200,32 @@ class Checkpoints:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _try(self) -> None:
-        node, start_s, num_returns = self._node, time.monotonic(), self._num_returns
+        start_s, num_returns = time.monotonic(), self._num_returns
         # The gathered state is of this iteration, or of a later one if an export came first.
-        iteration = node.progress.iteration
+        iteration = self._progress.iteration
         try:
             self._require_memory()
             async with (
                 self._gathering,
-                gathered_states(node, with_optimizer=True) as states,
+                run_snapshot(self._sources, with_optimizer=True) as states,
             ):
                 iteration = states.iteration
                 self._require_newer(iteration)
                 manifest = self._manifest(states)
-                blobs = _blobs(states, node.part.manifest)
+                blobs = _blobs(states, self._part.manifest)
                 gathered_s = time.monotonic() - start_s
                 await self._write(manifest, blobs)
         except DecodError as error:
             self.problem = str(error)
-            node.note("checkpoint.failed", iteration=iteration, reason=self.problem)
+            self._note("checkpoint.failed", iteration=iteration, reason=self.problem)
             return
         self.problem = None
         # If the run has rolled back meanwhile, the checkpoint is of a future that was given up.
         valid = num_returns == self._num_returns
         if valid:
             self.last, self._last_s = iteration, manifest.created_s
-            self.on_written(iteration)
-        node.note(
+            self._on_written(iteration)
+        self._note(
             "checkpoint.written",
             iteration=iteration,
             path=str(self._folder / str(iteration)),
@@ -237,7 +250,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
-        run = self._node.part.manifest.run
+        run = self._part.run
         needed_bytes = state_size_bytes(run.model, run.stages)
         free_bytes = self._free_memory_bytes()
         if needed_bytes > _MEMORY_SHARE * free_bytes:
@@ -265,7 +278,7 @@ class Checkpoints:
                 code="E-CKP-019",
             )
 
-    def _manifest(self, states: GatheredStates) -> CheckpointManifest:
+    def _manifest(self, states: RunSnapshot) -> CheckpointManifest:
         if states.loss is None:
             raise CheckpointError(
                 f"the loss of iteration {states.iteration} is not known here",
@@ -275,11 +288,11 @@ class Checkpoints:
             )
         return CheckpointManifest(
             iteration=states.iteration,
-            run_id=self._node.part.run_id,
+            run_id=self._part.run_id,
             created_s=int(time.time()),  # noqa: TID251 - told to people, and tells runs apart.
             loss=states.loss,
             num_deferred=states.num_deferred,
-            settings=settings_of(self._node.part.manifest),
+            settings=settings_of(self._part.manifest),
             stages=(),
         )
 
@@ -289,9 +302,9 @@ class Checkpoints:
 
         def work() -> None:
             # `--resume latest` must find the one written last, even if the clock has gone back.
-            others = find_checkpoints(self._node.config.state_dir)
+            others = find_checkpoints(self._state_dir)
             # Left by leaders that were killed while they wrote. Nobody else would remove them.
-            remove_unfinished(self._node.config.state_dir)
+            remove_unfinished(self._state_dir)
             before_s = max((o.manifest.created_s for o in others if o.manifest), default=0)
             stamped = replace(manifest, created_s=max(manifest.created_s, before_s + 1))
             self._store.write(stamped, blobs, abandoned=abandoned.is_set)
@@ -308,16 +321,16 @@ class Checkpoints:
             self._writing = False
 
 
-def _blobs(states: GatheredStates, manifest: Manifest) -> list[StageBlob]:
+def _blobs(states: RunSnapshot, manifest: Manifest) -> list[StageBlob]:
     """Check the states against the run's model; return them in the form that the store takes.
 
     Raises:
         CheckpointError: A member described other tensors than those of its stage.
     """
-    blobs = []
+    run, blobs = manifest.run, []
     for index, stage in enumerate(states.stages):
         entries = parse_entries(stage.tensors)
-        check_tensors(entries, state_tensors(manifest.run.model, manifest.run.stages, index))
+        check_tensors(entries, state_tensors(run.model, run.stages, index))
         blobs.append(StageBlob(tuple(entries), stage.data))
     return blobs
 

@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.tasks import TaskSet
 from decod.texts import why_of
 
 _log = logging.getLogger(__name__)
 
 SOCKET_NAME = "decod.sock"
+SCHEMA_VERSION = 1
+"""The version of the status that a daemon gives, and that `decod status` draws."""
+
 _LINE_SIZE_MAX_BYTES = 16 << 20
 """Longest answer: the status of a run with many thousands of members."""
 _REQUEST_SIZE_MAX_BYTES = 1 << 16
@@ -69,7 +73,7 @@ def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
 
 def _error_of(error: dict[str, Any]) -> DecodError:
     exit_code = error.get("exit_code")
-    kinds = {kind.exit_code: kind for kind in _all_kinds(DecodError)}
+    kinds = {int(kind.exit_code): kind for kind in _all_kinds(DecodError)}
     kind = kinds.get(exit_code, DecodError) if type(exit_code) is int else DecodError
     what, why, fix = (str(error.get(key, "unknown")) for key in ("what", "why", "fix"))
     return kind(what, why=why, fix=fix, code=str(error.get("code", kind.code)))
@@ -100,14 +104,14 @@ class ControlServer:
         self._state_dir = state_dir
         self._answer: Answer = _answer_nothing
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving = TaskSet()
 
     async def answer_with(self, answer: Answer) -> None:
         """Answer requests with `answer` from now on. The first call begins to listen.
 
         Clients that still wait for an answer get the error that the node has stopped.
         """
-        await self._end_serving()
+        await self._serving.close()
         self._answer = answer
         if self._server is None:
             await self._listen()
@@ -142,17 +146,10 @@ class ControlServer:
             # A disk that fails now must not turn a good end into an error.
             with suppress(OSError):
                 (self._state_dir / SOCKET_NAME).unlink()
-        await self._end_serving()
-
-    async def _end_serving(self) -> None:
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._serving.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving.start(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answer: dict[str, Any] | None = None

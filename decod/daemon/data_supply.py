@@ -15,22 +15,20 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from decod.daemon.threads import in_thread
 from decod.data.block import Block
 from decod.data.dataset import Dataset
-from decod.driver.arena import ArenaRegion
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, JobError, Reply
+from decod.driver.handle import CoreHandle
 from decod.errors import DataError, DecodError
+from decod.ids import NodeId, RunId
 from decod.net.block import BlockRequest, fetch_block
 from decod.protocol.core.view import Member
+from decod.tasks import TaskSet, in_thread
 
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
-
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 """How long to look for a block. A network file system is usually back after that time."""
 
 _PAUSE_S = 1.0
@@ -54,40 +52,43 @@ class DataSupply:
     """A layer between the driver and the compute process of a data node. Use it in `async with`.
 
     Args:
-        node: The data node.
-        dataset: Its data.
-        patience_s: How long to look for a bad block.
+        dataset: The data node's data.
+        core: Its core, which knows the other data nodes.
+        run_id: The run.
+        own: The data node.
+        note: Takes the name of an event, and its fields as keywords.
+        leave: Has the node leave at once.
 
     Raises:
         DataError: On leaving `async with`: the node left the run because its data are bad.
     """
 
-    def __init__(self, node: "Node", dataset: Dataset, *, patience_s: float = _PATIENCE_S) -> None:
-        self._node = node
-        self._dataset = dataset
-        self._patience_s = patience_s
+    def __init__(
+        self,
+        dataset: Dataset,
+        core: CoreHandle,
+        run_id: RunId,
+        own: NodeId,
+        *,
+        note: Callable[..., None],
+        leave: Callable[[], None],
+    ) -> None:
+        self._dataset, self._core, self._run_id, self._own = dataset, core, run_id, own
+        self._note, self._leave_run = note, leave
         self._compute: Compute | None = None
+        self._arena: ArenaAllocator | None = None
         self._fault: DataError | None = None
         self._given_up = asyncio.Event()
         self._restoring = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._tasks = TaskSet()
         self._told_s: dict[Path, float] = {}
         self._num_bad = 0
 
     async def __aenter__(self) -> Self:
-        self._node.supply = self
-        self._node.server.blocks.read = self._read_for_peer
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def __aexit__(self, _: object, error: BaseException | None, _trace: object) -> None:
+        await self._tasks.close()
         if self._fault is not None:
             raise self._fault from error
 
@@ -97,9 +98,14 @@ class DataSupply:
 
     # --- as the driver sees it ----------------------------------------------------------------
 
-    def before(self, compute: Compute) -> Compute:
-        """Return this object as a `Compute` that passes jobs on to `compute`."""
-        self._compute = compute
+    def before(self, compute: Compute, arena: ArenaAllocator) -> Compute:
+        """Return this object as a `Compute` that passes jobs on to `compute`.
+
+        Args:
+            compute: The compute process.
+            arena: The memory that it shares with this process.
+        """
+        self._compute, self._arena = compute, arena
         return self
 
     @property
@@ -126,10 +132,7 @@ class DataSupply:
         first = submit()
         if kind not in _READING:
             return first
-        task = asyncio.get_running_loop().create_task(self._until_read(first, submit))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(self._until_read(first, submit))
 
     async def _until_read(
         self, first: asyncio.Future[Reply], again: Callable[[], asyncio.Future[Reply]]
@@ -176,12 +179,12 @@ class DataSupply:
             return False
         self._told_s[path] = now_s
         reason, num_blocks = error.error["why"], self._num_bad
-        self._node.note("data.damaged", path=str(path), reason=reason, num_blocks=num_blocks)
+        self._note("data.damaged", path=str(path), reason=reason, num_blocks=num_blocks)
         return True
 
     def _tell_restored(self, block: Block, source: str) -> None:
         path, last = str(self._dataset.blocks.path(block)), block.offset + block.num_bytes - 1
-        self._node.note("data.restored", path=path, first=block.offset, last=last, source=source)
+        self._note("data.restored", path=path, first=block.offset, last=last, source=source)
 
     async def _find(self, block: Block) -> tuple[str, bytes]:
         """Return the name of a source that has a block, and the block's bytes.
@@ -190,7 +193,7 @@ class DataSupply:
             _UnavailableError: No source has it.
         """
         clock = asyncio.get_running_loop().time
-        until_s = clock() + self._patience_s
+        until_s = clock() + PATIENCE_S
         while True:
             problem = "reading it again did not help"
             for source, read in self._sources(block):
@@ -210,10 +213,9 @@ class DataSupply:
     def _sources(self, block: Block) -> Iterator[tuple[str, Callable[[], Awaitable[bytes]]]]:
         """Yield the possible sources of a block: their names, and functions that fetch it."""
         yield _OWN, partial(self._read, block)
-        driver = self._node.driver
-        assert driver is not None
-        for member in driver.machine.context.view.data_nodes:
-            if member.node_id != self._node.identity.node_id:
+        facts = self._core.driver.facts
+        for member in facts.view.data_nodes:
+            if member.node_id != self._own:
                 yield member.name or member.node_id[:8], partial(self._ask, member, block)
 
     async def _read(self, block: Block) -> bytes:
@@ -221,9 +223,7 @@ class DataSupply:
             return await in_thread(lambda: self._dataset.blocks.read(block, from_disk=True))
 
     async def _ask(self, member: Member, block: Block) -> bytes:
-        request = BlockRequest(
-            run_id=self._node.part.run_id, sender=self._node.identity.node_id, block=block
-        )
+        request = BlockRequest(run_id=self._run_id, sender=self._own, block=block)
         return await fetch_block(member.address, request)
 
     async def _give(self, block: Block, content: bytes) -> None:
@@ -232,7 +232,7 @@ class DataSupply:
         Raises:
             _UnavailableError: There is no memory for it, or the compute process refuses it.
         """
-        arena, compute = self._node.arena, self._compute
+        arena, compute = self._arena, self._compute
         assert arena is not None
         assert compute is not None
         region = arena.allocate(len(content))
@@ -255,17 +255,16 @@ class DataSupply:
             fix=f"{text['fix']}, and see with `decod run check --full` that it is good",
             code=text["code"],
         )
-        self._node.note("data.lost", reason=self._fault.what)
-        self._node.wishes.leave(0.0)
+        self._note("data.lost", reason=self._fault.what)
+        self._leave_run()
 
     # --- for others ---------------------------------------------------------------------------
 
-    async def _read_for_peer(self, request: BlockRequest) -> bytes | str:
+    async def read_for_peer(self, request: BlockRequest) -> bytes | str:
         """Return a block for another data node, or the reason why it is refused."""
-        driver, index, wanted = self._node.driver, self._dataset.index, request.block
-        if driver is None or request.sender not in {
-            member.node_id for member in driver.machine.context.view.data_nodes
-        }:
+        facts, index, wanted = self._core.facts, self._dataset.index, request.block
+        data_nodes = facts.view.data_nodes if facts is not None else ()
+        if request.sender not in {member.node_id for member in data_nodes}:
             return "only data nodes of the run are given data"
         known = wanted.shard_index < len(index.shards) and (
             wanted.offset < index.shards[wanted.shard_index].num_bytes

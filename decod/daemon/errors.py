@@ -9,9 +9,8 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
+from decod.exit_codes import ExitCode
 from decod.protocol.core.effects import Stop, StopReason
-
-EXIT_INTERRUPTED = 130
 
 _KINDS: dict[str, type[DecodError]] = {
     "CFG": ConfigError,
@@ -24,7 +23,7 @@ _KINDS: dict[str, type[DecodError]] = {
 class TemporaryError(DecodError):
     """This node is out of the run, or the run has no leader now. Trying again may work."""
 
-    exit_code = 75
+    exit_code = ExitCode.TEMPORARY
     code = "E-RUN-005"
 
 
@@ -32,7 +31,7 @@ def exit_code_of(stop: Stop) -> int:
     """Return exit code 0 if a node ended well; else raise the error that explains its end."""
     match stop.reason:
         case StopReason.FINISHED | StopReason.DRAINED | StopReason.PAUSED:
-            return 0
+            return ExitCode.OK
         case StopReason.REFUSED:
             raise RejectedError(
                 "the run does not take this node", why=stop.detail, fix="ask the run's organiser"

@@ -53,10 +53,6 @@ class FileLimit:
             note("files.few", limit=self.limit, reason=reason, fix=RAISE)
 
 
-PLENTY = FileLimit(_UNLIMITED)
-"""Stands for a limit that was not read."""
-
-
 def raise_limit() -> FileLimit:
     """Raise this process's limit as far as the system allows, and return it.
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from decod.daemon.files import PLENTY
+from decod.daemon.files import FileLimit
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -81,6 +81,23 @@ class TensorSizes:
     """Size of the gradients of all stages together, and so an upper bound for any part of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAnswers:
+    """What a node answers other nodes."""
+
+    name: str
+    """This node's name, for its own log."""
+    hello: Callable[[HelloRequest], HelloInfo | None]
+    """Returns the answer to strangers."""
+    status: Callable[[], str]
+    """Returns the status for members, as JSON."""
+    find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
+    """Finds a state on this host's disk."""
+    initial: int | None = None
+    """The iteration of the initial state, if this node gives it to all others: at the leader of a
+    run that starts from weights."""
+
+
 class Gateway:
     """The driver's `Transport`, and the handler of the server's and the client's events.
 
@@ -89,10 +106,9 @@ class Gateway:
     Args:
         run_id: The run, named in every message.
         node_id: This node.
-        name: This node's name, for its own log.
         sizes: Sizes of the run's tensors.
-        hello: Returns the answer to strangers.
-        status: Returns the status for members, as JSON.
+        answers: What this node answers other nodes.
+        files: The limit on open files. Candidates get the files that members leave free.
     """
 
     def __init__(
@@ -100,29 +116,19 @@ class Gateway:
         run_id: RunId,
         node_id: NodeId,
         *,
-        name: str = "",
         sizes: TensorSizes,
-        hello: Callable[[HelloRequest], HelloInfo | None],
-        status: Callable[[], str],
+        answers: PeerAnswers,
+        files: FileLimit,
     ) -> None:
         self.watch = Stopwatch()
         """Measures the time that this node spends on messages and tensors, in and out."""
         self.client = PeerClient(node_id, run_id, self, watch=self.watch)
-        self.initial_state: Callable[[int], Awaitable[ServedState | str]] | None = None
-        """Gives any stage's initial state. Set at the leader of a run that starts from weights."""
         self._told_s = -math.inf
         """When it was last reported that the initial state can't be given."""
-        self.kept: Callable[[StateRequest], Awaitable[StateBlob | None]] | None = None
-        """Finds a state on this host's disk."""
-        self.start_iteration = 0
-        """The iteration of the initial state."""
-        self.files = PLENTY
-        """The limit on open files. Candidates get the files that members leave free."""
+        self._files, self._answers = files, answers
         self._run_id = run_id
         self._node_id = node_id
         self._sizes = sizes
-        self._hello = hello
-        self._status = status
         self._driver: NodeDriver | None = None
         self._members: frozenset[NodeId] = frozenset()
         self._data_nodes: frozenset[NodeId] = frozenset()
@@ -134,7 +140,7 @@ class Gateway:
         """Bounds reports on candidates, since strangers can invent any number of them."""
         self._candidates: dict[NodeId, asyncio.TimerHandle] = {}
         """Candidates that are not members, with the timers that forget them."""
-        self._names: dict[NodeId, str] = {node_id: name}
+        self._names: dict[NodeId, str] = {node_id: answers.name}
         self._newcomers: OrderedDict[NodeId, str] = OrderedDict()
         """Addresses of nodes that will offer themselves soon, the newest at the end."""
         self._farewell: Received | None = None
@@ -181,8 +187,7 @@ class Gateway:
         """Take in a candidate's address; return whether its offer can go to the core."""
         assert self._driver is not None
         sender = received.sender
-        leader = self._driver.machine.leader
-        if leader is None:
+        if self._driver.facts.leading is None:
             # Only the leader answers offers. No other node needs the stranger's address.
             return False
         if self._reached.get(sender) != (offer.address, offer.incarnation):
@@ -199,7 +204,7 @@ class Gateway:
         """Dial a candidate at its address. If it is there, deliver its offer again."""
         sender = received.sender
         unreached = await self.dial_back(sender, offer.address)
-        if self._driver is None or self._driver.stopped.done():
+        if self._running is None:
             return
         if unreached == "":
             self._reached.pop(sender, None)
@@ -241,13 +246,13 @@ class Gateway:
         assert self._driver is not None
         if sender not in self._candidates and sender not in self._members:
             if not self._has_room():
-                leader = self._driver.machine.leader
-                wanted = leader.admission.candidates.keys() if leader is not None else ()
+                leading = self._driver.facts.leading
+                wanted = leading.candidates.keys() if leading is not None else ()
                 for node in self._candidates.keys() - wanted:
                     self._drop_candidate(node)
             if not self._has_room():
                 num_nodes = len(self._members) + len(self._candidates) + 1
-                self.files.tell_if_few(num_nodes, self._note)
+                self._files.tell_if_few(num_nodes, self._note)
                 return False
             self._remember_candidate(sender)
         self.client.set_address(sender, address)
@@ -256,7 +261,7 @@ class Gateway:
     def _has_room(self) -> bool:
         """Whether there is room for another candidate and its connections."""
         num = len(self._candidates)
-        return num < CANDIDATES_MAX and num + len(self._members) < self.files.peers_max
+        return num < CANDIDATES_MAX and num + len(self._members) < self._files.peers_max
 
     def _note(self, event: str, **fields: object) -> None:
         assert self._driver is not None
@@ -293,11 +298,18 @@ class Gateway:
 
     @property
     def stopped(self) -> bool:
-        return self._driver is not None and self._driver.stopped.done()
+        return self._driver is not None and self._running is None
+
+    @property
+    def _running(self) -> NodeDriver | None:
+        """The driver of a core that has started and not stopped."""
+        driver = self._driver
+        return None if driver is None or driver.stopped.done() else driver
 
     def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
         message, way = received.message, received.way
-        if self._driver is None or self._driver.stopped.done():
+        driver = self._running
+        if driver is None:
             return None
         if isinstance(message, LinkProbe):
             return self._allocate_probe(size_bytes)
@@ -306,11 +318,11 @@ class Gateway:
         elif way is not None and way.goal != self._node_id:
             expected = size_bytes <= self._sizes.model_bytes
         else:
-            expected = size_bytes <= self._driver.part_bytes_max
+            expected = size_bytes <= driver.part_bytes_max
         stranger = self._node_id in self._members and received.sender not in self._members
         if not expected or (stranger and len(self._from_strangers) >= _FROM_STRANGERS_MAX):
             return None
-        buffer = self._driver.allocate(size_bytes)
+        buffer = driver.allocate(size_bytes)
         if stranger and buffer is not None:
             self._from_strangers.add(id(buffer))
         return buffer
@@ -345,24 +357,24 @@ class Gateway:
             self._driver.tensor_failed(buffer)
 
     def tensor_late(self, sender: NodeId) -> None:
-        if self._driver is not None and not self._driver.stopped.done():
-            self._driver.post(TensorLate(sender))
+        if (driver := self._running) is not None:
+            driver.post(TensorLate(sender))
 
     def hello(self, request: HelloRequest) -> HelloInfo | None:
-        return self._hello(request)
+        return self._answers.hello(request)
 
     def status(self) -> str:
-        return self._status()
+        return self._answers.status()
 
     async def state(self, request: StateRequest) -> StateBlob | str:
         """Give a copy of a state: from disk, any stage's initial one, or this stage's own."""
         if self._driver is None:
             return "this node is starting"
-        kept = await self.kept(request) if self.kept is not None else None
+        kept = await self._answers.find_kept(request)
         if kept is not None:
             return kept
-        if request.iteration == self.start_iteration and self.initial_state is not None:
-            served = await self.initial_state(request.stage_index)
+        if request.iteration == self._answers.initial:
+            served = await self._initial_state(self._driver, request.stage_index)
             if isinstance(served, str):
                 self._tell_failed(request.stage_index, served)
         else:
@@ -372,6 +384,13 @@ class Gateway:
         if isinstance(served, str):
             return served
         return _blob_of(served)
+
+    async def _initial_state(self, driver: NodeDriver, stage_index: int) -> ServedState | str:
+        """Return the initial state of a stage, or why there is none."""
+        view = driver.facts.view
+        if stage_index >= view.num_stages:
+            return f"there is no stage {stage_index}"
+        return await driver.run_copy("initial", {"stage_index": stage_index})
 
     def _tell_failed(self, stage_index: int, reason: str) -> None:
         """Report now and then why no node can begin. Nodes that want to begin ask all the time."""
@@ -392,18 +411,16 @@ class Gateway:
         size_bytes: int,
         share: float,
     ) -> None:
-        if self._driver is not None and not self._driver.stopped.done():
-            self._driver.tensor_sent(
-                to, token, duration_s=seconds, size_bytes=size_bytes, share=share
-            )
+        if (driver := self._running) is not None:
+            driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes, share=share)
 
     def on_send_failed(self, failed: SendFailed, token: object) -> None:
-        if self._driver is not None and not self._driver.stopped.done():
-            self._driver.send_failed(failed, token)
+        if (driver := self._running) is not None:
+            driver.send_failed(failed, token)
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
-        if self._driver is not None and not self._driver.stopped.done():
-            self._driver.post(LinkMeasured(to, latency_s=seconds / 2))
+        if (driver := self._running) is not None:
+            driver.post(LinkMeasured(to, latency_s=seconds / 2))
 
     # --- from the driver ----------------------------------------------------------------------
 

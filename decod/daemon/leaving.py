@@ -15,9 +15,10 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from decod.daemon.errors import EXIT_INTERRUPTED
 from decod.driver.loop import run_loop
+from decod.exit_codes import ExitCode
 from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
+from decod.tasks import cancelled, until_first
 
 T = TypeVar("T")
 
@@ -35,10 +36,13 @@ class Leaving:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.asked = asyncio.Event()
-        self.at_once: Callable[[], None] = _nothing
-        """Kills the processes that would outlive this one."""
+        self._kill: Callable[[], None] = _nothing
         self._say = say
         self._num_signals = self._num_urgent = 0
+
+    def kills(self, kill: Callable[[], None]) -> None:
+        """Call `kill` before an end on the spot. It kills a process that would outlive this one."""
+        self._kill = kill
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -56,8 +60,8 @@ class Leaving:
         self._num_urgent += number in URGENT_SIGNALS
         if self._num_urgent > 1:
             self._say("stopped at once")
-            self.at_once()
-            os._exit(EXIT_INTERRUPTED)
+            self._kill()
+            os._exit(ExitCode.INTERRUPTED)
         self._num_signals += 1
         if self._num_signals == 1:
             self._say("finishing what is in hand; press Ctrl-C again to stop at once")
@@ -70,16 +74,13 @@ class Leaving:
             LeftEarlyError: This daemon is asked to leave first. The work is cancelled.
         """
         task = asyncio.ensure_future(work)
-        asked = asyncio.create_task(self.asked.wait())
         try:
-            await asyncio.wait([task, asked], return_when=asyncio.FIRST_COMPLETED)
+            await until_first(task, self.asked.wait())
             if not task.done():
                 raise LeftEarlyError
             return task.result()
         finally:
-            for each in (task, asked):
-                each.cancel()
-            await asyncio.gather(task, asked, return_exceptions=True)
+            await cancelled(task)
 
 
 def run_until_left(command: Coroutine[Any, Any, int], say: Callable[[str], None]) -> int:

@@ -9,12 +9,8 @@ core is stepped in time.
 import asyncio
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Host
 
 _INTERVAL_S = 10.0
 """Longest time between two messages."""
@@ -48,16 +44,23 @@ class Notifier:
             self._is_ready = True
             self._tell("READY=1")
 
-    async def keep_telling(self, host: "Host") -> None:
-        """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy."""
+    async def keep_telling(
+        self, describe: Callable[[], str], healthy: Callable[[], bool], leaving: asyncio.Event
+    ) -> None:
+        """Send the daemon's state again and again, and `WATCHDOG=1` if it is healthy.
+
+        Args:
+            describe: Returns one line on the daemon's state.
+            healthy: Whether the daemon does its due work in time.
+            leaving: Set once it is to leave.
+        """
         if not self._address:
             return
-        leaving = host.leaving.asked
         while True:
-            lines = [f"STATUS={host.describe()[:_STATUS_MAX_CHARACTERS]}"]
+            lines = [f"STATUS={describe()[:_STATUS_MAX_CHARACTERS]}"]
             if leaving.is_set():
                 lines.append("STOPPING=1")
-            if host.healthy:
+            if healthy():
                 lines.append("WATCHDOG=1")
             self._tell(*lines)
             with suppress(TimeoutError):

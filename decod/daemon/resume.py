@@ -8,6 +8,7 @@ optimizer and the timeouts may change. Changes of stages and optimizer are shown
 from collections.abc import Sequence
 from pathlib import Path
 
+from decod.config.node import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import differences, settings_in, settings_of
 from decod.daemon.host import Say
@@ -21,12 +22,6 @@ from decod.train.checkpoint.store import (
     require_readable,
 )
 
-LATEST = 0
-"""Stands for an iteration: that of the newest whole checkpoint."""
-
-AUTO = -1
-"""Stands for an iteration: continue the run as far as possible. See `place.continued`."""
-
 _MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
 
 
@@ -38,7 +33,7 @@ def find_resumed(
     Args:
         state_dir: The leader's state folder.
         manifest: The manifest of the run file, for a new run.
-        wanted: An iteration, or `LATEST`.
+        wanted: An iteration, or `RESUME_LATEST`.
         say: Takes lines about bad checkpoints and changed settings.
 
     Raises:
@@ -49,10 +44,10 @@ def find_resumed(
     """
     settings, bad = settings_of(manifest), list[str]()
     everything = find_checkpoints(state_dir)
-    if wanted == LATEST:
+    if wanted == RESUME_LATEST:
         require_readable(state_dir)
     found = [each for each in everything if _is_of(each, settings["name"])]
-    if wanted != LATEST:
+    if wanted != RESUME_LATEST:
         found = [each for each in found if each.iteration == wanted]
     for checkpoint in found:
         if checkpoint.manifest is not None:
@@ -62,7 +57,7 @@ def find_resumed(
             _require_iterations_left(manifest, checkpoint.iteration)
             _say_changes(checkpoint.manifest, settings, say)
             return checkpoint.folder, checkpoint.manifest
-        if wanted != LATEST:
+        if wanted != RESUME_LATEST:
             raise CheckpointError(
                 f"{checkpoint.folder} is bad: {'; '.join(problems)[:500]}",
                 why="going on from it would train another model",
@@ -155,7 +150,7 @@ def _others(checkpoints: Sequence[Checkpoint], settings: Settings) -> list[str]:
 def _none_found(
     state_dir: Path, settings: Settings, wanted: int, bad: Sequence[str], others: Sequence[str]
 ) -> CheckpointError:
-    which = "whole checkpoint" if wanted == LATEST else f"checkpoint of iteration {wanted}"
+    which = "whole checkpoint" if wanted == RESUME_LATEST else f"checkpoint of iteration {wanted}"
     why = "there is nothing to go on from"
     fix = "give the --state-dir of the leader that wrote it, or leave --resume out to begin anew"
     if bad:

@@ -1,9 +1,42 @@
-"""Values derived from a run's manifest: facts for the core, and sizes of tensors."""
+"""A node's part in a run, and what follows from its manifest: facts, and sizes of tensors."""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 from decod.config.schema import Manifest, RunConfig, activation_size_bytes, count_parameters
 from decod.daemon.gateway import TensorSizes
 from decod.driver.jobs import Sizes
+from decod.ids import NodeId, RunId
 from decod.protocol.core.identity import RunFacts, RunShape
+from decod.protocol.core.view import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """This node's part in the run, as its command decided."""
+
+    role: Role
+    run_id: RunId
+    manifest: Manifest
+    leader: NodeId
+    leader_address: str = ""
+    """Empty at the leader itself."""
+    observed_address: str = ""
+    """This host's IP address as the first peer saw it; empty if it is not to be used."""
+    stage_index: int | None = None
+    data_dir: Path | None = None
+    init_dir: Path | None = None
+    checkpoint_dir: Path | None = None
+    """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
+
+    @property
+    def run(self) -> RunConfig:
+        return self.manifest.run
+
+    @property
+    def gives_initial(self) -> bool:
+        """Whether all others take their initial state from this node."""
+        return self.init_dir is not None or self.checkpoint_dir is not None
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
@@ -32,8 +65,8 @@ def num_nodes_least(run: RunConfig) -> int:
 
 def sizes_of(run: RunConfig) -> Sizes:
     """Return the sizes of this run's tensors and of their elements, in bytes."""
-    wide = run.model.dtype.num_bytes == 8
-    narrow = run.reduction.wire_dtype.value == "bfloat16"
+    dtype, wire_dtype = run.model.dtype, run.reduction.wire_dtype
+    wide, narrow = dtype.num_bytes == 8, wire_dtype.value == "bfloat16"
     return Sizes(
         activation_bytes=activation_size_bytes(run),
         wire_element_bytes=8 if wide else 2 if narrow else 4,

@@ -2,40 +2,23 @@
 docs/status.md."""
 
 import asyncio
-import dataclasses
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Sequence
+from typing import Any
 
 from decod import __version__
-from decod.daemon.happenings import THIS_NODE
-from decod.daemon.succession import join_string_of, leader_of
+from decod.daemon.control import SCHEMA_VERSION
+from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
-from decod.ids import NodeId, iteration_of
+from decod.errors import DecodError, NetworkError
+from decod.ids import NodeId
+from decod.net.ask import ask_status
+from decod.obs.recent_events import merged
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import NodeState
 from decod.protocol.core.view import View
-from decod.protocol.leadership.leader import Leader
-from decod.protocol.node import NodeMachine
+from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.train.checkpoint.transfer import Transfer
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
-
-SCHEMA_VERSION = 1
-
-
-_REASONED = frozenset(
-    (
-        "iteration.aborted",
-        "member.lost",
-        "member.aside",
-        "peer.suspected",
-        "state.failed",
-        "following.failed",
-        "candidate.refused",
-    )
-)
-"""Events whose reason is shown until the next commit."""
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""
@@ -43,217 +26,157 @@ WAITING = "waiting"
 RECONNECTING = "reconnecting"
 """State of a node that was in the run, and is out of it or may be."""
 
-_LOSSES_MAX = 1000
-"""Iterations whose loss is remembered, since the run may roll back to one of them."""
+_ASK_TIMEOUT_S = 0.3
+"""Timeout of asking the leader. After it, a node shows its own status."""
 
 
-@dataclasses.dataclass(slots=True)
-class RunProgress:
-    """The run's progress, according to the node's notes."""
+def status_of(
+    part: RunPart, progress: RunProgress, facts: NodeFacts | None, transfer: Transfer | None
+) -> dict[str, Any]:
+    """Return the part of a node's status that its core and its notes tell.
 
-    iteration: int = 0
-    """The last committed iteration."""
-    loss: float | None = None
-    """Loss of that iteration. None before the first, and if this node was not there."""
-    gradient_norm: float | None = None
-    """Norm of that iteration's gradient over all stages, if it is clipped and known here."""
-    tokens_per_s: float | None = None
-    message: str = ""
-    """The last event since then that was not routine."""
-    num_deferred: int = 0
-    """At the leader: microbatches that were deferred to the next iteration."""
-    on_commit: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called after each commit."""
-    on_return: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    """Called when the run has rolled back to `iteration`."""
-    on_stage_ending: Callable[[], None] = lambda: None
-    """Called at the leader when the last member of a stage wants to leave."""
-    _committed_s: float | None = None
-    _losses: dict[int, float] = dataclasses.field(default_factory=dict)
-    """Losses of the newest iterations that this node saw committed, the oldest first."""
-
-    def loss_of(self, iteration: int) -> float | None:
-        """Return an iteration's loss, or None if this node does not know it."""
-        return self._losses.get(iteration)
-
-    def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
-        """Take in one note."""
-        if event == "step.committed":
-            if self._committed_s is not None:
-                self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
-            self._committed_s = now_s
-            self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
-            self.iteration = iteration_of(str(fields["iteration"]))
-            self._losses[self.iteration] = fields["loss"]
-            if len(self._losses) > _LOSSES_MAX:
-                del self._losses[next(iter(self._losses))]
-            self.message = ""
-            _call_all(self.on_commit)
-        elif event == "iteration.committed":
-            self.num_deferred = int(fields["num_deferred"])
-        elif event == "leader.elected":
-            self.message = f"{THIS_NODE} leads the run in term {fields['term']}"
-        elif event in _REASONED:
-            self.message = str(fields.get("reason", ""))
-        elif event == "member.leaving":
-            self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
-        elif event == "run.returned":
-            self.iteration = int(fields["iteration"])
-            self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
-            self.loss, self.num_deferred = self.loss_of(self.iteration), 0
-            self.gradient_norm = None
-            self.message = f"{fields['reason']}: back to iteration {self.iteration}"
-            _call_all(self.on_return)
-        elif event == "stage.ending":
-            stage = fields.get("stage")
-            self.message = f"the last member of stage {stage} is leaving: it needs another"
-            self.on_stage_ending()
-
-
-def _call_all(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
-
-
-def status_of(node: "Node") -> dict[str, Any]:
-    """Return the status as this node knows it. The leader's covers the whole run."""
-    driver, part, progress = node.driver, node.part, node.progress
-    machine = driver.machine if driver is not None else None
-    view = machine.context.view if machine is not None else None
-    leader, name = leader_of(node), node.config.name or node.identity.name
-    me = {
-        "id": node.identity.node_id,
-        "name": name,
-        "address": node.address,
-        "role": part.role.value,
-        "stage_index": None,
-        "capacity": machine.own_load().capacity if machine is not None else None,
-        "device": node.device,
-        "device_free": False,
-        "state": _state(node, machine),
-    }
-    if view is not None and node.identity.node_id in view:
-        me["stage_index"] = view.by_id[node.identity.node_id].stage_index
+    Args:
+        part: The node's part in the run.
+        progress: The run's progress, as the notes tell it.
+        facts: What the core knows; None before it has started. The leader's covers the whole run.
+        transfer: Progress of the state that is being fetched.
+    """
+    run, leading = part.run, facts.leading if facts is not None else None
+    empty = [{"index": i, "nodes": []} for i in range(run.stages.num_relay_stages + 1)]
     return {
         "schema_version": SCHEMA_VERSION,
         "decod_version": __version__,
         "run_id": part.run_id,
-        "run_name": part.manifest.run.name,
-        "run_state": _run_state(machine),
-        "state": me["state"],
+        "run_name": run.name,
+        "run_state": _run_state(facts, leading),
         "iteration": progress.iteration,
         "loss": progress.loss,
         "gradient_norm": progress.gradient_norm,
         "tokens_per_s": progress.tokens_per_s,
-        "data": _data(machine),
-        "leader": {
-            "id": leader.node_id,
-            "name": leader.name,
-            "address": leader.address,
-            "term": leader.term,
-            "electing": leader.electing,
-        },
-        "node": me,
-        "stages": _stages(machine, part.manifest.run.stages.num_relay_stages + 1),
-        "flows": _flows(machine),
-        "candidates": _candidates(machine.leader if machine is not None else None),
-        "checkpoint": node.describe_checkpoint(),
-        "states": node.kept.describe(),
-        "syncing": _syncing(machine, driver.transfer if driver is not None else None),
-        "rebuilt": _rebuilt(machine.leader if machine is not None else None),
-        "join_string": node.join_string and join_string_of(node),
-        "counters": node.server.counters.totals(),
-        "timing": node.timing(),
-        "message": _message(machine, progress).replace(THIS_NODE, name),
-        "recent": node.happenings.describe(time.monotonic(), name=name),
+        "data": facts and {"num_skipped": facts.num_skipped, "num_deferred": facts.num_deferred},
+        "stages": empty if facts is None else _stages(facts, leading),
+        "flows": [] if facts is None else _flows(facts),
+        "candidates": [] if leading is None else _candidates(leading),
+        "syncing": _syncing(facts, transfer),
+        "rebuilt": _rebuilt(leading),
+        "message": _message(facts, leading, progress),
     }
 
 
-def _state(node: "Node", machine: NodeMachine | None) -> str:
-    if node.reconnecting:
-        return RECONNECTING
-    return machine.state.value if machine is not None else "starting"
+def own_status(facts: NodeFacts | None) -> dict[str, Any]:
+    """Return what a node's core tells of the node itself."""
+    if facts is None:
+        return {"stage_index": None, "capacity": None, "state": "starting"}
+    stage_index = facts.own_stage if facts.in_view else None
+    return {
+        "stage_index": stage_index,
+        "capacity": facts.load.capacity,
+        "state": facts.state.value,
+    }
 
 
-def _data(machine: NodeMachine | None) -> dict[str, int] | None:
-    if machine is None:
-        return None
-    positions = machine.strategy.positions
-    return {"num_skipped": positions.num_skipped, "num_deferred": positions.num_deferred}
-
-
-def _run_state(machine: NodeMachine | None) -> str:
-    if machine is None:
+def _run_state(facts: NodeFacts | None, leading: LeaderFacts | None) -> str:
+    if facts is None:
         return "starting"
-    leader = machine.leader
-    if machine.leadership.election.electing or (leader is not None and leader.quorum.lacking):
+    if facts.electing or (leading is not None and leading.lacking):
         return WAITING
-    return leader.state.value if leader is not None else machine.state.value
+    return leading.state.value if leading is not None else facts.state.value
 
 
-def _message(machine: NodeMachine | None, progress: RunProgress) -> str:
-    leader = machine.leader if machine is not None else None
-    if machine is not None and machine.leadership.election.electing:
-        return _election(machine)
-    if leader is not None and leader.quorum.lacking:
-        gone = _names_of(leader.quorum.lacking, leader.view)
+def _message(facts: NodeFacts | None, leading: LeaderFacts | None, progress: RunProgress) -> str:
+    if facts is not None and facts.electing:
+        return _election(facts)
+    if leading is None:
+        return progress.message
+    if leading.lacking:
+        gone = _names_of(leading.lacking, leading.view)
         return f"NO QUORUM: training waits for some of {gone}, who are gone"
-    if leader is not None and leader.recovery.needed:
-        return leader.recovery.describe()
-    view: View | None = leader.view if leader is not None else None
-    if view is not None and view.empty_stages:
+    view = leading.view
+    if leading.rebuilding:
+        return leading.rebuilding
+    if view.empty_stages:
         missing = ", ".join(str(stage) for stage in view.empty_stages)
         return f"waiting for members of stage {missing}"
-    if view is not None and view.idle_stages:
+    if view.idle_stages:
         paused = ", ".join(str(stage) for stage in view.idle_stages)
         return f"all members of stage {paused} are paused: the run waits for one to resume"
     return progress.message
 
 
-def _election(machine: NodeMachine) -> str:
+def _election(facts: NodeFacts) -> str:
     """Return a text on the progress of this node's search for another leader."""
     text = "the leader is silent: another is being elected"
-    view, unanswered = machine.context.view, machine.leadership.election.unanswered
-    if not unanswered:
+    if not facts.unanswered:
         return text
-    wanted = f"more than half of {len(view.members)} nodes must agree"
-    return f"{text}; {wanted}, and no word yet of {_names_of(unanswered, view)}"
+    wanted = f"more than half of {len(facts.view.members)} nodes must agree"
+    return f"{text}; {wanted}, and no word yet of {_names_of(facts.unanswered, facts.view)}"
 
 
 def _names_of(nodes: Sequence[NodeId], view: View) -> str:
     return ", ".join(view.by_id[node].label if node in view else node[:8] for node in nodes)
 
 
-def without_leader(node: "Node", own: dict[str, Any]) -> dict[str, Any]:
+async def full_status(
+    own: dict[str, Any], facts: NodeFacts | None, *, rejoins: bool
+) -> dict[str, Any]:
+    """Return the leader's status with this node's own parts, or else this node's status.
+
+    Args:
+        own: This node's status.
+        facts: What its core knows.
+        rejoins: Whether this node looks for the run again when the leader stays silent.
+    """
+    leader, node_id = own["leader"], own["node"]["id"]
+    if leader["id"] == node_id or not leader["address"]:
+        return own
+    try:
+        text = await ask_status(leader["address"], own["run_id"], node_id, timeout_s=_ASK_TIMEOUT_S)
+        status = json.loads(text)
+    except NetworkError:
+        return _without_leader(own, facts, rejoins=rejoins)
+    except (DecodError, ValueError, RecursionError):
+        return own
+    if not isinstance(status, dict) or status.get("schema_version") != own["schema_version"]:
+        return own
+    # Its own flows too: it knows its hops from the first flow on, the leader knows flows later.
+    mine = ("node", "state", "flows", "states", "syncing", "counters", "timing", "join_string")
+    best = {key: _better(own[key], None if key in mine else status.get(key)) for key in own}
+    return best | {"recent": merged(best["recent"], own["recent"])}
+
+
+def _better(own: Any, told: Any) -> Any:
+    """Return the leader's value, unless it is None or of another type than this node's."""
+    if told is None or (own is not None and not isinstance(told, type(own))):
+        return own
+    return told
+
+
+def _without_leader(
+    own: dict[str, Any], facts: NodeFacts | None, *, rejoins: bool
+) -> dict[str, Any]:
     """Return a node's own status for the case that the leader has not answered.
 
     If nothing has come from the leader for `heartbeat_timeout_s`, the status says so.
     """
-    machine = node.driver.machine if node.driver is not None else None
-    if machine is None or not machine.in_view or machine.leadership.election.electing:
+    if facts is None or not facts.in_view or facts.electing:
         return own
-    config = machine.context.config
-    silent_s = asyncio.get_running_loop().time() - machine.leadership.election.leader_watch.heard_s
+    config = facts.config
+    silent_s = asyncio.get_running_loop().time() - facts.leader_heard_s
     if silent_s <= config.heartbeat_timeout_s:
         return own
     leader, name = own["leader"], own["node"]["name"]
     message = (
         f"nothing has come from the leader, {leader['name']} ({leader['address']}), for"
         f" {silent_s:.0f} s: after {config.leader_timeout_s:g} s {name} "
-        + ("looks for the run again" if node.config.rejoins else "leaves the run")
+        + ("looks for the run again" if rejoins else "leaves the run")
     )
     me = {**own["node"], "state": RECONNECTING}
     return {**own, "run_state": WAITING, "state": RECONNECTING, "node": me, "message": message}
 
 
-def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]]:
-    if machine is None:
-        return [{"index": index, "nodes": []} for index in range(num_stages)]
-    view, loads = machine.context.view, {}
-    if machine.leader is not None:
-        loads = dict(machine.leader.polling.loads)
-    own = machine.own_load()
-    loads[own.node_id] = own
+def _stages(facts: NodeFacts, leading: LeaderFacts | None) -> list[dict[str, Any]]:
+    view, own = facts.view, facts.load
+    loads = {**(leading.loads if leading is not None else {}), own.node_id: own}
     stages: list[dict[str, Any]] = []
     for index, roster in enumerate(view.rosters):
         nodes = []
@@ -278,15 +201,15 @@ def _stages(machine: NodeMachine | None, num_stages: int) -> list[dict[str, Any]
     return stages
 
 
-def _syncing(machine: NodeMachine | None, transfer: Transfer | None) -> dict[str, Any] | None:
+def _syncing(facts: NodeFacts | None, transfer: Transfer | None) -> dict[str, Any] | None:
     """Return which state is being fetched, why, and its progress; None if none is."""
-    if machine is None or transfer is None:
+    if facts is None or transfer is None:
         return None
     found = outlook(transfer, asyncio.get_running_loop().time())
     return {
         "stage_index": transfer.stage_index,
         "iteration": transfer.iteration,
-        "why": machine.context.why,
+        "why": facts.why_fetching,
         "num_bytes": transfer.num_bytes,
         "num_arrived": transfer.num_arrived,
         "num_local": transfer.num_local,
@@ -296,9 +219,7 @@ def _syncing(machine: NodeMachine | None, transfer: Transfer | None) -> dict[str
     }
 
 
-def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
-    if machine is None:
-        return []
+def _flows(facts: NodeFacts) -> list[dict[str, Any]]:
     return [
         {
             "data_node": flow.flow_id.data_node,
@@ -306,27 +227,26 @@ def _flows(machine: NodeMachine | None) -> list[dict[str, Any]]:
             "path": list(flow.path),
             "costs_s": [round(cost_s, 6) for cost_s in flow.costs_s],
         }
-        for flow in machine.strategy.known_flows
+        for flow in facts.flows
     ]
 
 
-def _rebuilt(leader: Leader | None) -> dict[str, Any] | None:
+def _rebuilt(leading: LeaderFacts | None) -> dict[str, Any] | None:
     """Return how the last lost stage was rebuilt, and at what cost; None if none was lost."""
-    last = leader.recovery.last if leader is not None else None
+    last = leading.rebuilt if leading is not None else None
     if last is None:
         return None
+    origin = last.origin
     return {
-        "stages": list(last.origin.lost),
-        "source": last.origin.source.value,
+        "stages": list(origin.lost),
+        "source": origin.source.value,
         "iteration": last.iteration,
-        "num_repeated": last.origin.num_repeated,
+        "num_repeated": origin.num_repeated,
         "duration_s": round(last.duration_s, 3),
     }
 
 
-def _candidates(leader: Leader | None) -> list[dict[str, Any]]:
-    if leader is None:
-        return []
+def _candidates(leading: LeaderFacts) -> list[dict[str, Any]]:
     return [
         {
             "id": node_id,
@@ -334,5 +254,5 @@ def _candidates(leader: Leader | None) -> list[dict[str, Any]]:
             "capacity": candidate.join.capacity,
             "stage_index": candidate.stage_index,
         }
-        for node_id, candidate in sorted(leader.admission.candidates.items())
+        for node_id, candidate in sorted(leading.candidates.items())
     ]

@@ -2,18 +2,18 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from decod.daemon.run_facts import RunPart
+from decod.driver.handle import CoreHandle
 from decod.errors import DecodError, MalformedMessageError
 from decod.ids import NodeId
+from decod.net.dht import Dht
 from decod.net.dht_record import LEADER
 from decod.net.join_string import ADDRESSES_MAX, JoinString
 from decod.protocol.core.events import LeaderFound
 from decod.wire import validate
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
 
 RECORD_TTL_S = 300.0
 
@@ -25,7 +25,7 @@ _SEEK_INTERVAL_S = 5.0
 class KnownLeader:
     """The leader as this node knows it."""
 
-    node_id: NodeId
+    id: NodeId
     name: str
     address: str
     """Empty if unknown."""
@@ -34,103 +34,128 @@ class KnownLeader:
     """The leader is gone or was voted out, and no other has been elected yet."""
 
 
-def leader_of(node: "Node") -> KnownLeader:
-    """Return the leader: from the view if this node is in it, else as it was told."""
-    part = node.part
-    machine = node.driver.machine if node.driver is not None else None
-    view = machine.context.view if machine is not None else None
-    node_id = view.leader if view is not None else part.leader
-    member = view.by_id.get(node_id) if view is not None else None
-    address = member.address if member is not None else ""
-    if node_id == node.identity.node_id:
-        address = node.address
-    elif not address:
-        told = node.gateway.client.address_of(node_id)
-        address = told or (part.leader_address if node_id == part.leader else "")
-    return KnownLeader(
-        node_id=node_id,
-        name=member.name if member is not None else "",
-        address=address,
-        term=view.term if view is not None else 0,
-        electing=machine is not None and machine.leadership.election.electing,
-    )
-
-
-async def publish_leader(node: "Node") -> None:
-    """Publish in the DHT that this node leads. Of two records, the higher term counts."""
-    assert node.dht is not None
-    term = max(1, leader_of(node).term)
-    record = {"node_id": node.identity.node_id, "address": node.address, "term": term}
-    await node.dht.publish(LEADER, record, ttl_s=RECORD_TTL_S)
-
-
-async def publish_terms(node: "Node") -> None:
-    """Publish in the DHT whenever this node has been elected. Never returns."""
-    while True:
-        await node.elected.wait()
-        node.elected.clear()
-        await publish_leader(node)
-
-
-def join_string_of(node: "Node", *, others: bool = False) -> str:
-    """Return the join string, which names this node and the other data nodes.
+class RunContacts:
+    """The leader and the other data nodes, as this node knows them.
 
     Args:
-        node: This node.
-        others: Leave out this node itself, if there are other data nodes.
+        part: This node's part in the run.
+        own: This node.
+        core: Its core. Until it has started, what this node was told counts.
+        own_address: Returns this node's address.
+        address_of: Returns another node's address, if it is known.
     """
-    addresses = [node.address]
-    if node.driver is not None:
-        view = node.driver.machine.context.view
-        addresses += [member.address for member in view.data_nodes]
-    if others:
-        addresses = [address for address in addresses if address != node.address] or addresses
-    part = node.part
-    join = JoinString(
-        run_id=part.run_id,
-        manifest_prefix=part.manifest.sha256[:16],
-        addresses=tuple(dict.fromkeys(addresses))[:ADDRESSES_MAX],
-    )
-    return str(join)
+
+    def __init__(
+        self,
+        part: RunPart,
+        own: NodeId,
+        core: CoreHandle,
+        own_address: Callable[[], str],
+        address_of: Callable[[NodeId], str | None],
+    ) -> None:
+        self._part, self.own, self._core = part, own, core
+        self._own_address, self._address_of = own_address, address_of
+
+    @property
+    def own_address(self) -> str:
+        return self._own_address()
+
+    def leads(self) -> bool:
+        """Whether this node leads."""
+        return self.leader().id == self.own
+
+    def leader(self) -> KnownLeader:
+        """Return the leader: from the view if this node is in it, else as it was told."""
+        part, facts = self._part, self._core.facts
+        view = facts.view if facts is not None else None
+        node_id = view.leader if view is not None else part.leader
+        member = view.by_id.get(node_id) if view is not None else None
+        address = member.address if member is not None else ""
+        if node_id == self.own:
+            address = self.own_address
+        elif not address:
+            told = part.leader_address if node_id == part.leader else ""
+            address = self._address_of(node_id) or told
+        return KnownLeader(
+            id=node_id,
+            name=member.name if member is not None else "",
+            address=address,
+            term=view.term if view is not None else 0,
+            electing=facts is not None and facts.electing,
+        )
+
+    def join_string(self, *, others: bool = False) -> str:
+        """Return the join string, which names this node and the other data nodes.
+
+        Args:
+            others: Leave out this node itself, if there are other data nodes.
+        """
+        own, part, facts = self.own_address, self._part, self._core.facts
+        addresses = [own]
+        if facts is not None:
+            addresses += [member.address for member in facts.view.data_nodes]
+        if others:
+            addresses = [address for address in addresses if address != own] or addresses
+        join = JoinString(
+            run_id=part.run_id,
+            manifest_prefix=part.manifest.sha256[:16],
+            addresses=tuple(dict.fromkeys(addresses))[:ADDRESSES_MAX],
+        )
+        return str(join)
 
 
-async def seek_successor(node: "Node") -> None:
+async def publish_leader(dht: Dht, contacts: RunContacts) -> None:
+    """Publish in the DHT that this node leads. Of two records, the higher term counts."""
+    term = max(1, contacts.leader().term)
+    record = {"node_id": contacts.own, "address": contacts.own_address, "term": term}
+    await dht.publish(LEADER, record, ttl_s=RECORD_TTL_S)
+
+
+async def publish_terms(dht: Dht, contacts: RunContacts, elected: asyncio.Event) -> None:
+    """Publish in the DHT whenever this node has been elected. Never returns."""
+    while True:
+        await elected.wait()
+        elected.clear()
+        await publish_leader(dht, contacts)
+
+
+async def seek_successor(dht: Dht, core: CoreHandle) -> None:
     """While this node leads without a quorum, look in the DHT for another leader. Never returns.
 
     The others may have elected one, and may no longer know this node's address to tell it.
     """
-    assert node.driver is not None
     while True:
         await asyncio.sleep(_SEEK_INTERVAL_S)
-        leader = node.driver.machine.leader
-        if leader is None or not leader.quorum.lacking:
+        leading = core.leading
+        if leading is None or not leading.lacking:
             continue
         with suppress(DecodError, MalformedMessageError):
-            found = await _leader_in_dht(node)
-            if found is not None and not node.driver.stopped.done():
-                node.driver.post(LeaderFound(found[0], found[2]))
+            found = await _leader_in_dht(dht)
+            if found is not None:
+                core.post(LeaderFound(found[0], found[2]))
 
 
-async def seek_leader(node: "Node") -> None:
+async def seek_leader(
+    dht: Dht, core: CoreHandle, set_address: Callable[[NodeId, str], None]
+) -> None:
     """Until this node is in the run, look in the DHT for another leader than it was told."""
-    assert node.driver is not None
-    while not node.driver.machine.in_view:
+    facts = core.driver.facts
+    while not facts.in_view:
         await asyncio.sleep(_SEEK_INTERVAL_S)
         try:
-            found = await _leader_in_dht(node)
+            found = await _leader_in_dht(dht)
         except (DecodError, MalformedMessageError):
             continue
-        if found is None or node.driver.stopped.done() or node.driver.machine.in_view:
+        if found is None or not core.runs or facts.in_view:
             continue
         leader, address, term = found
-        if leader not in (node.driver.machine.context.view.leader, node.identity.node_id):
-            node.gateway.client.set_address(leader, address)
-            node.driver.post(LeaderFound(leader, term))
+        if leader not in (facts.view.leader, facts.node_id):
+            set_address(leader, address)
+            core.post(LeaderFound(leader, term))
 
 
-async def _leader_in_dht(node: "Node") -> tuple[NodeId, str, int] | None:
-    assert node.dht is not None
-    record = await node.dht.lookup(LEADER)
+async def _leader_in_dht(dht: Dht) -> tuple[NodeId, str, int] | None:
+    record = await dht.lookup(LEADER)
     if record is None:
         return None
     leader = validate.node_id("node_id", record["node_id"])

@@ -8,8 +8,8 @@ and a traced run can be replayed.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,6 @@ from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
-from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
@@ -27,7 +26,9 @@ from decod.protocol.core.identity import Promise
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.view import Member
+from decod.protocol.facts import NodeFacts
 from decod.protocol.node import NodeMachine
+from decod.tasks import TaskSet
 from decod.texts import clip
 from decod.train.checkpoint.transfer import Transfer
 
@@ -35,6 +36,10 @@ T = TypeVar("T")
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
+
+
+async def _abstain(_: Promise) -> bool:
+    return False
 
 
 class ProbeResult(Protocol):
@@ -73,6 +78,23 @@ class Transport(StateTransport, Protocol):
         """Time a round trip and a transfer of `size_bytes`; return None if that failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverPorts:
+    """Where the effects of a core go, beside its compute process."""
+
+    transport: Transport
+    on_note: Callable[[fx.Note], None]
+    """Called with every `Note`."""
+    on_run_complete: Callable[[int], None]
+    """Called at the leader when all iterations are done."""
+    planning: PlanningProcess
+    """Runs the jobs beside the device."""
+    disk: StateDisk | None = None
+    """Keeps states beyond this process's life. If None, no states are kept."""
+    keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
+    """Writes a vote to disk; returns whether that succeeded. The default never votes."""
+
+
 class NodeDriver:
     """One node: its machine, its compute process, its transport.
 
@@ -81,8 +103,7 @@ class NodeDriver:
         compute: Runs the jobs of the device.
         arena: Holds the tensors.
         sizes: Sizes of the jobs' outputs.
-        on_note: Called with every `Note`.
-        on_run_complete: Called at the leader when all iterations are done.
+        ports: Where the core's effects go.
     """
 
     def __init__(
@@ -91,26 +112,20 @@ class NodeDriver:
         compute: Compute,
         arena: ArenaAllocator,
         sizes: Sizes,
-        *,
-        on_note: Callable[[fx.Note], None],
-        on_run_complete: Callable[[int], None],
+        ports: DriverPorts,
     ) -> None:
-        self.machine = machine
-        self.arena = arena
+        self.facts = NodeFacts(machine)
+        self._machine = machine
+        self._arena = arena
         self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
         self._compute = compute
         self._sizes = sizes
-        self._on_note = on_note
-        self._on_run_complete = on_run_complete
-        self.keep_vote: Callable[[Promise], Awaitable[bool]] = _abstain
-        """Writes a vote to disk; returns whether that succeeded. The default never votes."""
+        self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
+        self._keep_vote = ports.keep_vote
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
-        self.disk: StateDisk | None = None
-        """Keeps states beyond this process's life. If None, no states are kept."""
-        self.planning: PlanningProcess
-        """Runs the jobs beside the device. Must be set before the first of them comes."""
-        self._transport: Transport | None = None
+        self.disk, self._transport = ports.disk, ports.transport
+        self._planning = ports.planning
         self._clock = asyncio.get_running_loop().time
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
@@ -125,24 +140,21 @@ class NodeDriver:
         self._start_s = self._clock()
         self._next_tensor = 1
         self._requests = Requests()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
 
     # --- life ---------------------------------------------------------------------------------
 
-    def start(self, transport: Transport) -> None:
+    def start(self) -> None:
         """Start the machine, which then asks to join the run."""
-        self._transport = transport
         self._compute.ended.add_done_callback(self._compute_ended)
-        self._take_turns(self.machine.start)
+        self._take_turns(self._machine.start)
 
     async def close(self) -> None:
         """Stop the timer, cancel all tasks, and answer open requests."""
         self._compute.ended.remove_done_callback(self._compute_ended)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._requests.close()
 
     # --- the loop -----------------------------------------------------------------------------
@@ -162,7 +174,7 @@ class NodeDriver:
             if first is not None:
                 self._perform_all(first(self._clock()))
             while self._inbox:
-                self._perform_all(self.machine.step(self._clock(), self._inbox.popleft()))
+                self._perform_all(self._machine.step(self._clock(), self._inbox.popleft()))
         except Exception as error:  # noqa: BLE001 - the top of the driver.
             self._break(error)
         finally:
@@ -186,7 +198,7 @@ class NodeDriver:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        deadline_s = self.machine.deadline_s
+        deadline_s = self._machine.deadline_s
         if deadline_s == self._timer_s:
             return
         if self._timer is not None:
@@ -198,7 +210,7 @@ class NodeDriver:
 
     def _expire(self) -> None:
         self._timer = self._timer_s = None
-        deadline_s = self.machine.deadline_s
+        deadline_s = self._machine.deadline_s
         if deadline_s is not None and self._clock() >= deadline_s:
             self.post(ev.DeadlinePassed())
         else:
@@ -206,8 +218,7 @@ class NodeDriver:
             self._set_timer()
 
     def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
-        transport, term = self._transport, self.machine.context.view.term
-        assert transport is not None
+        transport, term = self._transport, self.facts.view.term
         match effect:
             case fx.Send(to, message, way):
                 transport.send(to, term, message, way)
@@ -217,9 +228,9 @@ class NodeDriver:
             case fx.StartJob():
                 self._start_job(effect)
             case fx.FreeTensor(tensor):
-                self.arena.free(self._regions.pop(tensor))
+                self._arena.free(self._regions.pop(tensor))
             case fx.FetchState():
-                self._own(self._fetch(effect))
+                self._tasks.start(self._fetch(effect))
             case fx.ServeState():
                 self._serve(effect)
             case fx.KeepState():
@@ -229,9 +240,9 @@ class NodeDriver:
             case fx.RefuseState(request_id, reason):
                 self._requests.answer(request_id, reason)
             case fx.ProbeLink(to, size_bytes):
-                self._own(self._probe(to, term, size_bytes))
+                self._tasks.start(self._probe(to, term, size_bytes))
             case fx.PersistVote(term, candidate):
-                self._own(self._persist(Promise(term, candidate)))
+                self._tasks.start(self._persist(Promise(term, candidate)))
             case fx.UseMembers(members):
                 transport.use_members(members)
             case fx.Note():
@@ -241,12 +252,6 @@ class NodeDriver:
             case fx.Stop():
                 if not self.stopped.done():
                     self.stopped.set_result(effect)
-
-    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _compute_ended(self, ended: asyncio.Future[str]) -> None:
         """Tell the machine that the compute process has ended. Its jobs have failed already."""
@@ -261,7 +266,7 @@ class NodeDriver:
 
     async def _persist(self, promise: Promise) -> None:
         """Write a vote to disk. If that fails, the machine is not told, and so does not vote."""
-        if await self.keep_vote(promise) and not self.stopped.done():
+        if await self._keep_vote(promise) and not self.stopped.done():
             assert promise.candidate is not None
             self.post(ev.VotePersisted(promise.term, promise.candidate))
 
@@ -275,7 +280,7 @@ class NodeDriver:
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
-        region = self.arena.allocate(size_bytes)
+        region = self._arena.allocate(size_bytes)
         if region is None:
             return None
         self._incoming[id(region.view)] = region
@@ -291,7 +296,7 @@ class NodeDriver:
         self.post(replace(received, tensor=tensor))
 
     def tensor_failed(self, buffer: memoryview) -> None:
-        self.arena.free(self._incoming.pop(id(buffer)))
+        self._arena.free(self._incoming.pop(id(buffer)))
 
     def tensor_sent(
         self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
@@ -306,9 +311,7 @@ class NodeDriver:
         self.post(replace(failed, tensor=tensor))
 
     async def _probe(self, to: NodeId, term: int, size_bytes: int) -> None:
-        transport = self._transport
-        assert transport is not None
-        found = await transport.probe(to, term, size_bytes)
+        found = await self._transport.probe(to, term, size_bytes)
         if self.stopped.done():
             return
         if found is None:
@@ -328,7 +331,7 @@ class NodeDriver:
             "copy_s": self._copy_s,
             "wait_s": max(0.0, wall_s - self._compute_s - self._copy_s),
             "transfer_s": self._transfer_s,
-            "num_passes": self.machine.context.compute.num_passes,
+            "num_passes": self.facts.num_passes,
         }
 
     # --- jobs ---------------------------------------------------------------------------------
@@ -337,13 +340,13 @@ class NodeDriver:
         request = request_of(effect.job, self._sizes)
         outputs: list[ArenaRegion] = []
         for size_bytes in request.output_bytes:
-            region = self.arena.allocate(size_bytes)
+            region = self._arena.allocate(size_bytes)
             if region is None:
                 self._job_failed(effect, outputs, "no room for its result", fatal=False)
                 return
             outputs.append(region)
         inputs = tuple(self._regions[tensor] for tensor in effect.inputs)
-        taker = self.planning if effect.job.beside_device else self._compute
+        taker = self._planning if effect.job.beside_device else self._compute
         future = taker.submit(request.kind, request.fields, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
 
@@ -368,7 +371,8 @@ class NodeDriver:
             self._compute_s += reply.duration_s - reply.copy_s
             self._copy_s += reply.copy_s
         if isinstance(effect.job, jobs.Build):
-            self._sizes.num_parameters = reply.result["num_parameters"]
+            num_parameters = reply.result["num_parameters"]
+            self._sizes = replace(self._sizes, num_parameters=num_parameters)
         if isinstance(effect.job, jobs.Snapshot) and not outputs:
             self._copy_state(effect, reply)
             return
@@ -378,7 +382,7 @@ class NodeDriver:
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""
-        region = self.arena.allocate(reply.result["num_bytes"])
+        region = self._arena.allocate(reply.result["num_bytes"])
         if region is None:
             self._job_failed(effect, [], "no room for a copy of the state", fatal=False)
             return
@@ -390,15 +394,18 @@ class NodeDriver:
         self, effect: fx.StartJob, outputs: list[ArenaRegion], reason: str, *, fatal: bool
     ) -> None:
         for region in outputs:
-            self.arena.free(region)
+            self._arena.free(region)
         self.post(ev.JobFailed(effect.job_id, reason, fatal))
 
     # --- state --------------------------------------------------------------------------------
 
     async def _fetch(self, effect: fx.FetchState) -> None:
-        assert self._transport is not None
-        own = self.machine.context.node_id
+        own = self.facts.node_id
         self.post(await fetched_state(self, self._transport, effect, own=own))
+
+    def fetching(self, transfer: Transfer | None) -> None:
+        """Show the progress of a fetch from now on; None: of none."""
+        self.transfer = transfer
 
     def note(self, note: fx.Note) -> None:
         """Report an event that the machine does not see."""
@@ -424,37 +431,37 @@ class NodeDriver:
     async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
         """Run a job that copies a state; return the copy, or why there is none."""
         # A task of its own, which is not cancelled: the device may be writing into the region.
-        return await taken(self._own(self._run_copy(kind, fields)))
+        return await taken(self._tasks.start(self._run_copy(kind, fields)))
 
     async def _run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
         region: ArenaRegion | None = None
         try:
             described = await self._compute.submit(kind, fields)
-            region = self.arena.allocate(described.result["num_bytes"])
+            region = self._arena.allocate(described.result["num_bytes"])
             if region is None:
                 return "no room for a copy"
             reply = await self._compute.submit(kind, fields, outputs=(region,))
         except (JobError, ComputeDiedError) as error:
             if region is not None:
-                self.arena.free(region)
+                self._arena.free(region)
             return clip(str(error), 200)
         manifest = manifest_of(reply.result)
         self._lent[id(region.view)] = region
         copied = region
 
         def release() -> None:
-            self.arena.free(self._lent.pop(id(copied.view)))
+            self._arena.free(self._lent.pop(id(copied.view)))
 
         return ServedState(reply.result["iteration"], manifest, copied.view, release)
 
     def _keep_state(self, effect: fx.KeepState) -> None:
         region = self._regions.pop(effect.tensor)
         if self.disk is None:
-            self.arena.free(region)
+            self._arena.free(region)
             return
-        release = partial(self.arena.free, region)
+        release = partial(self._arena.free, region)
         served = ServedState(effect.iteration, effect.manifest, region.view, release)
-        self.disk.keep(self.machine.context.member.stage_index, effect.parameter_hash, served)
+        self.disk.keep(self.facts.own_stage, effect.parameter_hash, served)
 
     def _serve(self, effect: fx.ServeState) -> None:
         region = self._regions.pop(effect.tensor)
@@ -465,7 +472,7 @@ class NodeDriver:
             readers.discard(request_id)
             if not readers:
                 del self._lent[id(region.view)]
-                self.arena.free(region)
+                self._arena.free(region)
 
         for request_id in effect.request_ids:
             state = ServedState(
@@ -473,10 +480,6 @@ class NodeDriver:
             )
             if not self._requests.answer(request_id, state):
                 state.release()
-
-
-async def _abstain(_: Promise) -> bool:
-    return False
 
 
 def _use_disk(

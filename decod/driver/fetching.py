@@ -92,8 +92,16 @@ class StateTransport(Protocol):
 class Receiver(Protocol):
     """The receiver of a state: the driver."""
 
-    transfer: Transfer | None
-    disk: StateDisk | None
+    @property
+    def transfer(self) -> Transfer | None:
+        """Progress of the fetch; None until it has begun."""
+
+    @property
+    def disk(self) -> StateDisk | None:
+        """Keeps states on this host, if they are kept."""
+
+    def fetching(self, transfer: Transfer | None) -> None:
+        """Show the progress of a fetch from now on; None: of none."""
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         """Return a buffer for an incoming tensor, or None if there is no room."""
@@ -127,7 +135,7 @@ class _Sink:
         return buffer
 
     def began(self, transfer: Transfer) -> None:
-        self._receiver.transfer = transfer
+        self._receiver.fetching(transfer)
 
     def donor_failed(self, donor: NodeId, reason: str) -> None:
         self._receiver.note(fx.Note("state.failed", (("peer", donor), ("reason", reason))))
@@ -170,7 +178,7 @@ async def fetched_state(
         if copy is not None:
             sink.own.clear()
             copy.release()
-        receiver.transfer = None
+        receiver.fetching(None)
         blob = sink.buffers.pop() if text and sink.buffers else None
         for buffer in sink.buffers:
             receiver.tensor_failed(buffer)
@@ -213,7 +221,7 @@ async def _own_copy(receiver: Receiver, sink: _Sink) -> ServedState | None:
     if isinstance(copy, str):
         return None
     for chunk in parse_description(copy.manifest).chunks:
-        sink.own[chunk.sha256] = copy.data[chunk.offset : chunk.offset + chunk.num_bytes]
+        sink.own.update({chunk.sha256: copy.data[chunk.offset : chunk.offset + chunk.num_bytes]})
     return copy
 
 

@@ -11,7 +11,7 @@ from decod.protocol.core import jobs
 from decod.train.checkpoint.description import description_text
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes from which those of the jobs' outputs follow."""
 

@@ -35,6 +35,9 @@ class BlockRequest:
     block: Block
 
 
+BlockReader = Callable[[BlockRequest], Awaitable[bytes | str]]
+
+
 class BlockGiver:
     """The serving side: reads blocks for peers.
 
@@ -42,17 +45,21 @@ class BlockGiver:
         run_id: Requests of other runs are refused.
         blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
         limits: `blocks_read_max` bounds the blocks that are read at a time.
+        read: Returns a block, or the reason why there is none. None at a node without data.
     """
 
     def __init__(
-        self, run_id: RunId, blame: Callable[[str, Context, str], None], limits: Limits
+        self,
+        run_id: RunId,
+        blame: Callable[[str, Context, str], None],
+        limits: Limits,
+        read: BlockReader | None,
     ) -> None:
         self._run_id = run_id
         self._blame = blame
         self._limits = limits
         self._num_reading = 0
-        self.read: Callable[[BlockRequest], Awaitable[bytes | str]] | None = None
-        """Returns a block, or the reason why there is none. None at a node without data."""
+        self._read = read
 
     async def give(self, data: bytes, context: Context) -> bytes:
         """Answer a ReadBlockRequest."""
@@ -76,13 +83,13 @@ class BlockGiver:
         if request.run_id != self._run_id:
             self._blame("message.foreign", context, f"run {request.run_id}")
             return "this node belongs to another run"
-        if self.read is None:
+        if self._read is None:
             return "this node has no data"
         if self._num_reading >= self._limits.blocks_read_max:
             return "this node reads other blocks at present"
         self._num_reading += 1
         try:
-            return await self.read(request)
+            return await self._read(request)
         finally:
             self._num_reading -= 1
 

@@ -253,6 +253,8 @@ class _Download:
     async def _assembled(self, description: Description) -> memoryview | None:
         """Fetch the chunks of a state; return its blob, or None if its donors did not give all."""
         old, transfer = self._assembly, self._transfer
+        # Until this host's own chunks are in place, a donor that answers late only describes.
+        self._assembly = None
         abandoned = self._tried - {description.id}
         if old is not None and len(old.buffer) == description.num_bytes:
             buffer = old.buffer
@@ -266,7 +268,7 @@ class _Download:
                     code="E-NET-005",
                 )
             buffer = given.cast("B")
-        assembly = self._assembly = Assembly(description.chunks, buffer)
+        assembly = Assembly(description.chunks, buffer)
         transfer.num_bytes = sum(chunk.num_bytes for chunk in description.chunks)
         transfer.num_arrived = transfer.num_local = 0
         transfer.begun_s = asyncio.get_running_loop().time()
@@ -274,6 +276,7 @@ class _Download:
         if old is not None and old.buffer is buffer:
             transfer.num_arrived += await asyncio.to_thread(assembly.keep, old)
         await asyncio.to_thread(self._take_local, assembly)
+        self._assembly = assembly
         for node in self._donors:
             if node in self._described and self._described[node].id not in abandoned:
                 self._own(self._work(node), node)

@@ -29,7 +29,7 @@ from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.address import join_address
-from decod.net.block import BlockGiver
+from decod.net.block import BlockGiver, BlockReader
 from decod.net.calls import Calls, next_message
 from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
@@ -136,10 +136,9 @@ class PeerServer:
         node_id: This node. Messages that claim to come from it are dropped.
         run_id: This run. Messages of other runs are dropped.
         handler: Takes the checked messages and tensors.
-        counters: Counts by the peer's IP address: `message.malformed`, `message.foreign`,
-            `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`.
         limits: Sizes, timeouts and numbers of calls.
         watch: Measures the time spent on parsing and copying.
+        read_block: Reads a block of data for another data node. None at a node without data.
     """
 
     def __init__(
@@ -148,9 +147,9 @@ class PeerServer:
         run_id: RunId,
         handler: PeerHandler,
         *,
-        counters: Counters | None = None,
         limits: Limits = LIMITS,
         watch: Stopwatch | None = None,
+        read_block: BlockReader | None = None,
     ) -> None:
         self._node_id = node_id
         self._run_id = run_id
@@ -159,14 +158,16 @@ class PeerServer:
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
         self._num_streams: Counter[NodeId] = Counter()
-        self.counters = counters or Counters()
+        self.counters = Counters()
+        """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
+        `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
         self._keeping_room: asyncio.Task[None] | None = None
         self._reader: ThreadPoolExecutor | None = None
         """Parses large messages, one at a time."""
         self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
-        self.blocks = BlockGiver(run_id, self._door.blame, limits)
+        self._blocks = BlockGiver(run_id, self._door.blame, limits, read_block)
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port. If `port` is 0, the system chooses a free one.
@@ -219,7 +220,7 @@ class PeerServer:
         for name, method in (
             ("Describe", self.donor.describe),
             ("Release", self.donor.release),
-            ("ReadBlock", self.blocks.give),
+            ("ReadBlock", self._blocks.give),
             ("ReadStatus", self._read_status),
         ):
             answer = calls.once(method, size_max_bytes=question)

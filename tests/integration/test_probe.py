@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from decod.daemon.gateway import Gateway, TensorSizes
+from decod.daemon.files import FileLimit
+from decod.daemon.gateway import Gateway, PeerAnswers, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.ids import AveragingId, Iteration, NodeId, RunId
 from decod.net.server import PeerServer
@@ -85,7 +86,7 @@ class Driver:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.machine = SimpleNamespace(leader=None)
+        self.facts = SimpleNamespace(leading=None)
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 1 << 30
         self.events: list[Event] = []
@@ -111,13 +112,19 @@ class Driver:
         )
 
 
+async def find_nothing(_: object) -> None:
+    """Find no state: this host keeps none."""
+
+
 def gateway(node_id: NodeId) -> tuple[Gateway, Driver]:
     made = Gateway(
         RUN,
         node_id,
         sizes=TensorSizes(activation_bytes=64, model_bytes=1000),
-        hello=lambda _: None,
-        status=lambda: "{}",
+        answers=PeerAnswers(
+            name="", hello=lambda _: None, status=lambda: "{}", find_kept=find_nothing
+        ),
+        files=FileLimit(1 << 20),
     )
     driver = Driver()
     made.attach(cast("NodeDriver", driver))

@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any
 
 from decod.cli.main import main
-from decod.daemon import checkpointing, contact, host
+from decod.daemon import checkpointing, contact, node
 
 
 class SkewedTime:
@@ -35,7 +35,7 @@ class SkewedTime:
 
 if __name__ == "__main__":
     skewed = SkewedTime(float(sys.argv[1]))
-    for module in (host, checkpointing, contact, logging):
+    for module in (node, checkpointing, contact, logging):
         if hasattr(module, "time"):
             module.time = skewed  # type: ignore[attr-defined]
     del sys.argv[1]

@@ -61,7 +61,7 @@ class Ticker:
 
 
 def _tick_in_nodes() -> None:
-    from decod.daemon.host import Node
+    from decod.daemon.node import Node
 
     enter, leave = Node.__aenter__, Node.__aexit__
 
@@ -71,7 +71,7 @@ def _tick_in_nodes() -> None:
         async def pauses(_: dict[str, Any]) -> dict[str, Any]:
             return node.ticker.reset()
 
-        node.commands["pauses"] = pauses
+        node.frontend._commands["pauses"] = pauses
         return await enter(node)
 
     async def left(node: Any, *exc_info: object) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.exit_codes import ExitCode
 from decod.obs.events import EVENT_NAME, EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,6 +193,81 @@ def test_every_event_that_is_noted_is_registered() -> None:
 @pytest.mark.parametrize("name", EVENTS)
 def test_event_names_are_noun_and_participle(name: str) -> None:
     assert EVENT_NAME.match(name)
+
+
+OUTSIDE = ("decod/daemon", "decod/driver", "decod/cli")
+
+
+def _chain(node: ast.AST) -> list[str]:
+    """Return the names of `a.b.c`; without `self`, and empty if it begins with something else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        names.append(node.id)
+    return [name for name in reversed(names) if name != "self"]
+
+
+def test_nobody_reaches_through_objects() -> None:
+    """`node.driver.machine.context.view` knows the inside of four objects. Three names are enough:
+    an object, a part of it that is public, and what that part says. Modules are no objects."""
+    for path in python_files(*OUTSIDE):
+        imported = {name.split(".")[0] for name in imported_modules(path)}
+        long = [
+            f"{where(path, node)} {'.'.join(names)}"
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.Attribute)
+            and len(names := _chain(node)) > 3
+            and names[0] not in imported
+        ]
+        assert not long
+
+
+def _assigned(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Yield the attributes that are assigned, or into whose value something is put.
+
+    A slice writes into memory, which is nobody's attribute.
+    """
+    for node in ast.walk(tree):
+        item = isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice)
+        target = node.value if isinstance(node, ast.Subscript) and item else node
+        if isinstance(getattr(node, "ctx", None), ast.Store) and isinstance(target, ast.Attribute):
+            yield target
+
+
+def test_objects_are_complete_when_they_are_made() -> None:
+    """Only an object's own methods assign its attributes, or put something into them."""
+    for path in python_files("decod/daemon", "decod/driver"):
+        found = [
+            f"{where(path, target)} {ast.unparse(target)}"
+            for target in _assigned(parse(path))
+            if not (isinstance(target.value, ast.Name) and target.value.id == "self")
+        ]
+        assert not found
+
+
+def test_only_the_commands_hold_the_whole_node() -> None:
+    """Parts of a daemon take what they need, and not the node that is made of them."""
+    holders = {
+        path.stem
+        for path in python_files("decod/daemon")
+        if "decod.daemon.node" in set(imported_modules(path))
+    }
+    assert holders == {"leader", "volunteer"}
+
+
+def test_exit_codes_are_written_in_one_place() -> None:
+    """Codes above 9 are unusual enough to be found as plain numbers."""
+    codes = {int(code) for code in ExitCode if code > 9}
+    found = [
+        where(path, node)
+        for path in python_files("decod")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in codes
+        if path.name != "exit_codes.py"
+    ]
+    assert not found
 
 
 def test_error_codes_have_one_form() -> None:

@@ -9,10 +9,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
-from decod.cli.errors import EXIT_CODES
 from decod.cli.main import COMMANDS, cli
 from decod.config.template import render_run_file
 from decod.errors import DecodError
+from decod.exit_codes import MEANINGS, ExitCode
 from tests.support.machines import machine_classes, machine_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,9 +98,11 @@ def test_every_command_explains_itself_with_an_example() -> None:
 
 
 def test_every_exit_code_is_in_the_reference() -> None:
-    """As a row of a table that starts with the number: `| 3 | ...`."""
-    rows = re.findall(r"^\|\s*`?(\d+)`?\s*\|", reference(), re.MULTILINE)
-    assert {int(number) for number in rows} == set(EXIT_CODES)
+    """As a row of a table that starts with the number and its meaning: `| 3 | ...`."""
+    rows = dict(re.findall(r"^\|\s*`?(\d+)`?\s*\|\s*(.*)", reference(), re.MULTILINE))
+    assert {int(number) for number in rows} == set(MEANINGS) == set(ExitCode)
+    for code, meaning in MEANINGS.items():
+        assert rows[str(int(code))].startswith(meaning)
 
 
 def _subclasses(cls: type[DecodError]) -> list[type[DecodError]]:
@@ -111,7 +113,7 @@ def _subclasses(cls: type[DecodError]) -> list[type[DecodError]]:
 def test_every_error_has_a_documented_exit_code_and_says_when_it_comes(
     cls: type[DecodError],
 ) -> None:
-    assert cls.exit_code in EXIT_CODES
+    assert cls.exit_code in MEANINGS
     assert cls.__doc__
 
 

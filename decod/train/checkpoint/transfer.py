@@ -30,6 +30,20 @@ class Transfer:
     """Bytes from each donor."""
 
 
+class QuietSink:
+    """A sink that shows no progress and has no chunks. Subclasses give the memory."""
+
+    def began(self, transfer: Transfer) -> None:
+        """Ignore the progress: it is not shown."""
+
+    def donor_failed(self, donor: NodeId, reason: str) -> None:
+        """Ignore the failure: the fetch's error names it too."""
+
+    def local(self, chunk: Chunk) -> memoryview | bytes | None:  # noqa: ARG002
+        """Return None: no chunks are here."""
+        return None
+
+
 class StateSink(Protocol):
     """The destination of a state. Hears of its progress."""
 

@@ -10,11 +10,11 @@ import click
 import pytest
 
 from decod import __version__
-from decod.cli import errors
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import state_dir_option
 from decod.daemon.folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
+from decod.exit_codes import ExitCode
 from decod.signals import LEAVE_SIGNALS
 
 
@@ -202,7 +202,7 @@ def test_a_node_leaves_in_order_while_the_command_line_is_imported(
 
 
 def test_a_command_can_choose_its_exit_code(failing: list[BaseException | int]) -> None:
-    failing.append(errors.EXIT_DEGRADED)
+    failing.append(ExitCode.DEGRADED)
     assert main(["demo"]) == 8
 
 

@@ -11,9 +11,8 @@ import pytest
 from decod.cli.main import main
 from decod.cli.node_options import speaking
 from decod.config import NodeConfig
-from decod.config.node import default_state_dir
-from decod.daemon.place import LeaderOptions
-from decod.daemon.resume import AUTO
+from decod.config.node import RESUME_AUTO, default_state_dir
+from decod.daemon.entry import LeaderOptions
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
 
@@ -126,7 +125,11 @@ def test_a_leader_goes_on_with_whatever_there_is(seen: Seen, run_file: str, tmp_
     where = ["--resume", "auto", "--init", str(tmp_path), "--write-join", str(tmp_path / "j")]
     assert main(["leader", run_file, *where]) == 0
     (options,) = seen
-    assert (options.resume, options.init_dir, options.join_path) == (AUTO, tmp_path, tmp_path / "j")
+    assert (options.resume, options.init_dir, options.join_path) == (
+        RESUME_AUTO,
+        tmp_path,
+        tmp_path / "j",
+    )
     assert main(["leader", run_file, "--resume", "latest", "--init", str(tmp_path)]) == 2
     assert main(["leader", run_file, "--resume", "auto", "--join", "J"]) == 2
 

@@ -9,15 +9,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from decod.config.schema import Manifest, RunConfig
-from decod.daemon.host import Node
-from decod.daemon.status import RunProgress
+from decod.daemon.run_facts import RunPart
+from decod.daemon.snapshot import SnapshotSources
 from decod.data.params import BatchConfig
+from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
+from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
-from decod.ids import Iteration, NodeId
+from decod.ids import NodeId, RunId
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld, Event
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Role, View
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
 from tests.unit.protocol.cast import view_of
@@ -38,7 +41,7 @@ class Member:
 
 
 class FakeRun:
-    """What `gathered_states` and `Checkpoints` use of a node, its driver and its gateway."""
+    """What `run_snapshot` and `Checkpoints` use of a leader."""
 
     def __init__(self, state_dir: Path, *members: str, iteration: int = 5) -> None:
         self.held: list[bool] = []
@@ -52,9 +55,10 @@ class FakeRun:
         """Iterations of which disks keep all states, this node's own included."""
         self.leader = SimpleNamespace(
             view=view_of("d0", *members, num_stages=2),
-            committed=Iteration(iteration, 1),
+            committed=iteration,
             loss=2.5,
-            recovery=SimpleNamespace(marks=(), origin=None),
+            marks=(),
+            origin=None,
         )
         run = RunConfig(
             name="test", model=MODEL, stages=STAGES, batch=BatchConfig(sequence_length=8)
@@ -62,7 +66,8 @@ class FakeRun:
         self.manifest = Manifest(run=run, data_index_sha256="0" * 64, data_vocab_size=19)
         self.progress = RunProgress(iteration=iteration)
         self.driver = SimpleNamespace(
-            machine=SimpleNamespace(leader=self.leader),
+            facts=SimpleNamespace(leading=self.leader),
+            stopped=asyncio.get_running_loop().create_future(),
             post=self._post,
             request_state=self._request_state,
             run_copy=self._run_copy,
@@ -70,21 +75,26 @@ class FakeRun:
             allocate=self._allocate,
             tensor_failed=self._free,
         )
-        self.node = cast(
-            "Node",
-            SimpleNamespace(
-                driver=self.driver,
-                gateway=SimpleNamespace(fetch_state=self._fetch_state),
-                kept=SimpleNamespace(load=self._load_kept),
-                device_gone=False,
-                progress=self.progress,
-                ending=False,
-                part=SimpleNamespace(run_id=RUN_ID, manifest=self.manifest, checkpoint_dir=None),
-                config=SimpleNamespace(state_dir=state_dir),
-                note=lambda event, **fields: self.notes.append((event, fields)),
-                describe_checkpoint=lambda: None,
-            ),
+        self.device_gone = self.ending = False
+        core = CoreHandle()
+        core.attach(cast("NodeDriver", self.driver))
+        self.sources = SnapshotSources(
+            core=core,
+            progress=self.progress,
+            fetch=self._fetch_state,
+            load=self._load_kept,
+            device_gone=lambda: self.device_gone,
+            ending=lambda: self.ending,
         )
+        self.part = RunPart(
+            role=Role.DATA,
+            run_id=RunId(RUN_ID),
+            manifest=self.manifest,
+            leader=self.view.members[0].node_id,
+        )
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
 
     @property
     def is_held(self) -> bool:
@@ -97,7 +107,7 @@ class FakeRun:
 
     def commit(self, iteration: int, *, num_deferred: int = 0, loss: float = 2.5) -> None:
         """Commit an iteration, as the leader's core tells it."""
-        self.leader.committed, self.on_device = Iteration(iteration, 1), iteration
+        self.leader.committed, self.on_device = iteration, iteration
         now_s = float(iteration)
         self.progress.take("iteration.committed", {"num_deferred": num_deferred}, now_s=now_s)
         fields = {"iteration": f"{iteration}.1", "loss": loss, "num_tokens": 8}
@@ -105,7 +115,7 @@ class FakeRun:
 
     def go_back(self, iteration: int) -> None:
         """Go back to an iteration, as the leader's core does when a stage was lost."""
-        self.leader.committed, self.leader.loss = Iteration(iteration, 0, 1), None
+        self.leader.committed, self.leader.loss = iteration, None
         fields = {"iteration": iteration, "source": "kept", "num_repeated": 1, "reason": "lost"}
         self.progress.take("run.returned", fields, now_s=0.0)
 
@@ -159,7 +169,7 @@ class FakeRun:
         await member.may_copy.wait()
         if wanted.iteration not in {
             self.on_device,
-            self.leader.committed.number,
+            self.leader.committed,
             *self.on_disks,
         }:
             raise NetworkError("refused", why="the state has moved on", fix="ask for another")

@@ -4,12 +4,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from decod.config.node import NodeConfig
 from decod.config.schema import Manifest, RunConfig
-from decod.daemon.host import Host, Node, RunPart
+from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
+from decod.daemon.node import Node
+from decod.daemon.run_facts import RunPart
 from decod.data.params import BatchConfig
+from decod.driver.driver import NodeDriver
 from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
 from decod.protocol.core.view import Role
@@ -31,9 +35,11 @@ def make_manifest(**changes: object) -> Manifest:
 
 
 @contextmanager
-def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
+def make_node(
+    folder: Path, *, leads: bool = True, again: bool = False, port: int = 0
+) -> Iterator[Node]:
     """Yields a node of a tiny run; to be used within an event loop."""
-    config = NodeConfig(listen_host="127.0.0.1", listen_port=0, state_dir=folder, name="me")
+    config = NodeConfig(listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me")
     with Host(config, Leaving(_say)) as host:
         part = RunPart(
             role=Role.DATA if leads else Role.RELAY,
@@ -42,7 +48,7 @@ def make_node(folder: Path, *, leads: bool = True) -> Iterator[Node]:
             leader=host.identity.node_id if leads else STRANGER,
             leader_address="" if leads else "127.0.0.1:1",
         )
-        yield Node(config, part, host, _say)
+        yield Node(config, part, host, _say, again=again)
 
 
 @contextmanager
@@ -54,6 +60,11 @@ def signals_kept() -> Iterator[None]:
     finally:
         for number, handler in zip(LEAVE_SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+def give_driver(node: Node, driver: object) -> None:
+    """Give a node a core that runs in `driver`."""
+    node.core.attach(cast("NodeDriver", driver))
 
 
 def _say(_: str) -> None:

@@ -5,12 +5,13 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from decod.daemon.checkpointing import Checkpoints
+from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.errors import ConfigError
 from decod.protocol.core.era import Mark
 from decod.train.checkpoint.files import FileOperations
@@ -33,10 +34,13 @@ def make_checkpoints(
     every: int = 10,
     keep: int = 2,
     files: FileOperations | None = None,
+    on_written: Callable[[int], None] = lambda _: None,
 ) -> Checkpoints:
     store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
     config = CheckpointConfig(every_iterations=every, keep=keep)
-    return Checkpoints(run.node, config, asyncio.Lock(), store)
+    plan = CheckpointPlan(part=run.part, state_dir=state_dir, config=config, store=store)
+    lock = asyncio.Lock()
+    return Checkpoints(run.sources, plan, lock, note=run.note, on_written=on_written)
 
 
 async def written(checkpoints: Checkpoints) -> None:
@@ -66,7 +70,6 @@ def test_one_is_written_every_so_many_iterations_and_so_many_are_kept(tmp_path: 
         assert iterations(tmp_path) == [40, 30]
         described = checkpoints.describe()
         assert (described["iteration"], described["problem"]) == (40, None)
-        assert run.node.describe_checkpoint() == described
         assert run.lent == 0
 
     asyncio.run(test())
@@ -230,8 +233,8 @@ def test_after_the_run_went_back_new_ones_stay_and_count_as_the_newest(tmp_path:
 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=45)
-        checkpoints, known = make_checkpoints(run, tmp_path), list[int]()
-        checkpoints.on_written = known.append
+        known = list[int]()
+        checkpoints = make_checkpoints(run, tmp_path, on_written=known.append)
         assert checkpoints.last is None
         for iteration in range(46, 61):
             run.commit(iteration)
@@ -279,8 +282,8 @@ def test_without_a_device_the_last_is_what_disks_keep_unless_a_newer_one_is_ther
             run.commit(iteration)
             if iteration == 5:
                 await written(checkpoints)
-        run.node.device_gone = True  # type: ignore[misc]
-        run.leader.recovery.marks, run.on_disks = (Mark(4, ()), Mark(6, ())), {4}
+        run.device_gone = True
+        run.leader.marks, run.on_disks = (Mark(4, ()), Mark(6, ())), {4}
         await checkpoints.finish()
         assert iterations(tmp_path) == [5], "going back to 4 would lose what is there"
         run.on_disks = {4, 6}
@@ -341,7 +344,12 @@ def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
         free = [1000]
         config = CheckpointConfig(every_iterations=10)
         checkpoints = Checkpoints(
-            run.node, config, asyncio.Lock(), free_memory_bytes=lambda: free[0]
+            run.sources,
+            CheckpointPlan(part=run.part, state_dir=tmp_path, config=config),
+            asyncio.Lock(),
+            note=run.note,
+            on_written=lambda _: None,
+            free_memory_bytes=lambda: free[0],
         )
         run.commit(10)
         await written(checkpoints)
@@ -442,8 +450,8 @@ def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_path: 
 
     async def test() -> None:
         run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
-        checkpoints, known = make_checkpoints(run, tmp_path, keep=1, files=disk), list[int]()
-        checkpoints.on_written = known.append
+        known = list[int]()
+        checkpoints = make_checkpoints(run, tmp_path, keep=1, files=disk, on_written=known.append)
         disk.go_on.set()
         run.commit(10)
         await written(checkpoints)
@@ -469,8 +477,10 @@ def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_path: 
 def test_until_a_new_one_can_be_gone_back_to_the_one_before_stays(tmp_path: Path) -> None:
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=0)
-        checkpoints, there = make_checkpoints(run, tmp_path, keep=1), list[list[int]]()
-        checkpoints.on_written = lambda _: there.append(iterations(tmp_path))
+        there = list[list[int]]()
+        checkpoints = make_checkpoints(
+            run, tmp_path, keep=1, on_written=lambda _: there.append(iterations(tmp_path))
+        )
         for iteration in (10, 20):
             run.commit(iteration)
             await written(checkpoints)

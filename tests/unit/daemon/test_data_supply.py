@@ -8,13 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from decod.daemon import data_supply
 from decod.daemon.data_supply import DataSupply
-from decod.daemon.host import Node
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
+from decod.driver.driver import NodeDriver
+from decod.driver.handle import CoreHandle
 from decod.errors import DataError
 from decod.ids import NodeId, RunId
 from decod.net.block import BlockRequest
@@ -64,24 +66,28 @@ class Bench:
             SimpleNamespace(node_id=node, name=node[:1], address="h:1") for node in (ME, OTHER)
         ]
         view = SimpleNamespace(data_nodes=members)
-        self.node = SimpleNamespace(
-            arena=self.arena,
-            driver=SimpleNamespace(machine=SimpleNamespace(context=SimpleNamespace(view=view))),
-            identity=SimpleNamespace(node_id=ME),
-            part=SimpleNamespace(run_id=RUN),
-            server=SimpleNamespace(blocks=SimpleNamespace(read=None)),
+        core = CoreHandle()
+        core.attach(cast("NodeDriver", SimpleNamespace(facts=SimpleNamespace(view=view))))
+        self.supply = DataSupply(
+            self.dataset,
+            core,
+            RUN,
+            ME,
             note=lambda event, **fields: self.notes.append((event, fields)),
-            wishes=SimpleNamespace(leave=self.left.append),
-            supply=None,
+            leave=lambda: self.left.append(0.0),
         )
-        self.supply = DataSupply(cast("Node", self.node), self.dataset, patience_s=0.0)
         self.compute = FakeCompute()
-        self.over = self.supply.before(cast("Compute", self.compute))
+        self.over = self.supply.before(cast("Compute", self.compute), self.arena)
 
     def bad(self, *numbers: int) -> JobError:
         """Returns what a job says that has met these blocks."""
         error = {"code": "E-DAT-022", "what": "a shard was altered", "why": "hash", "fix": "mend"}
         return JobError(error, [self.blocks[number] for number in numbers])
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_supply, "PATIENCE_S", 0.0)
 
 
 def run(tmp_path: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
@@ -178,12 +184,11 @@ def test_a_host_without_room_for_a_block_leaves(tmp_path: Path) -> None:
 
 def test_only_data_nodes_are_given_blocks_and_only_good_ones(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        read = bench.node.server.blocks.read
+        read = bench.supply.read_for_peer
         block = bench.blocks[1]
 
         async def ask(sender: NodeId, block: Block) -> bytes | str:
-            answer: bytes | str = await read(BlockRequest(run_id=RUN, sender=sender, block=block))
-            return answer
+            return await read(BlockRequest(run_id=RUN, sender=sender, block=block))
 
         assert await ask(OTHER, block) == bench.dataset.blocks.read(block)
         assert await ask(STRANGER, block) == "only data nodes of the run are given data"

@@ -4,21 +4,20 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from decod.daemon import leader as module
 from decod.daemon.errors import no_member
-from decod.daemon.host import Node
 from decod.daemon.leader import _Leading
-from decod.driver.driver import NodeDriver
+from decod.daemon.node import Node
+from decod.daemon.snapshot import SnapshotSources
 from decod.errors import DecodError, HardwareError
 from decod.net.join_string import JoinString
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import DrainRequested
-from decod.protocol.node import NodeMachine
-from tests.unit.daemon.nodes import STRANGER, make_node
+from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 from tests.unit.daemon.test_leader import options
 from tests.unit.protocol.cast import view_of
 
@@ -38,10 +37,11 @@ class Ending:
         node.say = self.lines.append
         self.node = node
         self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        self.facts = SimpleNamespace(leading=None, view=view_of("d0"), electing=False)
         driver = SimpleNamespace(
-            stopped=self.stopped, machine=SimpleNamespace(leader=None), post=self._post
+            stopped=self.stopped, facts=self.facts, post=self._post, broken=False
         )
-        node.driver = cast("NodeDriver", driver)
+        give_driver(node, driver)
         self.leading = _Leading(node, options(folder))
         fields = {"iteration": "9.1", "loss": 2.0, "num_tokens": 8}
         node.progress.take("step.committed", fields, now_s=1.0)
@@ -57,16 +57,8 @@ class Ending:
 
     def cut_off(self) -> None:
         """Have it lead two others whom it can't reach."""
-        assert self.node.driver is not None
-        view = view_of("d0", "d1", "r1a")
-        self.node.driver.machine = cast(
-            "NodeMachine",
-            SimpleNamespace(
-                leader=SimpleNamespace(quorum=SimpleNamespace(lacking=("d1", "r1a"))),
-                leadership=SimpleNamespace(handover=SimpleNamespace(possible=lambda _: False)),
-                context=SimpleNamespace(view=view),
-            ),
-        )
+        self.facts.view = view_of("d0", "d1", "r1a")
+        self.facts.leading = SimpleNamespace(lacking=("d1", "r1a"), can_hand_over=False)
 
     def _post(self, event: object) -> None:
         if isinstance(event, DrainRequested):
@@ -76,11 +68,11 @@ class Ending:
         if complete:
             self.node.completed.set()
         else:
-            self.node.wishes.leave()
+            self.node.requests.leave()
         return await self.leading.run()
 
     def events(self) -> list[str]:
-        return [each["event"] for each in self.node.happenings.describe(0.0, name="")]
+        return [each["event"] for each in self.node.recent.describe(0.0, name="")]
 
 
 def run(
@@ -89,10 +81,10 @@ def run(
     error: DecodError | None,
     test: Callable[[Ending], Any],
 ) -> None:
-    async def export(node: Node, _: Path) -> int:
+    async def export(sources: SnapshotSources, *_: object) -> int:
         if error is not None:
             raise error
-        return node.progress.iteration
+        return sources.progress.iteration
 
     async def work() -> None:
         with make_node(folder) as node:
@@ -110,7 +102,7 @@ def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
         ending.leading._checkpoints.last = 5
         assert (await ending.end()).reason is StopReason.FINISHED
         assert ending.lines == [NOT_KEPT, ending.hint]
-        assert ending.node.wishes.unkept == NOT_KEPT
+        assert ending.leading.unkept == NOT_KEPT
         assert ending.events() == [], "no checkpoint is tried that must fail"
 
     run(tmp_path, monkeypatch, no_member(1), test)
@@ -129,7 +121,7 @@ def test_a_run_whose_last_checkpoint_could_not_be_written_says_so(
         assert model.startswith("model of iteration 9: ")
         assert unkept == "the checkpoint of iteration 9 is not kept: E-CKP-012 no room"
         assert hint == ending.hint
-        assert ending.node.wishes.unkept == unkept, "`decod drain` says it, too"
+        assert ending.leading.unkept == unkept, "`decod drain` says it, too"
 
     run(tmp_path, monkeypatch, None, test)
 
@@ -205,7 +197,7 @@ def test_a_model_that_was_kept_before_its_stage_left_is_enough(
         assert (await ending.end()).reason is StopReason.FINISHED
         (line,) = ending.lines
         assert line.startswith("model of iteration 9: ")
-        assert ending.node.wishes.unkept == ""
+        assert ending.leading.unkept == ""
 
     run(tmp_path, monkeypatch, None, test)
 

@@ -10,7 +10,7 @@ import pytest
 
 from decod.daemon import gateway as module
 from decod.daemon.files import FileLimit
-from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, TensorSizes
+from decod.daemon.gateway import NEWCOMERS_MAX, Gateway, PeerAnswers, TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
@@ -63,14 +63,15 @@ class FakeDriver:
     def __init__(self, *, leads: bool = True) -> None:
         self.known: dict[NodeId, object] = {}
         """The candidates of the leader's machine."""
-        leader = SimpleNamespace(admission=SimpleNamespace(candidates=self.known))
-        self.machine = SimpleNamespace(leader=leader if leads else None)
+        leading = SimpleNamespace(candidates=self.known) if leads else None
+        self.facts = SimpleNamespace(leading=leading, view=SimpleNamespace(num_stages=3))
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 100
         self.events: list[Any] = []
         self.freed: list[memoryview] = []
         self.notes: list[Note] = []
         self.state: ServedState | str = "no state"
+        self.initial: ServedState | str = "no initial state"
 
     def post(self, event: Any) -> None:
         self.events.append(event)
@@ -92,10 +93,18 @@ class FakeDriver:
     ) -> ServedState | str:
         return self.state
 
+    async def run_copy(self, kind: str, fields: dict[str, Any]) -> ServedState | str:
+        assert (kind, fields) == ("initial", {"stage_index": fields["stage_index"]})
+        return self.initial
+
 
 def said(message: Message, sender: NodeId = PEER, *, way: Way | None = None) -> Decoded:
     """Returns what a peer said, in term 1."""
     return Decoded(RUN, sender, 1, 1, message, way)
+
+
+async def find_nothing(_: StateRequest) -> None:
+    """Find no state: this host keeps none."""
 
 
 def make_gateway() -> Gateway:
@@ -103,8 +112,10 @@ def make_gateway() -> Gateway:
         RUN,
         ME,
         sizes=TensorSizes(activation_bytes=SIZE, model_bytes=1000),
-        hello=lambda _: None,
-        status=lambda: "{}",
+        answers=PeerAnswers(
+            name="", hello=lambda _: None, status=lambda: "{}", find_kept=find_nothing
+        ),
+        files=FileLimit(1 << 20),
     )
 
 
@@ -401,7 +412,7 @@ def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyP
 
 def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.files = FileLimit(96 + 4 * 3)
+        gateway._files = FileLimit(96 + 4 * 3)
         gateway.use_members((member(ME), member(PEER)))
         await offered(gateway, OTHER)
         driver.known[OTHER] = object()
@@ -464,13 +475,9 @@ def test_who_asks_for_the_runs_first_state_gets_its_own_stages(start_iteration: 
     """Any later iteration is that of the node's own stage."""
 
     async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        driver.state = "own stage"
-
-        async def initial(stage_index: int) -> str:
-            return f"first state of stage {stage_index}"
-
-        gateway.initial_state, gateway.start_iteration = initial, start_iteration
-        for iteration, answer in ((0, "first state of stage 2"), (1, "own stage")):
+        driver.state, driver.initial = "own stage", "first state"
+        gateway._answers = replace(gateway._answers, initial=start_iteration)
+        for iteration, answer in ((0, "first state"), (1, "own stage")):
             request = StateRequest(
                 run_id=RUN,
                 sender=PEER,
@@ -492,10 +499,7 @@ def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         monkeypatch.setattr(loop, "time", lambda: now_s)
-        answer: str | ServedState = "it is gone"
-
-        async def initial(stage_index: int) -> str | ServedState:
-            return answer
+        driver.initial = "it is gone"
 
         async def told(stage_index: int) -> list[object]:
             """Asks for the state; returns what this node said about it."""
@@ -503,16 +507,16 @@ def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
             request = StateRequest(
                 run_id=RUN, sender=PEER, stage_index=stage_index, iteration=40, with_optimizer=True
             )
-            assert isinstance(await gateway.state(request), str) == (answer == "it is gone")
+            assert isinstance(await gateway.state(request), str) == (driver.initial == "it is gone")
             return [(note.event, *dict(note.fields).values()) for note in driver.notes]
 
-        gateway.initial_state, gateway.start_iteration = initial, 40
+        gateway._answers = replace(gateway._answers, initial=40)
         assert await told(1) == [("start.failed", 1, "it is gone")]
         assert await told(2) == await told(1) == []
         now_s += 61
         assert await told(2) == [("start.failed", 2, "it is gone")]
         now_s += 61
-        answer = ServedState(40, "{}", memoryview(b"x"), lambda: None)
+        driver.initial = ServedState(40, "{}", memoryview(b"x"), lambda: None)
         assert await told(1) == []
 
     run(test)

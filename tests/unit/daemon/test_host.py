@@ -5,18 +5,18 @@ import json
 import logging
 import socket
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from decod.config.node import NodeConfig
-from decod.daemon import host as module
-from decod.daemon.host import Host, Node
+from decod.daemon import node as module
+from decod.daemon import reachability
+from decod.daemon.device import HostDevice, MeasuredHost
+from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
-from decod.daemon.presence import NodePresence
-from decod.daemon.reach import advertised
-from decod.daemon.volunteer import Contact, _advertise_observed
+from decod.daemon.node import Node
+from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.dht import Dht
 from decod.net.server import HelloRequest
@@ -82,12 +82,10 @@ def test_what_others_are_told_can_be_dialled(advertise: str | None, address: str
     [("127.0.0.1", "10.0.0.9:5"), ("", "10.0.0.9:5"), ("1.2.3.4", "1.2.3.4:5"), ("::9", "[::9]:5")],
 )
 def test_a_peer_on_this_host_does_not_say_where_others_reach_it(
-    observed: str, address: str
+    monkeypatch: pytest.MonkeyPatch, observed: str, address: str
 ) -> None:
-    node = SimpleNamespace(config=NodeConfig(listen_host="0.0.0.0"), address="10.0.0.9:5")
-    contact = SimpleNamespace(observed_address=observed)
-    _advertise_observed(cast("Any", node), cast("Contact", contact))
-    assert node.address == address
+    monkeypatch.setattr(reachability, "_outgoing", lambda _: "10.0.0.9")
+    assert advertised(NodeConfig(listen_host="0.0.0.0"), 5, observed) == address
 
 
 def test_another_port_is_tried_if_its_udp_twin_is_taken(
@@ -122,10 +120,7 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
 
         async def test() -> None:
-            with make_node(tmp_path) as node:
-                node.config = NodeConfig(
-                    listen_host="127.0.0.1", listen_port=port, state_dir=tmp_path
-                )
+            with make_node(tmp_path, port=port) as node:
                 with pytest.raises(NetworkError, match="UDP"):
                     await node._listen()
                 await node._stack.aclose()
@@ -161,7 +156,7 @@ def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
 
             begun = asyncio.create_task(node.unless_drained(load()))
             await asyncio.sleep(0)
-            answer = await NodePresence(node).answer({"command": "drain"})
+            answer = await node.frontend.answer({"command": "drain"})
             assert answer == {"draining": True}
             assert not await begun
             assert cancelled.is_set()
@@ -189,11 +184,12 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     asked: list[str] = []
     said: list[str] = []
     shown: list[str] = []
+    nodes: list[Node] = []
     gibibyte = 1 << 30
 
-    async def ask(node: Node, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    async def job(_: HostDevice, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         asked.append(kind)
-        shown.append(node.local_status()["node"]["device"])
+        shown.append(nodes[0].local_status()["node"]["device"])
         if kind == "configure":
             assert fields["device"] == "auto"
             text = "CPU (no CUDA device is visible)"
@@ -203,12 +199,12 @@ def test_a_node_says_and_shows_which_device_was_chosen(
             return {"forward_s": 1.0, "backward_s": 2.0, **memory}
         return {}
 
-    async def test() -> list[tuple[int, float]]:
-        started: list[tuple[int, float]] = []
-        monkeypatch.setattr(Node, "ask", ask)
-        monkeypatch.setattr(Node, "_start_core", lambda _, *found: started.append(found))
+    async def test() -> list[MeasuredHost]:
+        started: list[MeasuredHost] = []
+        monkeypatch.setattr(HostDevice, "run", job)
+        monkeypatch.setattr(Node, "_start_core", lambda _, found: started.append(found))
         with make_node(tmp_path, leads=False) as node:
-            node.compute = cast("Any", object())
+            nodes.append(node)
             node.say = said.append
             await node.prepare()
             shown.append(node.local_status()["node"]["device"])
@@ -218,13 +214,15 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     assert asked == ["configure", "build", "measure"]
     assert said == ["device: CPU (no CUDA device is visible)"]
     assert shown == ["auto", "cpu", "cpu", "cpu"]
-    assert started == [(7, 1.5)], "half of what is free on the device, by one microbatch's memory"
+    assert started == [MeasuredHost(7, 1.5)], (
+        "half of what is free on the device, by one microbatch's memory"
+    )
 
 
 def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-            await NodePresence(node).answer({"command": ["x"]})
+            await node.frontend.answer({"command": ["x"]})
 
     asyncio.run(test())
 

@@ -11,17 +11,15 @@ import pytest
 
 from decod.config.node import NodeConfig
 from decod.config.run_file import RunFile
+from decod.daemon import entry as place_module
 from decod.daemon import leader as module
-from decod.daemon import place as place_module
 from decod.daemon.contact import Contact
+from decod.daemon.entry import EntryFinder as FurtherDataNode
+from decod.daemon.entry import LeaderOptions
 from decod.daemon.errors import TemporaryError, error_of, exit_code_of
-from decod.daemon.export import export_model
 from decod.daemon.leader import _Leading
-from decod.daemon.place import LeaderOptions
-from decod.daemon.place import PlaceFinder as FurtherDataNode
-from decod.daemon.presence import NodePresence
-from decod.daemon.shown import ShownProgress
-from decod.daemon.threads import in_thread
+from decod.daemon.progress_display import ProgressDisplay
+from decod.daemon.snapshot import SnapshotSources, export_model
 from decod.driver.compute import JobError
 from decod.errors import (
     ConfigError,
@@ -33,6 +31,7 @@ from decod.errors import (
 from decod.ids import NodeId
 from decod.model.config import ModelConfig
 from decod.protocol.core.effects import Stop, StopReason
+from decod.tasks import in_thread
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.unit.daemon.nodes import (
     RUN_ID,
@@ -124,7 +123,7 @@ def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) 
         with make_node(tmp_path, leads=False) as node:
             lines: list[str] = []
             node.say = lines.append
-            shown = ShownProgress(node)
+            shown = ProgressDisplay(node.progress, node.say)
             returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
             node.progress.take("run.returned", returned, now_s=1.0)
             shown.show_last()
@@ -138,7 +137,7 @@ def test_the_model_is_kept_before_a_stage_leaves(
 ) -> None:
     kept: list[Path] = []
 
-    async def export(_: object, folder: Path) -> int:
+    async def export(_: object, _run: object, folder: Path) -> int:
         kept.append(folder)
         raise NetworkError("no disk", why="it is full", fix="make room")
 
@@ -167,7 +166,7 @@ def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
             _Leading(node, options(tmp_path))
             request = {"command": "export"} | ({} if path is None else {"path": path})
             with pytest.raises(ConfigError, match="E-CFG-044"):
-                await NodePresence(node).answer(request)
+                await node.frontend.answer(request)
 
     asyncio.run(test())
 
@@ -176,7 +175,8 @@ def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
     async def test() -> None:
         begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
         with make_node(tmp_path) as node, begun:
-            await export_model(node, tmp_path / "model")
+            leading = _Leading(node, options(tmp_path))
+            await export_model(leading._sources, node.device, tmp_path / "model")
 
     asyncio.run(test())
 
@@ -186,19 +186,18 @@ def test_an_export_waits_for_the_first_iteration(
 ) -> None:
     """Also in a run that goes on from a checkpoint, and before the leader leads."""
 
-    async def export(node: Any, _: Path) -> int:
-        iteration: int = node.progress.iteration
-        return iteration
+    async def export(sources: SnapshotSources, *_: object) -> int:
+        return sources.progress.iteration
 
     async def test() -> None:
         request = {"command": "export", "path": str(tmp_path / "model")}
         with make_node(tmp_path) as node:
             for _ in range(2):
                 with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await NodePresence(node).answer(request)
+                    await node.frontend.answer(request)
                 _Leading(node, options(tmp_path))
             node.progress.iteration += 1
-            assert (await NodePresence(node).answer(request))["iteration"] == 1
+            assert (await node.frontend.answer(request))["iteration"] == 1
 
     monkeypatch.setattr(module, "export_model", export)
     asyncio.run(test())
@@ -208,7 +207,7 @@ def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     async def test() -> None:
         expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
         with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await NodePresence(node).answer({"command": "export", "path": str(tmp_path / "model")})
+            await node.frontend.answer({"command": "export", "path": str(tmp_path / "model")})
 
     asyncio.run(test())
 

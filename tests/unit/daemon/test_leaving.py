@@ -52,7 +52,7 @@ def test_only_a_second_urgent_signal_ends_at_once(monkeypatch: pytest.MonkeyPatc
     killed: list[bool] = []
 
     async def test(leaving: Leaving) -> None:
-        leaving.at_once = lambda: killed.append(True)
+        leaving.kills(lambda: killed.append(True))
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             leaving._signalled(number)
         assert not killed

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from decod.daemon.host import Host
 from decod.daemon.notify import Notifier
-from decod.daemon.presence import NodePresence
-from decod.driver.driver import NodeDriver
-from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.nodes import give_driver, make_node
 from tests.waiting import wait_until
 
 RUNS_WATCHED = {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
@@ -43,7 +39,7 @@ class Daemon:
     """What is told of a daemon."""
 
     def __init__(self) -> None:
-        self.leaving = SimpleNamespace(asked=asyncio.Event())
+        self.leaving = asyncio.Event()
         self.healthy = True
 
     def describe(self) -> str:
@@ -54,7 +50,9 @@ async def tell(
     environment: dict[str, str], daemon: Daemon, num_messages: int, listener: socket.socket
 ) -> list[list[str]]:
     """Returns what the manager hears until there are so many messages."""
-    telling = asyncio.create_task(Notifier(environment).keep_telling(cast("Host", daemon)))
+    telling = asyncio.create_task(
+        Notifier(environment).keep_telling(daemon.describe, lambda: daemon.healthy, daemon.leaving)
+    )
     messages = list[list[str]]()
 
     def enough() -> bool:
@@ -92,7 +90,7 @@ def test_a_daemon_is_said_to_be_well_only_while_it_is(tmp_path: Path) -> None:
             daemon.healthy = False
             ill = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
             assert ill == [[status]] * len(ill)
-            daemon.leaving.asked.set()
+            daemon.leaving.set()
             leaves = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 2, listener)
             assert leaves[0] == [status, "STOPPING=1"]
 
@@ -119,21 +117,21 @@ def test_the_manager_says_how_often_it_wants_to_hear(
 def test_without_a_manager_nothing_is_said() -> None:
     notifier = Notifier({})
     notifier.ready()
-    asyncio.run(notifier.keep_telling(cast("Host", None)))
+    asyncio.run(notifier.keep_telling(lambda: "", lambda: True, asyncio.Event()))
 
 
 def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
-            presence = NodePresence(node)
+            presence = node.frontend
             assert presence.healthy, "it has no core yet"
             assert presence.describe() == "starting, iteration 0"
             now_s = asyncio.get_running_loop().time()
-            machine = SimpleNamespace(deadline_s=now_s - 1.0)
+            facts = SimpleNamespace(deadline_s=now_s - 1.0)
             stopped = asyncio.get_running_loop().create_future()
-            node.driver = cast("NodeDriver", SimpleNamespace(machine=machine, stopped=stopped))
+            give_driver(node, SimpleNamespace(facts=facts, stopped=stopped))
             assert presence.healthy, "a busy host is late"
-            machine.deadline_s = now_s - 60.0
+            facts.deadline_s = now_s - 60.0
             assert not presence.healthy
             stopped.set_result(None)
             assert presence.healthy, "there is nothing to do"

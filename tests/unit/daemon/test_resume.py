@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from decod.config.node import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
-from decod.daemon.resume import LATEST, find_resumed
+from decod.daemon.resume import find_resumed
 from decod.errors import CheckpointError, ConfigError
 from decod.model.config import StagesConfig
 from decod.train.checkpoint.folders import StageBlob
@@ -36,7 +37,7 @@ class Found:
     """A choice, and what was said about it."""
 
     def __init__(
-        self, state_dir: Path, wanted: int = LATEST, manifest: Manifest | None = None
+        self, state_dir: Path, wanted: int = RESUME_LATEST, manifest: Manifest | None = None
     ) -> None:
         self.said: list[str] = []
         found = find_resumed(state_dir, manifest or make_manifest(), wanted, self.said.append)
@@ -88,7 +89,7 @@ def test_a_bad_one_that_is_named_is_an_error(tmp_path: Path) -> None:
         Found(tmp_path, 20)
 
 
-@pytest.mark.parametrize("wanted", [LATEST, 20])
+@pytest.mark.parametrize("wanted", [RESUME_LATEST, 20])
 def test_where_there_is_none_it_is_said_where_was_looked(tmp_path: Path, wanted: int) -> None:
     spoil(write(tmp_path, 10))
     with pytest.raises(CheckpointError, match=rf"E-CKP-011 .* run tiny in {tmp_path}/runs"):
@@ -147,7 +148,7 @@ def test_the_number_of_stages_may_change(tmp_path: Path) -> None:
     assert Found(tmp_path).iteration == 20
 
 
-@pytest.mark.parametrize("wanted", [LATEST, 20])
+@pytest.mark.parametrize("wanted", [RESUME_LATEST, 20])
 def test_where_all_are_of_another_name_the_names_are_said(tmp_path: Path, wanted: int) -> None:
     for iteration, name in ((10, "a"), (20, "b"), (30, "a")):
         write(tmp_path, iteration, settings=settings_of(make_manifest()) | {"name": name})
@@ -167,7 +168,7 @@ def test_a_folder_that_can_not_be_looked_into_may_hold_the_latest(
     folder = checkpoints if closed == "checkpoints" else tmp_path / "runs"
     folder.chmod(0)
     with modes_matter():
-        for wanted in (LATEST, 20):
+        for wanted in (RESUME_LATEST, 20):
             with pytest.raises(CheckpointError, match=f"E-CKP-017 .* {folder}: Permission denied"):
                 Found(tmp_path, wanted)
         if closed == "checkpoints":
@@ -192,7 +193,7 @@ def test_other_runs_of_the_same_folder_are_left_alone(tmp_path: Path) -> None:
         ("data_index_sha256", "f" * 64, "data_index_sha256 is 0+ .* was f+"),
     ],
 )
-@pytest.mark.parametrize("wanted", [LATEST, 20])
+@pytest.mark.parametrize("wanted", [RESUME_LATEST, 20])
 def test_another_training_job_is_refused_by_its_first_difference(
     tmp_path: Path, key: str, value: Any, text: str, wanted: int
 ) -> None:

@@ -7,26 +7,25 @@ import time
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from decod.daemon import volunteer
-from decod.daemon.happenings import Happenings, merged
-from decod.daemon.host import Node
+from decod.daemon import status as module
+from decod.daemon.node import Node
 from decod.daemon.run_facts import facts_of
-from decod.daemon.status import RunProgress
-from decod.daemon.volunteer import full_status
-from decod.driver.driver import NodeDriver
 from decod.errors import NetworkError
 from decod.ids import NodeId
+from decod.obs.recent_events import RecentEvents, merged
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.identity import Identity
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Member, Role, View
+from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.election import ElectionState
 from decod.protocol.node import NodeMachine
-from tests.unit.daemon.nodes import STRANGER, make_node
+from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "status.md"
 
@@ -36,10 +35,15 @@ def documented_fields() -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
+async def full_status(node: Node) -> dict[str, Any]:
+    """What the operator of this node is shown."""
+    return await node.frontend.answer({"command": "status"})
+
+
 def give_core(node: Node) -> NodeMachine:
     """Give a node the core that `prepare` would, without what runs it."""
     identity = Identity(
-        node_id=node.identity.node_id,
+        node_id=node.node_id,
         address="127.0.0.1:7",
         role=node.part.role,
         capacity=2,
@@ -48,8 +52,12 @@ def give_core(node: Node) -> NodeMachine:
     )
     facts = facts_of(node.part.manifest)
     machine = NodeMachine(identity, ProtocolConfig(), facts, leader=node.part.leader, rng=Random(1))
-    driver = SimpleNamespace(machine=machine, transfer=None, timing=lambda: {"wall_s": 1.0})
-    node.driver = cast("NodeDriver", driver)
+    known, stopped = NodeFacts(machine), asyncio.get_running_loop().create_future()
+    timing = {"wall_s": 1.0}
+    driver = SimpleNamespace(
+        facts=known, transfer=None, timing=lambda: timing, stopped=stopped, post=lambda _: None
+    )
+    give_driver(node, driver)
     return machine
 
 
@@ -98,7 +106,7 @@ def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
 def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path) as node:
-            machine, me = give_core(node), node.identity.node_id
+            machine, me = give_core(node), node.node_id
             assert machine.leader is not None
             members = [
                 Member(me, "h:1", Role.DATA, 0, 2, 0),
@@ -119,7 +127,7 @@ def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: 
 
 def give_view(node: Node, *, leads: bool) -> NodeMachine:
     """Give a node a core that is in a view with another data node; one of the two leads."""
-    machine, me = give_core(node), node.identity.node_id
+    machine, me = give_core(node), node.node_id
     members = [
         Member(me, "h:1", Role.DATA if leads else Role.RELAY, 0 if leads else 1, 2, name="otter"),
         Member(STRANGER, "h:2", Role.DATA, 0, 2, name="calm-crane"),
@@ -140,7 +148,7 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
     async def nobody(*_: Any, **__: Any) -> str:
         raise NetworkError("no answer from h:2", why="refused", fix="check it")
 
-    monkeypatch.setattr(volunteer, "ask_status", nobody)
+    monkeypatch.setattr(module, "ask_status", nobody)
 
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
@@ -184,7 +192,7 @@ def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_pat
         with make_node(tmp_path) as node:
             fields = {"term": 2, "num_votes": 4}
             node.progress.take("leader.elected", fields, now_s=1.0)
-            node.happenings.take("leader.elected", fields, now_s=time.monotonic())
+            node.recent.take("leader.elected", fields, now_s=time.monotonic())
             status = node.local_status()
             assert status["message"] == "me leads the run in term 2"
             assert status["recent"][0]["text"] == "me leads term 2, by 4 votes"
@@ -240,7 +248,7 @@ def test_a_leader_that_tells_nonsense_leaves_what_the_node_knows(
     async def tell(*_: Any, **__: Any) -> str:
         return text
 
-    monkeypatch.setattr(volunteer, "ask_status", tell)
+    monkeypatch.setattr(module, "ask_status", tell)
 
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
@@ -270,7 +278,7 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
     async def tell(*_: Any, **__: Any) -> str:
         return json.dumps(told)
 
-    monkeypatch.setattr(volunteer, "ask_status", tell)
+    monkeypatch.setattr(module, "ask_status", tell)
 
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
@@ -313,7 +321,7 @@ def test_what_two_nodes_tell_is_told_once_and_oldest_first() -> None:
 
 
 def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
-    happenings = Happenings()
+    happenings = RecentEvents()
     for k in range(20):
         happenings.take("member.lost", {"peer": f"n{k}", "reason": "gone"}, now_s=float(k))
     told = happenings.describe(20.0, name="otter")
@@ -323,7 +331,7 @@ def test_only_the_last_happenings_are_kept_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("event", ["state.unkept", "checkpoint.failed"])
 def test_what_comes_again_until_somebody_acts_does_not_hide_the_rest(event: str) -> None:
-    happenings = Happenings()
+    happenings = RecentEvents()
     happenings.take("member.lost", {"peer": "n", "reason": "gone"}, now_s=0.0)
     for k in range(20):
         fields = {"stage": k % 2, "iteration": k, "reason": "the disk is full"}

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-from decod.daemon.succession import join_string_of, leader_of
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
@@ -25,21 +24,21 @@ def test_the_leader_is_who_the_view_says(tmp_path: Path) -> None:
     async def test() -> None:
         with make_node(tmp_path, leads=False) as node:
             node.address = "me.example:1"
-            told = leader_of(node)
-            assert (told.node_id, told.address) == (STRANGER, "127.0.0.1:1")
+            told = node.contacts.leader()
+            assert (told.id, told.address) == (STRANGER, "127.0.0.1:1")
             machine = give_core(node)
-            me = node.identity.node_id
+            me = node.node_id
             members = [member(OTHER, 0), member(STRANGER, 1), member(me, -1)]
             view = View.of(members, version=2, leader=OTHER, term=3, num_stages=3)
             machine.context.adopt(view)
-            told = leader_of(node)
-            assert (told.node_id, told.address, told.term) == (OTHER, "c.example:1", 3)
+            told = node.contacts.leader()
+            assert (told.id, told.address, told.term) == (OTHER, "c.example:1", 3)
             assert not told.electing
             info = node._hello(HelloRequest())
             assert info is not None
             assert (info.leader, info.leader_address) == (OTHER, "c.example:1")
             machine.leadership.election.voter.promise = Promise(4, STRANGER)
-            assert leader_of(node).electing
+            assert node.contacts.leader().electing
             info = node._hello(HelloRequest())
             assert info is not None
             assert info.leader is None, "who asks looks further"
@@ -52,14 +51,14 @@ def test_a_join_string_names_this_node_and_the_data_nodes(tmp_path: Path) -> Non
     async def test() -> None:
         with make_node(tmp_path) as node:
             node.address = "me.example:1"
-            assert JoinString.parse(join_string_of(node)).addresses == ("me.example:1",)
+            assert JoinString.parse(node.contacts.join_string()).addresses == ("me.example:1",)
             machine = give_core(node)
-            mine = dataclasses.replace(member(node.identity.node_id, 0), address="me.example:1")
+            mine = dataclasses.replace(member(node.node_id, 0), address="me.example:1")
             members = [mine, member(OTHER, 1), member(STRANGER, -1)]
             view = View.of(members, version=1, leader=mine.node_id, term=1, num_stages=3)
             machine.context.adopt(view)
             both = ("me.example:1", "c.example:1")
-            assert JoinString.parse(join_string_of(node)).addresses == both
-            assert JoinString.parse(join_string_of(node, others=True)).addresses == both[1:]
+            assert JoinString.parse(node.contacts.join_string()).addresses == both
+            assert JoinString.parse(node.contacts.join_string(others=True)).addresses == both[1:]
 
     asyncio.run(test())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.daemon import volunteer as module
-from decod.daemon.host import Node
+from decod.daemon.node import Node
 from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
 from tests.unit.daemon.nodes import make_node

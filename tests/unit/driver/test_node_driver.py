@@ -13,7 +13,7 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
-from decod.driver.driver import NO_JOB, NodeDriver
+from decod.driver.driver import NO_JOB, DriverPorts, NodeDriver
 from decod.driver.fetching import ServedState, outlook
 from decod.driver.jobs import Sizes
 from decod.driver.planning import PlanningProcess
@@ -49,6 +49,8 @@ class ScriptedMachine:
             member=SimpleNamespace(stage_index=1),
             compute=SimpleNamespace(num_passes=0),
         )
+        self.pipeline = None
+        self.leadership = SimpleNamespace(election=None)
         self.deadline_s: float | None = None
         self.first: list[Effect] = []
         self.script: deque[list[Effect] | Exception | Callable[[ev.Event], list[Effect]]] = deque()
@@ -144,8 +146,11 @@ class Bench:
             cast("ComputeProcess", self.compute),
             self.arena,
             Sizes(activation_bytes=64, wire_element_bytes=4, sum_element_bytes=8),
-            on_note=self.notes.append,
-            on_run_complete=self.completed.append,
+            DriverPorts(
+                transport=self.transport,
+                on_note=self.notes.append,
+                on_run_complete=self.completed.append,
+            ),
         )
 
     def script(
@@ -169,7 +174,7 @@ def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
         bench = Bench()
         async with asyncio.timeout(10):
-            bench.driver.start(bench.transport)
+            bench.driver.start()
             await test(bench)
             await bench.driver.close()
             gc.collect()

@@ -35,7 +35,7 @@ def with_giver(test: Test, limits: Limits = LIMITS) -> None:
         server = PeerServer(BOB, RUN, Host(), limits=limits)
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         try:
-            await test(server.blocks, address)
+            await test(server._blocks, address)
         finally:
             await server.stop(0)
 
@@ -50,7 +50,7 @@ def test_a_block_arrives_bit_for_bit() -> None:
             asked.append(request)
             return content
 
-        giver.read = read
+        giver._read = read
         assert await fetch_block(address, REQUEST) == content
         assert asked == [REQUEST]
 
@@ -65,7 +65,7 @@ def test_a_refusal_is_told_and_cleaned() -> None:
         async def refuse(_: BlockRequest) -> str:
             return "own copy\x1b[2J is bad " + "x" * 500
 
-        giver.read = refuse
+        giver._read = refuse
         with pytest.raises(NetworkError, match=r"E-NET-026 .*own copy \[2J is bad x+\.\.\.\. Try"):
             await fetch_block(address, REQUEST)
 
@@ -77,7 +77,7 @@ def test_another_run_is_given_nothing() -> None:
         async def read(_: BlockRequest) -> bytes:
             raise AssertionError("asked for another run's data")
 
-        giver.read = read
+        giver._read = read
         with pytest.raises(RejectedError, match="another run"):
             await fetch_block(address, replace(REQUEST, run_id=RunId("x" * 26)))
 
@@ -96,7 +96,7 @@ def test_few_blocks_are_read_at_a_time() -> None:
             await go.wait()
             return b"block"
 
-        giver.read = read
+        giver._read = read
         waiting = [asyncio.create_task(fetch_block(address, REQUEST)) for _ in range(2)]
         await wait_until(lambda: num_reading == 2)
         with pytest.raises(NetworkError, match="reads other blocks"):
@@ -148,7 +148,7 @@ def test_a_node_that_does_not_answer_is_told_with_its_address() -> None:
             await asyncio.Event().wait()
             raise AssertionError("never set")
 
-        giver.read = read
+        giver._read = read
         impatient = Limits(rate_grace_s=0.2, rate_min_bytes_per_s=1e9)
         with pytest.raises(NetworkError, match=f"E-NET-003 no answer from {address}"):
             await fetch_block(address, REQUEST, limits=impatient)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.download import Donor, FetchedState, download
+from decod.net.download import Donor, FetchedState, _Download, download
 from decod.net.limits import Limits
 from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
@@ -348,6 +349,42 @@ def test_what_this_host_has_is_not_fetched_and_is_verified_too() -> None:
         assert donor.served == payload(BIG) - num_local
 
     run(test, donor)
+
+
+def test_a_donor_that_answers_while_this_host_reads_its_own_disk_is_used_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described, may_describe, workers = threading.Event(), asyncio.Event(), list[str]()
+    early, late = Holder("a", BIG), Holder("b", BIG)
+    describe, work = _Download._describe, _Download._work
+
+    async def watched(self: _Download, node: NodeId) -> bool:
+        if node == late.node:
+            await may_describe.wait()
+        found = await describe(self, node)
+        if node == late.node:
+            described.set()
+        return found
+
+    async def counted(self: _Download, node: NodeId) -> None:
+        workers.append(node[0])
+        await work(self, node)
+
+    async def test(bench: Bench) -> None:
+        loop = asyncio.get_running_loop()
+
+        def local(chunk: Chunk) -> None:
+            """Read the disk for as long as the late donor takes to answer. Runs in a thread."""
+            loop.call_soon_threadsafe(may_describe.set)
+            assert described.wait(10)
+
+        monkeypatch.setattr(bench.sink, "local", local)
+        assert_is(await bench.fetch(), BIG)
+        assert sorted(workers) == ["a", "b"]
+
+    monkeypatch.setattr(_Download, "_describe", watched)
+    monkeypatch.setattr(_Download, "_work", counted)
+    run(test, early, late)
 
 
 def test_a_busy_donor_is_asked_again() -> None:

@@ -8,14 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from decod.daemon import wishes as module
-from decod.daemon.host import Node
-from decod.daemon.presence import NodePresence
-from decod.driver.driver import NodeDriver
+from decod.daemon import operator_requests as module
+from decod.daemon.node import Node
 from decod.errors import ConfigError, NetworkError, RejectedError
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.events import DrainRequested, Event, PauseRequested
-from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
 
 Answers = list[Note]
 
@@ -28,8 +26,9 @@ class Core:
         self.events: list[Event] = []
         self.notes = list(notes)
         self.stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
-        self.machine = SimpleNamespace(own_load=lambda: SimpleNamespace(capacity=2))
-        node.driver = cast("NodeDriver", self)
+        load, view = SimpleNamespace(capacity=2), SimpleNamespace(leader=STRANGER, by_id={}, term=1)
+        self.facts = SimpleNamespace(load=load, view=view, electing=False)
+        give_driver(node, self)
 
     def post(self, event: Event) -> None:
         self.events.append(event)
@@ -53,7 +52,7 @@ REFUSED = Note("capacity.refused", (("reason", "stage 1 would stop"),))
 def test_a_pause_is_answered_when_the_leader_has_agreed(tmp_path: Path, paused: bool) -> None:
     async def test(node: Node) -> None:
         core = Core(node, Note("flow.completed"), AGREED, REFUSED)
-        answer = await NodePresence(node).answer({"command": "pause" if paused else "resume"})
+        answer = await node.frontend.answer({"command": "pause" if paused else "resume"})
         assert answer == {"paused": paused, "capacity": 2}
         assert core.events == [PauseRequested(paused=paused)]
 
@@ -64,7 +63,7 @@ def test_a_refusal_is_an_error_that_says_why(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         Core(node, REFUSED)
         with pytest.raises(RejectedError, match="stage 1 would stop"):
-            await NodePresence(node).answer({"command": "pause"})
+            await node.frontend.answer({"command": "pause"})
 
     run(tmp_path, test)
 
@@ -72,7 +71,7 @@ def test_a_refusal_is_an_error_that_says_why(tmp_path: Path) -> None:
 def test_a_node_that_has_no_core_yet_can_not_be_paused(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         with pytest.raises(RejectedError, match="not entered"):
-            await NodePresence(node).answer({"command": "pause"})
+            await node.frontend.answer({"command": "pause"})
 
     run(tmp_path, test)
 
@@ -83,7 +82,7 @@ def test_a_leader_that_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     async def test(node: Node) -> None:
         Core(node)
         with pytest.raises(NetworkError, match="has not answered"):
-            await NodePresence(node).answer({"command": "pause"})
+            await node.frontend.answer({"command": "pause"})
         # An answer that comes later is nobody's.
         node._noted(AGREED)
 
@@ -93,8 +92,8 @@ def test_a_leader_that_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_two_commands_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         core = Core(node)
-        first = asyncio.create_task(NodePresence(node).answer({"command": "pause"}))
-        second = asyncio.create_task(NodePresence(node).answer({"command": "resume"}))
+        first = asyncio.create_task(node.frontend.answer({"command": "pause"}))
+        second = asyncio.create_task(node.frontend.answer({"command": "resume"}))
         for answer in (REFUSED, AGREED):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -110,13 +109,13 @@ def test_two_commands_at_once_are_answered_one_after_the_other(tmp_path: Path) -
 def test_draining_tells_the_core_how_long_it_may_take(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         core = Core(node)
-        await NodePresence(node).answer({"command": "drain"})
-        await node.wishes.wait_leaving()
+        await node.frontend.answer({"command": "drain"})
+        await node.requests.wait_leaving()
         assert core.events == [], "at a leader the model is kept first"
-        node.wishes.tell_core()
+        node.requests.tell_core()
         # Asking again shortens what is left, and never prolongs it.
         for timeout_s in (500, 5.0, 7):
-            await NodePresence(node).answer({"command": "drain", "timeout_s": timeout_s})
+            await node.frontend.answer({"command": "drain", "timeout_s": timeout_s})
         assert core.events == [DrainRequested(s) for s in (60.0, 60.0, 5.0, 5.0)]
 
     run(tmp_path, test)
@@ -125,8 +124,8 @@ def test_draining_tells_the_core_how_long_it_may_take(tmp_path: Path) -> None:
 def test_the_first_request_may_give_more_time_than_the_daemon_was_told(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         core = Core(node)
-        await NodePresence(node).answer({"command": "drain", "timeout_s": 500.0})
-        node.wishes.tell_core()
+        await node.frontend.answer({"command": "drain", "timeout_s": 500.0})
+        node.requests.tell_core()
         assert core.events == [DrainRequested(500.0)]
 
     run(tmp_path, test)
@@ -135,8 +134,8 @@ def test_the_first_request_may_give_more_time_than_the_daemon_was_told(tmp_path:
 def test_who_waits_for_the_end_hears_how_it_came(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         core = Core(node)
-        waiting = asyncio.create_task(NodePresence(node).answer({"command": "drain", "wait": True}))
-        await node.wishes.wait_leaving()
+        waiting = asyncio.create_task(node.frontend.answer({"command": "drain", "wait": True}))
+        await node.requests.wait_leaving()
         core.stopped.set_result(Stop(StopReason.DRAINED, "finished"))
         answer = await waiting
         assert answer == {"draining": True, "reason": "drained", "detail": "finished"}
@@ -147,8 +146,8 @@ def test_who_waits_for_the_end_hears_how_it_came(tmp_path: Path) -> None:
 def test_a_client_that_goes_away_does_not_take_the_node_along(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         core = Core(node)
-        waiting = asyncio.create_task(NodePresence(node).answer({"command": "drain", "wait": True}))
-        await node.wishes.wait_leaving()
+        waiting = asyncio.create_task(node.frontend.answer({"command": "drain", "wait": True}))
+        await node.requests.wait_leaving()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert not core.stopped.done()
@@ -160,7 +159,7 @@ def test_a_client_that_goes_away_does_not_take_the_node_along(tmp_path: Path) ->
 def test_a_time_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
     async def test(node: Node) -> None:
         with pytest.raises(ConfigError, match="E-CFG-049"):
-            await NodePresence(node).answer({"command": "drain", "timeout_s": timeout_s})
+            await node.frontend.answer({"command": "drain", "timeout_s": timeout_s})
 
     run(tmp_path, test)
 
@@ -168,26 +167,23 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
 def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: Path) -> None:
     async def at_a_volunteer(node: Node) -> None:
         with pytest.raises(RejectedError, match=r"E-REJ-008 .* does not lead"):
-            await NodePresence(node).answer({"command": "drain", "end_run": True})
-        assert not node.leaving.asked.is_set()
+            await node.frontend.answer({"command": "drain", "end_run": True})
+        assert not node._leaving.asked.is_set()
 
     run(tmp_path / "volunteer", at_a_volunteer)
 
     async def at_the_leader() -> None:
         with make_node(tmp_path / "leader") as node:
-            await NodePresence(node).answer({"command": "drain"})
+            await node.frontend.answer({"command": "drain"})
             core = Core(node)
-            core.machine.context = SimpleNamespace(
-                view=SimpleNamespace(leader=node.identity.node_id, by_id={}, term=1)
-            )
-            core.machine.leadership = SimpleNamespace(election=SimpleNamespace(electing=False))
-            node.wishes.tell_core()
+            core.facts.view.leader = node.node_id
+            node.requests.tell_core()
             with pytest.raises(RejectedError, match=r"E-REJ-008 .* hands over"):
-                await NodePresence(node).answer({"command": "drain", "end_run": True})
-            assert not node.wishes.ends_run
+                await node.frontend.answer({"command": "drain", "end_run": True})
+            assert not node.requests.ends_run
             node._noted(Note("handover.failed", (("reason", "nobody can lead"),)))
-            assert node.wishes.stays.is_set()
-            await NodePresence(node).answer({"command": "drain", "end_run": True})
-            assert node.wishes.ends_run
+            assert node.requests.stays.is_set()
+            await node.frontend.answer({"command": "drain", "end_run": True})
+            assert node.requests.ends_run
 
     asyncio.run(at_the_leader())

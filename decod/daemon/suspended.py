@@ -18,19 +18,16 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from decod.daemon.backoff import Backoff
 from decod.daemon.errors import TemporaryError
 from decod.daemon.status import RECONNECTING
-from decod.daemon.succession import leader_of
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.net.ask import ask_status
 from decod.obs.logs import log_note
 from decod.protocol.core.identity import NodeState
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+from decod.tasks import cancelled
 
 T = TypeVar("T")
 
@@ -54,25 +51,29 @@ _FROM_LEADER = (
 _PAUSED_TEXT = "paused, and the device is free: `decod resume` joins the run again"
 
 
-class Away(Generic[T]):
-    """The stand-in for a node that is out of its run. Make it before the node is closed.
+class SuspendedNode(Generic[T]):
+    """The stand-in for a node that is out of its run.
 
     Args:
-        node: The node that was in the run.
+        known: The node's last status.
         seek: Finds the run; returns the facts that are needed to join it.
         why: Why the node is out of the run, for people.
         paused: The operator has freed the device, and will resume the node.
+        say: Takes lines for the operator's terminal.
+        leaving: Set once this daemon is to leave.
     """
 
     def __init__(
-        self, node: "Node", seek: Callable[[], Awaitable[T]], why: str, *, paused: bool
+        self,
+        known: dict[str, Any],
+        seek: Callable[[], Awaitable[T]],
+        why: str,
+        *,
+        paused: bool,
+        say: Callable[[str], None],
+        leaving: asyncio.Event,
     ) -> None:
-        self._seek = seek
-        self._say = node.say
-        self._leaving = node.leaving
-        self._run_id, self._node_id = node.part.run_id, node.identity.node_id
-        self._leader_address = leader_of(node).address
-        self._known = node.local_status()
+        self._known, self._seek, self._say, self._leaving = known, seek, say, leaving
         self._seeking = asyncio.Lock()
         self._found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._looking: asyncio.Task[T] | None = None
@@ -109,8 +110,7 @@ class Away(Generic[T]):
         finally:
             self._found = asyncio.get_running_loop().create_future()
             if self._looking is not None:
-                self._looking.cancel()
-                await asyncio.gather(self._looking, return_exceptions=True)
+                await cancelled(self._looking)
 
     def failed(self, why: str) -> None:
         """Note why the run could not be joined although it was found."""
@@ -176,7 +176,7 @@ class Away(Generic[T]):
         return {"paused": False, "capacity": 0, "device_free": True}
 
     async def _drain(self) -> dict[str, Any]:
-        self._leaving.asked.set()
+        self._leaving.set()
         how = "paused, and in no run" if self._paused else "out of the run already"
         return {"draining": True, "reason": "drained", "detail": f"it was {how}"}
 
@@ -184,9 +184,8 @@ class Away(Generic[T]):
         """Return the node's last status, with the leader's view of the run if it answers."""
         status = copy.deepcopy(self._known)
         with suppress(DecodError, ValueError, RecursionError):
-            text = await ask_status(
-                self._leader_address, self._run_id, self._node_id, timeout_s=_STATUS_TIMEOUT_S
-            )
+            address, node_id = status["leader"]["address"], status["node"]["id"]
+            text = await ask_status(address, status["run_id"], node_id, timeout_s=_STATUS_TIMEOUT_S)
             told = json.loads(text)
             if isinstance(told, dict) and told.get("schema_version") == status["schema_version"]:
                 of_run = {key: told[key] for key in _FROM_LEADER if key in told}

@@ -6,14 +6,13 @@ iterations may be long.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from decod.daemon.succession import leader_of
+from decod.daemon.frontend import Command
+from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.protocol.core.events import DrainRequested, PauseRequested
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
 
 ANSWER_TIMEOUT_S = 15.0
 """How long a command waits for the leader's answer. The node goes on asking after that."""
@@ -21,29 +20,49 @@ ANSWER_TIMEOUT_S = 15.0
 DRAIN_TIMEOUT_MAX_S = 86_400.0
 
 
-class Wishes:
-    """The operator's requests to one node, and the commands that carry them."""
+class OperatorRequests:
+    """The operator's requests to one node, and the commands that carry them.
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
-        self._leaving = node.leaving.asked
-        self._timeout_s = node.config.drain_timeout_s
+    Args:
+        leaving: Set once this daemon is to leave.
+        timeout_s: How long leaving may take, unless a request says otherwise.
+        core: The node's core.
+        note: Takes the name of an event, and its fields as keywords.
+        leads: Whether this node leads the run.
+        unkept: At the leader: says which result was not kept at the end of the run, and why.
+    """
+
+    def __init__(
+        self,
+        leaving: asyncio.Event,
+        timeout_s: float,
+        core: CoreHandle,
+        *,
+        note: Callable[..., None],
+        leads: Callable[[], bool],
+        unkept: Callable[[], str],
+    ) -> None:
+        self._leaving, self._timeout_s, self._core = leaving, timeout_s, core
+        self._note, self._leads, self._unkept = note, leads, unkept
         self._told = False
         """The core has been told that this node is to leave."""
         self.ends_run = False
         """At the leader: the run is to end, even if another node could lead it."""
-        self.unkept = ""
-        """At the leader: says which result was not kept at the end of the run, and why."""
         self.stays = asyncio.Event()
         """At the leader: the handover has failed, so this node goes on leading."""
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[str] | None = None
         """The leader's reason for a refusal; empty if it agrees."""
-        node.commands["drain"] = self._drain
-        node.commands["pause"] = lambda asked: self._pause(
-            paused=True, frees_device=bool(asked.get("free_device"))
-        )
-        node.commands["resume"] = lambda _: self._pause(paused=False)
+
+    def commands(self) -> dict[str, Command]:
+        """Return the commands by which requests come."""
+        return {
+            "drain": self._drain,
+            "pause": lambda asked: self._pause(
+                paused=True, frees_device=bool(asked.get("free_device"))
+            ),
+            "resume": lambda _: self._pause(paused=False),
+        }
 
     # --- leaving ------------------------------------------------------------------------------
 
@@ -65,23 +84,23 @@ class Wishes:
 
     def tell_core(self) -> None:
         """Tell the core to finish its work and leave."""
-        assert self._node.driver is not None
         if not self._told:
             self._told = True
-            self._node.note("node.draining", timeout_s=self._timeout_s)
-        self._node.driver.post(DrainRequested(self._timeout_s))
+            self._note("node.draining", timeout_s=self._timeout_s)
+        self._core.driver.post(DrainRequested(self._timeout_s))
 
     async def _drain(self, request: dict[str, Any]) -> dict[str, Any]:
-        timeout_s, driver = _timeout_of(request), self._node.driver
+        timeout_s = _timeout_of(request)
         if request.get("end_run"):
             self._end_run()
         self.leave(timeout_s)
-        if driver is None or not request.get("wait"):
+        if not self._core.started or not request.get("wait"):
             return {"draining": True}
         # Shielded: a client that goes away must not cancel the future.
-        stop = await asyncio.shield(driver.stopped)
+        stop = await asyncio.shield(self._core.driver.stopped)
         ended = {"draining": True, "reason": stop.reason.value, "detail": stop.detail}
-        return ended | ({"unkept": self.unkept} if self.unkept else {})
+        unkept = self._unkept()
+        return ended | ({"unkept": unkept} if unkept else {})
 
     def _end_run(self) -> None:
         """Note that the leader is to end the run for all nodes.
@@ -89,7 +108,7 @@ class Wishes:
         Raises:
             RejectedError: This node does not lead, or is handing over already (E-REJ-008).
         """
-        if leader_of(self._node).node_id != self._node.identity.node_id:
+        if not self._leads():
             raise RejectedError(
                 "this node can't end the run",
                 why="it does not lead it",
@@ -109,12 +128,11 @@ class Wishes:
     # --- pausing ------------------------------------------------------------------------------
 
     async def _pause(self, *, paused: bool, frees_device: bool = False) -> dict[str, Any]:
-        driver = self._node.driver
-        if driver is None:
+        if not self._core.started:
             raise _refused("it has not entered the run yet", paused=paused)
         async with self._asking:
             self._answer = asyncio.get_running_loop().create_future()
-            driver.post(PauseRequested(paused, frees_device))
+            self._core.driver.post(PauseRequested(paused, frees_device))
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     refusal = await self._answer
@@ -129,7 +147,8 @@ class Wishes:
                 self._answer = None
         if refusal:
             raise _refused(refusal, paused=paused)
-        return {"paused": paused, "capacity": driver.machine.own_load().capacity}
+        facts = self._core.driver.facts
+        return {"paused": paused, "capacity": facts.load.capacity}
 
     def noted(self, event: str, fields: dict[str, Any]) -> None:
         """Take in the core's notes about these requests."""

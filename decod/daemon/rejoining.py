@@ -8,17 +8,16 @@ is found again, with a new compute process, at the address that this host has by
 import gc
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from decod.daemon.away import Away
 from decod.daemon.backoff import Backoff
 from decod.daemon.errors import exit_code_of
+from decod.daemon.host import Host, Say
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.suspended import SuspendedNode
+from decod.driver.handle import CoreHandle
 from decod.errors import HardwareError, NetworkError
 from decod.protocol.core.effects import Stop, StopReason
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Host, Node, Say
 
 T = TypeVar("T")
 
@@ -38,7 +37,22 @@ FAILURES_WINDOW_S = 3600.0
 """`FAILURES_MAX` compute processes may fail within this time. One more ends the daemon."""
 
 
-class Lives(Generic[T]):
+class Life(Protocol):
+    """A node from its start to its end."""
+
+    @property
+    def in_run_s(self) -> float:
+        """Seconds since it entered the run; 0 if it has not."""
+
+    @property
+    def core(self) -> CoreHandle:
+        """Its core, which may not have started."""
+
+    def local_status(self) -> dict[str, Any]:
+        """Return the status of the run as it knows it."""
+
+
+class Rejoining(Generic[T]):
     """The lives of one daemon's node.
 
     Args:
@@ -47,13 +61,13 @@ class Lives(Generic[T]):
         rejoins: Whether the node comes back by itself.
     """
 
-    def __init__(self, host: "Host", say: "Say", *, rejoins: bool) -> None:
-        self._host = host
+    def __init__(self, host: Host, say: Say, *, rejoins: bool) -> None:
+        self._host, self._leaving = host, host.leaving
         self.say = say
         self._rejoins = rejoins
-        self._node: Node | None = None
+        self._node: Life | None = None
         """The node of the latest life; None before it has begun and after its end."""
-        self._away: Away[T] | None = None
+        self._away: SuspendedNode[T] | None = None
         self._backoff = Backoff()
         self._failures_s: list[float] = []
         """When compute processes failed, within the last window."""
@@ -76,7 +90,7 @@ class Lives(Generic[T]):
             try:
                 stop = await live(found)
             except (HardwareError, NetworkError) as error:
-                if self._away is None or self._took_part:
+                if self._away is None or self._took_part():
                     raise
                 self._failed(error)
                 self._away.failed(f"{error.what}: {error.why}")
@@ -92,16 +106,21 @@ class Lives(Generic[T]):
             gc.collect()
             try:
                 search = self._away.until_found(self._backoff)
-                found = await self._host.leaving.unless_asked(search)
+                found = await self._leaving.unless_asked(search)
             except LeftEarlyError:
                 self.say("left the run: it was out of it already")
                 return 0
 
-    def begins(self, node: "Node") -> None:
-        """Note that a life has begun: its node has started."""
-        self._node, node.reconnecting = node, self._away is not None
+    @property
+    def again(self) -> bool:
+        """Whether the node was in the run before."""
+        return self._away is not None
 
-    async def ended(self, node: "Node", stop: Stop, seek: Callable[[], Awaitable[T]]) -> None:
+    def begins(self, node: Life) -> None:
+        """Note that a life has begun: its node has started."""
+        self._node = node
+
+    async def ended(self, node: Life, stop: Stop, seek: Callable[[], Awaitable[T]]) -> None:
         """Note that a life has ended. Call it before the node is closed.
 
         Args:
@@ -113,24 +132,30 @@ class Lives(Generic[T]):
             self._backoff.reset()
         if self._comes_back(stop):
             paused = stop.reason is StopReason.PAUSED
-            self._away = Away(node, seek, stop.detail, paused=paused)
+            self._away = SuspendedNode(
+                node.local_status(),
+                seek,
+                stop.detail,
+                paused=paused,
+                say=self.say,
+                leaving=self._leaving.asked,
+            )
             await self._host.present(self._away)
             if paused:
                 self.say("paused, and the device is free: decod resume joins the run again")
 
-    @property
     def _took_part(self) -> bool:
         """Whether the latest life has started its core."""
-        return self._node is not None and self._node.driver is not None
+        return self._node is not None and self._node.core.started
 
     def _comes_back(self, stop: Stop) -> bool:
-        if self._host.leaving.asked.is_set():
+        if self._leaving.asked.is_set():
             return False
         rejoins = self._rejoins and stop.reason in _COMES_BACK
         return rejoins or stop.reason is StopReason.PAUSED
 
     def _exit_code(self, stop: Stop) -> int:
-        if self._host.leaving.asked.is_set() and stop.reason in _COMES_BACK:
+        if self._leaving.asked.is_set() and stop.reason in _COMES_BACK:
             # It was asked to leave after it had stopped.
             self.say(f"left the run: {stop.detail}")
             return 0

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import away as module
-from decod.daemon.away import Away
+from decod.daemon import suspended as module
 from decod.daemon.backoff import LONGEST_S, Backoff
 from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.suspended import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from tests.unit.daemon.nodes import make_node, signals_kept
 
@@ -65,13 +65,19 @@ def leave(
         return await asyncio.to_thread(ask, folder, question, timeout_s=10.0)
 
     async def within() -> str | None:
-        with make_node(folder, leads=False) as node, signals_kept(), node.leaving:
-            node.say = lines.append
-            away = Away(node, seek, "its link was cut", paused=paused)
-            async with node.host.tended():
-                await node.host.present(away)
+        with make_node(folder, leads=False) as node, signals_kept(), node._leaving:
+            away = SuspendedNode(
+                node.local_status(),
+                seek,
+                "its link was cut",
+                paused=paused,
+                say=lines.append,
+                leaving=node._leaving.asked,
+            )
+            async with node._host.tended():
+                await node._host.present(away)
                 finding = away.until_found(backoff or Asleep())
-                waiting = asyncio.create_task(node.leaving.unless_asked(finding))
+                waiting = asyncio.create_task(node._leaving.unless_asked(finding))
                 await test(request)
                 try:
                     return await waiting

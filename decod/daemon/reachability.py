@@ -3,22 +3,22 @@
 import asyncio
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
 
 from decod.config.node import NodeConfig, parse_listen
+from decod.daemon.run_facts import RunPart
 from decod.errors import NetworkError, PeerError, RejectedError
+from decod.ids import NodeId
 from decod.net.address import split_address
 from decod.net.ask import hello
 from decod.net.server import HelloRequest
 
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 _PAUSES_S = (1.0, 3.0)
 """Waits before the leader is asked to dial again: one attempt may fail on a busy host."""
 
 
-async def require_reachable(node: "Node") -> None:
+async def require_reachable(part: RunPart, own: NodeId, own_address: str) -> None:
     """Ask the run's leader to dial this node at the address that this node gives for itself.
 
     If the leader can't be asked, that is no error here: it dials in any case before it lets the
@@ -27,10 +27,7 @@ async def require_reachable(node: "Node") -> None:
     Raises:
         NetworkError: The leader can't reach this node (E-NET-013).
     """
-    part = node.part
-    request = HelloRequest(
-        run_id=part.run_id, sender=node.identity.node_id, sender_address=node.address
-    )
+    request = HelloRequest(run_id=part.run_id, sender=own, sender_address=own_address)
     for pause_s in (*_PAUSES_S, None):
         try:
             unreached = (await hello(part.leader_address, request)).unreached
@@ -40,17 +37,17 @@ async def require_reachable(node: "Node") -> None:
             return
         if pause_s is None:
             raise NetworkError(
-                f"the leader at {part.leader_address} can't reach this node at {node.address}",
+                f"the leader at {part.leader_address} can't reach this node at {own_address}",
                 why=unreached,
-                fix=_advice(node),
+                fix=_advice(own_address, part.leader_address),
                 code="E-NET-013",
             )
         await asyncio.sleep(pause_s)
 
 
-def _advice(node: "Node") -> str:
-    host, port = split_address(node.address)
-    if _is_loopback(host) and not _is_loopback(split_address(node.part.leader_address)[0]):
+def _advice(own_address: str, leader_address: str) -> str:
+    host, port = split_address(own_address)
+    if _is_loopback(host) and not _is_loopback(split_address(leader_address)[0]):
         return (
             f"{host} means another host to every host: listen on all addresses, with --listen "
             f"0.0.0.0:{port}, or give --advertise HOST:PORT that others can dial"
@@ -68,18 +65,26 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def advertised(config: NodeConfig, port: int) -> str:
-    """Return the address to tell others: the operator's choice, or one found on this host."""
-    if config.advertise is None:
-        return f"{_reachable(config.listen_host)}:{port}"
-    host, port = parse_listen(config.advertise)
+def advertised(config: NodeConfig, port: int, observed: str = "") -> str:
+    """Return the address to tell others: the operator's choice, or one found on this host.
+
+    Args:
+        config: This host's choices.
+        port: The port at which this node listens.
+        observed: This host's IP address as a peer saw it; empty if it is not known.
+    """
+    host = config.listen_host
+    if config.advertise is not None:
+        host, port = parse_listen(config.advertise)
+    elif host in _EVERYWHERE:
+        # A peer on the same host sees a loopback address, which is useless to others.
+        useful = bool(observed) and not _is_loopback(observed)
+        host = observed if useful else _outgoing(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _reachable(host: str) -> str:
-    """Return the address that others should dial when listening on `host`."""
-    if host not in ("0.0.0.0", "::"):  # noqa: S104
-        return f"[{host}]" if ":" in host else host
+def _outgoing(host: str) -> str:
+    """Return the address from which this host reaches others, of the same kind as `host`."""
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
     target = "2001:db8::1" if host == "::" else "192.0.2.1"
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -89,4 +94,4 @@ def _reachable(host: str) -> str:
             found: str = probe.getsockname()[0]
         except OSError:
             found = "::1" if host == "::" else "127.0.0.1"
-    return f"[{found}]" if ":" in found else found
+    return found

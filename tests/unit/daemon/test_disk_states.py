@@ -7,12 +7,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from decod.daemon import keeping as module
-from decod.daemon.keeping import KeptStates
+from decod.daemon import disk_states as module
+from decod.daemon.disk_states import DiskStates
 from decod.driver.fetching import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
@@ -23,6 +23,7 @@ from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten,
 from decod.train.checkpoint.description import parameter_hash
 from decod.train.checkpoint.folders import stage_file
 from decod.train.checkpoint.states import KeptState
+from decod.train.checkpoint.store import run_folder
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import RUN_ID, flip_a_byte, write_checkpoint
 from tests.unit.train.checkpoint.test_states import described
@@ -40,15 +41,12 @@ class Bench:
         self.released: list[int] = []
         self.fetched: list[FetchState] = []
         self.refusals = 0
-        stopped = asyncio.get_running_loop().create_future()
-        self.node = SimpleNamespace(
-            config=SimpleNamespace(state_dir=folder),
-            part=SimpleNamespace(run_id=RUN_ID),
-            driver=SimpleNamespace(stopped=stopped, post=self.events.append),
-            gateway=SimpleNamespace(fetch_state=self._fetch_state),
+        self.kept = DiskStates(
+            run_folder(folder, RUN_ID),
+            post=self.events.append,
             note=lambda event, **fields: self.notes.append((event, fields)),
+            fetch=self._fetch_state,
         )
-        self.kept = KeptStates(cast("Any", self.node))
 
     async def _fetch_state(self, wanted: FetchState, sink: StateSink, *, limits: Any) -> str:
         assert limits.download_share < 1

@@ -1,18 +1,19 @@
-"""The daemon's present state, as its host's operator and service manager see it."""
+"""What a host's operator and service manager talk to: a node, or its stand-in."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
+from decod.driver.handle import CoreHandle
 from decod.errors import ConfigError
 
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _OVERDUE_MAX_S = 30.0
 """How late a healthy core may be stepped. Its timers are usually due within a second."""
 
 
-class Presence(Protocol):
+class Frontend(Protocol):
     """A node, or its stand-in between two lives."""
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -26,15 +27,22 @@ class Presence(Protocol):
         """Whether it does its due work in time."""
 
 
-class NodePresence:
+class NodeFrontend:
     """A node in its run, or on its way there.
 
     Args:
-        node: The node, which has started.
+        commands: Answer the requests, by name.
+        status: Returns the status as this node knows it.
+        core: The node's core.
     """
 
-    def __init__(self, node: "Node") -> None:
-        self._node = node
+    def __init__(
+        self,
+        commands: Mapping[str, Command],
+        status: Callable[[], dict[str, Any]],
+        core: CoreHandle,
+    ) -> None:
+        self._commands, self._status, self._core = commands, status, core
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer the operator's request.
@@ -43,30 +51,29 @@ class NodePresence:
             ConfigError: The request is of another release, or this node can't answer it
                 (E-RUN-003).
         """
-        command = request.get("command")
-        handler = self._node.commands.get(str(command))
-        if handler is None:
+        command = str(request.get("command"))
+        if command not in self._commands:
             raise ConfigError(
-                f"unknown request {str(command)[:40]!r}",
+                f"unknown request {command[:40]!r}",
                 why="this daemon does not know it, or its node can't answer it",
                 fix="use the decod command of the same version",
                 code="E-RUN-003",
             )
-        return await handler(request)
+        return await self._commands[command](request)
 
     def describe(self) -> str:
         """Return one line on the node's state, stage, iteration and loss."""
-        node, status = self._node, self._node.local_status()
-        stage = status["node"]["stage_index"]
+        status = self._status()
+        stage, known = status["node"]["stage_index"], status["loss"]
         where = "" if stage is None else f", stage {stage}"
-        loss = "" if node.progress.loss is None else f", loss {node.progress.loss:.4f}"
-        return f"{status['state']}{where}, iteration {node.progress.iteration}{loss}"
+        loss = "" if known is None else f", loss {known:.4f}"
+        return f"{status['state']}{where}, iteration {status['iteration']}{loss}"
 
     @property
     def healthy(self) -> bool:
         """Whether the core is stepped in time."""
-        driver = self._node.driver
-        if driver is None or driver.stopped.done():
+        facts, now_s = self._core.facts, asyncio.get_running_loop().time()
+        if facts is None or not self._core.runs:
             return True
-        deadline_s, now_s = driver.machine.deadline_s, asyncio.get_running_loop().time()
+        deadline_s = facts.deadline_s
         return deadline_s is None or now_s - deadline_s < _OVERDUE_MAX_S

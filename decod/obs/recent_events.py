@@ -24,17 +24,17 @@ visible."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Happening:
+class _RecentEvent:
     at_s: float
     event: str
     text: str
 
 
 @dataclass(slots=True)
-class Happenings:
+class RecentEvents:
     """The last events that were not routine, the oldest first."""
 
-    _kept: deque[_Happening] = field(default_factory=lambda: deque(maxlen=_KEPT_MAX))
+    _kept: deque[_RecentEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_MAX))
 
     def take(self, event: str, fields: Mapping[str, object], *, now_s: float) -> None:
         """Take in one note. `fields` holds names of nodes in place of ids where they are known."""
@@ -46,7 +46,7 @@ class Happenings:
                 self._kept.remove(earlier)
         elif self._kept and self._kept[-1].text == text:
             self._kept.pop()
-        self._kept.append(_Happening(now_s, event, text))
+        self._kept.append(_RecentEvent(now_s, event, text))
 
     def describe(self, now_s: float, *, name: str) -> list[dict[str, Any]]:
         """Return the events of the last 10 minutes as `decod status --json` shows them at any node.
@@ -72,7 +72,7 @@ def merged(told: Sequence[Any], own: Sequence[Mapping[str, Any]]) -> list[Mappin
     Each node may know of events that the other can't know.
 
     Args:
-        told: The other node's result of `Happenings.describe`. It is unchecked.
+        told: The other node's result of `RecentEvents.describe`. It is unchecked.
         own: This node's result. An event with the same text in both is listed once.
     """
     texts = {one["text"] for one in own}

@@ -11,26 +11,26 @@ the newest marked iteration, which all stages keep on disks.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from decod.daemon.device import HostDevice
 from decod.daemon.errors import no_member, not_begun
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
+from decod.driver.handle import CoreHandle
 from decod.errors import CheckpointError, DecodError, NetworkError
-from decod.ids import NodeId
+from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import CommitsHeld
 from decod.protocol.core.view import View
-from decod.protocol.leadership.stage_recovery import StageRecovery
+from decod.protocol.facts import LeaderFacts
+from decod.tasks import cancelled
 from decod.texts import clip
-from decod.train.checkpoint.description import Chunk
-from decod.train.checkpoint.transfer import Transfer
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+from decod.train.checkpoint.transfer import QuietSink
 
 HOLD_MAX_S = 60.0
 """How long commits may be held. A copy takes two jobs of a device. A member that takes longer than
@@ -42,7 +42,7 @@ stage are past the iteration, so another iteration is gathered."""
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredStage:
+class StageSnapshot:
     """One stage's state."""
 
     tensors: list[Any]
@@ -52,7 +52,7 @@ class GatheredStage:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredStates:
+class RunSnapshot:
     """All stages' states at one commit."""
 
     iteration: int
@@ -60,28 +60,46 @@ class GatheredStates:
     """Loss of that iteration; None if this node was not in the run when it was committed."""
     num_deferred: int
     """Microbatches that it deferred to the next iteration."""
-    stages: tuple[GatheredStage, ...]
+    stages: tuple[StageSnapshot, ...]
     """The stages, by index from 0."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSources:
+    """Where the leader gets the states from, and what it knows of them."""
+
+    core: CoreHandle
+    progress: RunProgress
+    fetch: Callable[..., Awaitable[str]]
+    """Fetches a stage's state from members; see `Gateway.fetch_state`."""
+    load: Callable[..., Awaitable[str | None]]
+    """Reads a state from this host's disk; see `DiskStates.load`."""
+    device_gone: Callable[[], bool]
+    """Whether the state on this node's device is lost."""
+    ending: Callable[[], bool]
+    """Whether no more commits follow, since the run is ending."""
+
+
 @asynccontextmanager
-async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterator[GatheredStates]:
+async def run_snapshot(
+    sources: SnapshotSources, *, with_optimizer: bool
+) -> AsyncIterator[RunSnapshot]:
     """Gather the states of the last commit for as long as the context lasts.
 
     Args:
-        node: The leader.
+        sources: The leader's sources.
         with_optimizer: Whether the states include moments, and master weights if there are any.
 
     Raises:
         NetworkError: The run has not begun, a stage has no member, or no member of it answers.
     """
-    marks = kept_iterations(node)
+    marks = kept_iterations(sources)
     attempts: list[int | None] = [None] * _NUM_ATTEMPTS if marks is None else [*marks]
     if not attempts:
         raise _not_there(0, "this node's compute process has ended, and no disk keeps its state")
     while attempts:
         mark = attempts.pop(0)
-        gathering = _Gathering(node, mark, with_optimizer=with_optimizer)
+        gathering = _Gathering(sources, mark, with_optimizer=with_optimizer)
         try:
             try:
                 states = await gathering.run()
@@ -95,51 +113,75 @@ async def gathered_states(node: "Node", *, with_optimizer: bool) -> AsyncIterato
             gathering.close()
 
 
-def kept_iterations(node: "Node") -> list[int] | None:
+async def export_model(sources: SnapshotSources, device: HostDevice, folder: Path) -> int:
+    """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
+
+    The compute process writes them, since the node process does not handle tensors.
+
+    Args:
+        sources: The leader's sources of states.
+        device: The leader's device.
+        folder: The folder to write to. It is created if missing.
+
+    Raises:
+        NetworkError: A stage has no member, or no member of it answers.
+        DecodError: The folder can't be written.
+    """
+    async with run_snapshot(sources, with_optimizer=False) as states:
+        stages = [
+            {"stage_index": index, "tensors": stage.tensors}
+            for index, stage in enumerate(states.stages)
+        ]
+        driver = sources.core.driver
+        regions = driver.regions([stage.data for stage in states.stages])
+        await device.run("export", {"path": str(folder), "stages": stages}, inputs=regions)
+    return states.iteration
+
+
+def kept_iterations(sources: SnapshotSources) -> list[int] | None:
     """Return the iterations of which disks keep all states, newest first.
 
     None if this node's compute process is alive: then the last commit can be gathered.
     """
-    leader = node.driver.machine.leader if node.driver is not None else None
-    if leader is None or not node.device_gone:
+    leading = sources.core.leading
+    if leading is None or not sources.device_gone():
         return None
-    marks = [mark.iteration for mark in leader.recovery.marks]
-    return sorted((i for i in marks if i <= leader.committed.number), reverse=True)
+    marks = [mark.iteration for mark in leading.marks]
+    return sorted((i for i in marks if i <= leading.committed), reverse=True)
 
 
 class _Gathering:
     """One attempt to gather the states.
 
     Args:
-        node: The leader.
+        sources: The leader's sources.
         mark: Iteration whose states are on disks; None for the last commit.
-        with_optimizer: See `gathered_states`.
+        with_optimizer: See `run_snapshot`.
     """
 
-    def __init__(self, node: "Node", mark: int | None, *, with_optimizer: bool) -> None:
-        driver = node.driver
-        leader = driver.machine.leader if driver is not None else None
-        if driver is None or leader is None or not leader.view.members:
+    def __init__(self, sources: SnapshotSources, mark: int | None, *, with_optimizer: bool) -> None:
+        leading, progress = sources.core.leading, sources.progress
+        if leading is None or not leading.view.members:
             raise not_begun()
         self.let_go = False
         """Every stage has taken its copy, so commits go on."""
-        self._node = node
-        self._driver: NodeDriver = driver
-        self._view: View = leader.view
+        self._sources = sources
+        self._driver: NodeDriver = sources.core.driver
+        self._view: View = leading.view
         self._mark = mark
-        self._iteration = leader.committed.number if mark is None else mark
+        self._iteration = leading.committed if mark is None else mark
         # The core knows the loss only of its own last commit. The node's notes know those of
         # iterations that others committed, or that preceded a rollback.
-        newest = mark is None and leader.loss is not None
-        self._loss = leader.loss if newest else node.progress.loss_of(self._iteration)
-        self._num_deferred = node.progress.num_deferred
+        newest = mark is None and leading.loss is not None
+        self._loss = leading.loss if newest else progress.loss_of(self._iteration)
+        self._num_deferred = progress.num_deferred
         self._with_optimizer = with_optimizer
-        self._hashes = _hashes(leader.recovery, self._iteration) if with_optimizer else {}
-        self._uncopied = set(range(leader.view.num_stages))
+        self._hashes = _hashes(leading, self._iteration) if with_optimizer else {}
+        self._uncopied = set(range(self._view.num_stages))
         self._buffers: list[memoryview] = []
         self._own: ServedState | None = None
 
-    async def run(self) -> GatheredStates:
+    async def run(self) -> RunSnapshot:
         if self._view.empty_stages:
             raise no_member(self._view.empty_stages[0])
         self._driver.post(CommitsHeld(held=True))
@@ -157,11 +199,9 @@ class _Gathering:
         finally:
             patience.cancel()
             self._release()
-            for task in tasks:
-                task.cancel()
             # Buffers must not be given back while tasks still write into them.
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return GatheredStates(self._iteration, self._loss, self._num_deferred, tuple(stages))
+            await cancelled(*tasks)
+        return RunSnapshot(self._iteration, self._loss, self._num_deferred, tuple(stages))
 
     def close(self) -> None:
         """Give all buffers back."""
@@ -180,9 +220,9 @@ class _Gathering:
 
     def _release(self) -> None:
         """Let commits go on, unless the run is ending."""
-        self._driver.post(CommitsHeld(held=self._node.ending))
+        self._driver.post(CommitsHeld(held=self._sources.ending()))
 
-    async def _own_stage(self) -> GatheredStage:
+    async def _own_stage(self) -> StageSnapshot:
         if self._mark is not None:
             return await self._own_kept(self._mark)
         with_optimizer = self._with_optimizer
@@ -197,20 +237,20 @@ class _Gathering:
         self._own = served
         if served.iteration != self._iteration:
             self._iteration = served.iteration
-            self._loss = self._node.progress.loss_of(served.iteration)
+            self._loss = self._sources.progress.loss_of(served.iteration)
         self._copied(0)
-        return GatheredStage(_tensors(served.manifest), served.data)
+        return StageSnapshot(_tensors(served.manifest), served.data)
 
-    async def _own_kept(self, iteration: int) -> GatheredStage:
+    async def _own_kept(self, iteration: int) -> StageSnapshot:
         sink = _Sink(self._driver, lambda: self._copied(0))
         wanted = FetchState((), 0, iteration, self._hashes.get(0, ""))
-        text = await self._node.kept.load(wanted, sink.allocate)
+        text = await self._sources.load(wanted, sink.allocate)
         self._buffers += sink.buffers
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
-        return GatheredStage(_tensors(text), sink.buffers[-1])
+        return StageSnapshot(_tensors(text), sink.buffers[-1])
 
-    async def _fetch_stage(self, stage: int) -> GatheredStage:
+    async def _fetch_stage(self, stage: int) -> StageSnapshot:
         """Fetch a stage's state from the first member that gives it."""
         reason = "no member"
         for member in self._view.roster(stage):
@@ -219,7 +259,7 @@ class _Gathering:
             wanted = FetchState((member.node_id,), stage, self._iteration, hash_)
             sink = _Sink(self._driver, lambda: self._copied(stage))
             try:
-                manifest = await self._node.gateway.fetch_state(
+                manifest = await self._sources.fetch(
                     wanted, sink, with_optimizer=self._with_optimizer
                 )
                 tensors = _tensors(manifest)
@@ -231,22 +271,22 @@ class _Gathering:
                 sink.give_back()
                 raise
             self._buffers += sink.buffers
-            return GatheredStage(tensors, sink.buffers[-1])
+            return StageSnapshot(tensors, sink.buffers[-1])
         raise _not_there(stage, reason)
 
 
-def _hashes(rebuild: StageRecovery, iteration: int) -> dict[int, str]:
+def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
     """Return the hashes of the stages' parameters if the iteration is marked.
 
     Without them, a member could give another state of that iteration, from before a rollback.
     """
-    if rebuild.origin is not None:
+    if leading.origin is not None:
         return {}  # No commit since the rollback: a stage may have been mixed from its neighbours.
-    found = (dict(mark.hashes) for mark in rebuild.marks if mark.iteration == iteration)
+    found = (dict(mark.hashes) for mark in leading.marks if mark.iteration == iteration)
     return next(found, {})
 
 
-class _Sink:
+class _Sink(QuietSink):
     """The memory for one member's state."""
 
     def __init__(self, driver: NodeDriver, copied: Callable[[], None]) -> None:
@@ -265,15 +305,6 @@ class _Sink:
     def give_back(self) -> None:
         for buffer in self.buffers:
             self._driver.tensor_failed(buffer)
-
-    def began(self, transfer: Transfer) -> None:
-        """Ignore the progress: it is not shown."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """Ignore the failure: the fetch's error names it too."""
-
-    def local(self, chunk: Chunk) -> None:
-        """Return None: this host has no chunks of other stages' states."""
 
 
 def _tensors(text: str) -> list[Any]:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from decod.daemon import gathering
-from decod.daemon.gathering import gathered_states
+from decod.daemon import snapshot
+from decod.daemon.snapshot import run_snapshot
 from decod.errors import NetworkError
-from decod.ids import Iteration
 from decod.protocol.core.era import Mark
 from tests.unit.daemon.gathered import FakeRun
 from tests.waiting import wait_until
@@ -22,7 +21,7 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_copy.clear()
         relay.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
+        gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: relay.num_asked)
         assert run.is_held
@@ -42,13 +41,13 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
 def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "HOLD_MAX_S", 0.0)
+    monkeypatch.setattr(snapshot, "HOLD_MAX_S", 0.0)
 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_copy.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
+        gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: relay.num_asked and not run.is_held)
         run.commit(6)
@@ -66,7 +65,7 @@ def test_another_member_is_asked_while_commits_are_held(tmp_path: Path) -> None:
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.manifest = '{"tensors": 5}'
-        async with gathered_states(run.node, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
             assert states.iteration == 5
         assert (first.num_asked, second.num_asked) == (1, 1)
         assert run.lent == 0
@@ -79,7 +78,7 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
+        gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: first.num_asked and not run.is_held)
         run.commit(6)
@@ -102,15 +101,15 @@ def test_what_is_gathered_at_a_mark_is_what_was_voted_on(tmp_path: Path) -> None
         run = FakeRun(tmp_path, "r1a", "r1b")
         first, second = (run.members[m.node_id] for m in run.view.roster(1))
         first.parameter_hash, second.parameter_hash = "a" * 64, "b" * 64
-        run.leader.recovery.marks = (
+        run.leader.marks = (
             Mark(3, ((1, "a" * 64),)),
             Mark(5, ((0, "c" * 64), (1, "b" * 64))),
         )
-        async with gathered_states(run.node, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
             assert states.iteration == 5
         assert (first.num_asked, second.num_asked) == (1, 1)
         run.commit(6)
-        async with gathered_states(run.node, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
             assert states.iteration == 6
         assert (first.num_asked, second.num_asked) == (2, 1), "no hash is known, the first serves"
         assert run.lent == 0
@@ -123,8 +122,8 @@ def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> N
 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
-        run.node.ending = True
-        async with gathered_states(run.node, with_optimizer=True):
+        run.ending = True
+        async with run_snapshot(run.sources, with_optimizer=True):
             assert run.is_held
         assert run.is_held
 
@@ -136,7 +135,7 @@ def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
         run = FakeRun(tmp_path, "r1a")
         relay = run.members[run.view.roster(1)[0].node_id]
         relay.may_send.clear()
-        gathered = gathered_states(run.node, with_optimizer=True)
+        gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: run.lent == 2)
         entering.cancel()
@@ -153,9 +152,9 @@ def test_a_failed_core_is_left_out_and_the_device_tells_the_iteration(tmp_path: 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a")
         run.commit(5, loss=2.25)
-        run.driver.broken, run.leader.committed = True, Iteration(6, 1)
+        run.driver.broken, run.leader.committed = True, 6
         run.driver.request_state = None
-        async with gathered_states(run.node, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (5, 2.25)
         assert run.lent == 0
 
@@ -167,14 +166,14 @@ def test_without_its_device_a_leader_gathers_the_newest_states_on_disks(tmp_path
         run = FakeRun(tmp_path, "r1a", iteration=0)
         for iteration in range(1, 8):
             run.commit(iteration, loss=float(iteration))
-        run.node.device_gone = True  # type: ignore[misc]
+        run.device_gone = True
         none_left = pytest.raises(NetworkError, match=r"E-NET-022 stage 0 .* no disk keeps")
         with none_left:
-            async with gathered_states(run.node, with_optimizer=True):
+            async with run_snapshot(run.sources, with_optimizer=True):
                 pass
-        run.leader.recovery.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
+        run.leader.marks = tuple(Mark(iteration, ()) for iteration in (2, 4, 6))
         run.on_disks = {2, 4}
-        async with gathered_states(run.node, with_optimizer=True) as states:
+        async with run_snapshot(run.sources, with_optimizer=True) as states:
             assert (states.iteration, states.loss) == (4, 4.0), "the newest is not everywhere"
             assert run.lent == 2
         assert run.lent == 0

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from decod.config.node import RESUME_AUTO, RESUME_LATEST
 from decod.config.run_file import RunFile
-from decod.daemon import place as module
+from decod.daemon import entry as module
+from decod.daemon.entry import LeaderOptions, continued
 from decod.daemon.errors import TemporaryError
 from decod.daemon.peers import KnownPeers
-from decod.daemon.place import LeaderOptions, continued
-from decod.daemon.resume import AUTO, LATEST
 from decod.ids import NodeId, RunId
 from decod.net.join_string import JoinString
 from tests.support.checkpoints import write_checkpoint
@@ -27,7 +27,7 @@ GOES_ON = JoinString(run_id=RUN_ID, manifest_prefix="0" * 16, addresses=("d1:770
 def asked(folder: Path, *, num_data_nodes: int) -> LeaderOptions:
     run = SimpleNamespace(name="test", batch=SimpleNamespace(num_data_nodes=num_data_nodes))
     run_file = cast("RunFile", SimpleNamespace(run=run))
-    return options(folder, run_file=run_file, resume=AUTO, init_dir=folder)
+    return options(folder, run_file=run_file, resume=RESUME_AUTO, init_dir=folder)
 
 
 def go_on(given: LeaderOptions) -> tuple[str | None, int | None, bool]:
@@ -56,7 +56,7 @@ def test_a_host_that_has_done_nothing_yet_begins(tmp_path: Path) -> None:
 
 def test_the_newest_checkpoint_of_the_run_is_gone_on_from(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 4)
-    assert go_on(asked(tmp_path, num_data_nodes=1)) == (None, LATEST, False)
+    assert go_on(asked(tmp_path, num_data_nodes=1)) == (None, RESUME_LATEST, False)
 
 
 def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_time(
@@ -70,4 +70,4 @@ def test_a_run_that_others_may_lead_is_joined_again_and_never_begun_a_second_tim
     elsewhere[0] = GOES_ON
     assert go_on(given) == (str(GOES_ON), None, False)
     KnownPeers(tmp_path).forget(RUN_ID)
-    assert go_on(given) == (None, LATEST, False)
+    assert go_on(given) == (None, RESUME_LATEST, False)

@@ -11,23 +11,23 @@ state of a lost stage, it reads that state to the last byte.
 import asyncio
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from typing_extensions import override
 
-from decod.daemon.threads import in_thread
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
-from decod.ids import NodeId
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
+from decod.tasks import TaskSet, in_thread
 from decod.train.checkpoint.description import Chunk, parameter_hash, parse_description
 from decod.train.checkpoint.folders import numbered
 from decod.train.checkpoint.states import (
@@ -36,11 +36,8 @@ from decod.train.checkpoint.states import (
     StateStore,
     state_of_checkpoint,
 )
-from decod.train.checkpoint.store import find_problems, read_checkpoint, run_folder
-from decod.train.checkpoint.transfer import Transfer
-
-if TYPE_CHECKING:
-    from decod.daemon.host import Node
+from decod.train.checkpoint.store import find_problems, read_checkpoint
+from decod.train.checkpoint.transfer import QuietSink
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
@@ -62,23 +59,33 @@ _CHUNK_MAX_S = 30.0
 """A state on a disk that takes longer for one chunk counts as damaged."""
 
 
-class KeptStates:
+DiskEvent = StateKept | StateForgotten | KeptRead | CheckpointRead
+
+
+class DiskStates:
     """The states on this host's disk. The driver's `StateDisk`.
 
     Args:
-        node: This host's node.
+        folder: The run's folder, which holds the checkpoints too.
+        post: Tells the core what is on disk, if it runs.
+        note: Takes the name of an event, and its fields as keywords.
+        fetch: Fetches a state from other nodes; see `Gateway.fetch_state`.
         store: Reads and writes the states; if absent, in the run's folder.
         free_memory_bytes: Returns the free memory of this host.
     """
 
     def __init__(
         self,
-        node: "Node",
+        folder: Path,
+        *,
+        post: Callable[[DiskEvent], None],
+        note: Callable[..., None],
+        fetch: Callable[..., Awaitable[str]],
         store: StateStore | None = None,
         free_memory_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
     ) -> None:
-        self._node = node
-        self._checkpoints = run_folder(node.config.state_dir, node.part.run_id)
+        self._post, self._note, self._fetch = post, note, fetch
+        self._checkpoints = folder
         self._store = store or StateStore(self._checkpoints.with_name("states"))
         self._free_memory_bytes = free_memory_bytes
         self._kept: dict[tuple[int, int], KeptState] = {}
@@ -86,7 +93,7 @@ class KeptStates:
         self._writing = asyncio.Lock()
         self._mirrors: deque[MirrorState] = deque(maxlen=_MIRRORS_WAITING_MAX)
         self._mirroring: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._searching: asyncio.Task[None] | None = None
         self._closed = False
@@ -103,7 +110,7 @@ class KeptStates:
     def start(self) -> None:
         """Begin to search the disk for states of earlier processes, in a thread."""
         self._loop = asyncio.get_running_loop()
-        self._searching = self._own(self._search())
+        self._searching = self._tasks.start(self._search())
 
     async def searched(self) -> None:
         """Wait until the disk has been searched, or until that takes too long."""
@@ -113,15 +120,7 @@ class KeptStates:
     async def close(self) -> None:
         """Give up all states that are being written or fetched."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _own(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._tasks.close()
 
     async def _search(self) -> None:
         found = self._store.examine()
@@ -140,7 +139,7 @@ class KeptStates:
 
     def keep(self, stage_index: int, parameter_hash: str, served: ServedState) -> None:
         """Write this node's own state; see `StateDisk`."""
-        self._own(self._write(stage_index, served, parameter_hash))
+        self._tasks.start(self._write(stage_index, served, parameter_hash))
 
     async def _write(self, stage_index: int, served: ServedState, hash_: str) -> None:
         def write() -> KeptState:
@@ -177,7 +176,7 @@ class KeptStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not replaced}
         self._kept[stage, iteration] = state
         self._chunks |= _chunks_of(state)
-        self._node.note("state.kept", stage=stage, iteration=iteration)
+        self._note("state.kept", stage=stage, iteration=iteration)
         self._post(StateKept(stage, iteration, state.parameter_hash))
         gone: list[int] = []
         with suppress(OSError):  # One state too many does no harm.
@@ -197,19 +196,14 @@ class KeptStates:
         self._chunks = {key: at for key, at in self._chunks.items() if at[0] is not state}
         self._post(StateForgotten(stage, iteration))
 
-    def _post(self, event: StateKept | StateForgotten | KeptRead | CheckpointRead) -> None:
-        driver = self._node.driver
-        if driver is not None and not driver.stopped.done():
-            driver.post(event)
-
     def _failed(self, stage: int, iteration: int, reason: str) -> None:
         if not self._closed:
             self._problem = reason
-            self._node.note("state.unkept", stage=stage, iteration=iteration, reason=reason)
+            self._note("state.unkept", stage=stage, iteration=iteration, reason=reason)
 
     def _damaged(self, stage: int, iteration: int, reason: str) -> None:
         self._problem = f"the state of stage {stage} after iteration {iteration}: {reason}"
-        self._node.note("state.damaged", stage=stage, iteration=iteration, reason=reason)
+        self._note("state.damaged", stage=stage, iteration=iteration, reason=reason)
 
     def _spoiled(self, state: KeptState, reason: str) -> None:
         """Report a state that can no longer be read, once, and stop using it."""
@@ -231,7 +225,7 @@ class KeptStates:
         newer = [each for each in self._mirrors if each.stage_index != effect.stage_index]
         self._mirrors = deque([*newer, effect], maxlen=_MIRRORS_WAITING_MAX)
         if self._mirroring is None or self._mirroring.done():
-            self._mirroring = self._own(self._mirror_all())
+            self._mirroring = self._tasks.start(self._mirror_all())
 
     async def _mirror_all(self) -> None:
         while self._mirrors:
@@ -263,7 +257,7 @@ class KeptStates:
         sink = _Memory(
             self._free_memory_bytes, partial(self._store.require_room, stage), self.local
         )
-        text = await self._node.gateway.fetch_state(wanted, sink, limits=_MIRROR_LIMITS)
+        text = await self._fetch(wanted, sink, limits=_MIRROR_LIMITS)
         served = ServedState(effect.iteration, text, sink.buffers[-1], sink.buffers.clear)
         await self._write(effect.stage_index, served, effect.parameter_hash)
 
@@ -294,7 +288,7 @@ class KeptStates:
 
     def read_kept(self, wanted: tuple[Kept, ...]) -> None:
         """Read states to their last byte, before the run relies on them; see `StateDisk`."""
-        self._own(self._read_kept(wanted))
+        self._tasks.start(self._read_kept(wanted))
 
     async def _read_kept(self, wanted: tuple[Kept, ...]) -> None:
         for kept in wanted:
@@ -306,7 +300,7 @@ class KeptStates:
 
     def read_checkpoint(self, iteration: int) -> None:
         """Find the newest whole checkpoint up to an iteration; see `StateDisk`."""
-        self._own(self._read_checkpoint(iteration))
+        self._tasks.start(self._read_checkpoint(iteration))
 
     async def _read_checkpoint(self, wanted: int) -> None:
         iterations = sorted((int(path.name) for path in numbered(self._checkpoints)), reverse=True)
@@ -323,7 +317,7 @@ class KeptStates:
 
     def _bad_checkpoint(self, iteration: int, reason: str) -> None:
         self._problem = f"the checkpoint of iteration {iteration} is bad: {reason}"
-        self._node.note("checkpoint.damaged", iteration=iteration, reason=reason)
+        self._note("checkpoint.damaged", iteration=iteration, reason=reason)
 
     async def _read(self, state: KeptState, offset: int, num_bytes: int) -> bytes:  # noqa: ARG002
         try:
@@ -372,7 +366,7 @@ class KeptStates:
         return state.description.text
 
 
-class _Memory:
+class _Memory(QuietSink):
     """Memory of its own for one mirror, since the arena is for tensors."""
 
     def __init__(
@@ -382,9 +376,7 @@ class _Memory:
         local: Callable[[Chunk], bytes | None],
     ) -> None:
         self.buffers: list[memoryview] = []
-        self.local = local
-        self._free_bytes = free_bytes
-        self._require_room = require_room
+        self._free_bytes, self._require_room, self._local = free_bytes, require_room, local
 
     def allocate(self, size_bytes: int) -> memoryview | None:
         if size_bytes > _MEMORY_SHARE * self._free_bytes():
@@ -396,11 +388,9 @@ class _Memory:
         self.buffers.append(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes])
         return self.buffers[-1]
 
-    def began(self, transfer: Transfer) -> None:
-        """Ignore the progress: it is not shown."""
-
-    def donor_failed(self, donor: NodeId, reason: str) -> None:
-        """Ignore the failure: the fetch's error names it too."""
+    @override
+    def local(self, chunk: Chunk) -> bytes | None:
+        return self._local(chunk)
 
 
 def _chunks_of(state: KeptState) -> dict[str, tuple[KeptState, int]]:

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from decod.daemon.elsewhere import await_leader, tell_elsewhere
+from decod.daemon.leader_search import await_leader, tell_elsewhere
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo

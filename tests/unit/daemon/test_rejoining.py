@@ -3,19 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from decod.daemon import lives as module
+from decod.daemon import rejoining as module
 from decod.daemon.backoff import Backoff
 from decod.daemon.errors import TemporaryError
-from decod.daemon.host import Node
-from decod.daemon.lives import FAILURES_MAX, Lives
-from decod.driver.driver import NodeDriver
+from decod.daemon.node import Node
+from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason
-from tests.unit.daemon.nodes import make_node
+from tests.unit.daemon.nodes import give_driver, make_node
 
 DONE = Stop(StopReason.FINISHED, "the run is over")
 LOST = Stop(StopReason.REMOVED, "the run goes on without this node")
@@ -27,7 +25,7 @@ NO_PORT = NetworkError("port 7700 is taken", why="by another", fix="wait")
 class Life:
     """What a test sees of a life."""
 
-    def __init__(self, number: int, node: Node, lives: Lives[int]) -> None:
+    def __init__(self, number: int, node: Node, lives: Rejoining[int]) -> None:
         self.number, self.node, self.lives = number, node, lives
 
 
@@ -45,8 +43,8 @@ def live(
 
     async def within() -> int:
         with make_node(folder, leads=False) as node:
-            host = node.host
-            lives = Lives[int](host, lines.append, rejoins=rejoins)
+            host = node._host
+            lives = Rejoining[int](host, lines.append, rejoins=rejoins)
             node.say = lines.append
 
             async def seek() -> int:
@@ -57,7 +55,7 @@ def live(
                 assert found == (lives._away is not None)
                 end = ends.pop(0)
                 lives.begins(node)
-                assert node.reconnecting == bool(found)
+                assert lives.again == bool(found)
                 look(Life(len(ends), node, lives))
                 if isinstance(end, DecodError):
                     raise end
@@ -117,7 +115,7 @@ def test_an_error_at_the_end_of_the_run_is_no_reason_to_come_back(
 
     def take_part(life: Life) -> None:
         if not life.number:
-            life.node.driver = cast("NodeDriver", object())
+            give_driver(life.node, object())
 
     with pytest.raises(HardwareError, match="no such device"):
         live(tmp_path, monkeypatch, [LOST, NO_DEVICE], look=take_part)
@@ -140,7 +138,7 @@ def test_who_is_to_leave_does_not_come_back(
     """Asked when it had stopped already."""
 
     def ask(life: Life) -> None:
-        life.node.leaving.asked.set()
+        life.node._leaving.asked.set()
 
     code, lines = live(tmp_path, monkeypatch, [LOST, DONE], look=ask)
     assert code == 0

@@ -11,16 +11,17 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.config.node import NodeConfig
+from decod.config.node import RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
 from decod.daemon.contact import find_run
-from decod.daemon.elsewhere import await_leader
 from decod.daemon.errors import TemporaryError
-from decod.daemon.host import RunPart, Say
+from decod.daemon.host import Say
+from decod.daemon.leader_search import await_leader
 from decod.daemon.manifests import KnownManifests
 from decod.daemon.peers import KnownPeers
-from decod.daemon.resume import LATEST, has_checkpoint
+from decod.daemon.resume import has_checkpoint
+from decod.daemon.run_facts import RunPart
 from decod.errors import RejectedError
 from decod.ids import NodeId, RunId
 from decod.protocol.core.view import Role
@@ -35,7 +36,7 @@ class LeaderOptions:
     init_dir: Path | None = None
     """Folder of a model to start from."""
     resume: int | None = None
-    """Iteration of the checkpoint to go on from, `resume.LATEST`, or `resume.AUTO`; None begins
+    """Iteration of the checkpoint to go on from, `RESUME_LATEST`, or `RESUME_AUTO`; None begins
     anew."""
     join: str | None = None
     """Join string of a run to join as a further data node."""
@@ -48,7 +49,7 @@ class LeaderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunEntry:
     """A place in a run: this node's part in it, and the addresses of nodes to ask."""
 
     part: RunPart
@@ -56,7 +57,7 @@ class RunPlace:
 
 
 async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOptions:
-    """Resolve `resume.AUTO`: return options that continue the last run of this name, if any.
+    """Resolve `RESUME_AUTO`: return options that continue the last run of this name, if any.
 
     If the run has further data nodes, another of them may lead it, and this host may only be cut
     off. Then the options join that run again, and never begin a second one. Else they resume from
@@ -80,7 +81,7 @@ async def continued(options: LeaderOptions, own: NodeId, say: Say) -> LeaderOpti
         say(f"run {run_id} goes on at {join.addresses[0]}: this node joins it again")
         return dataclasses.replace(options, join=str(join), init_dir=None, resume=None)
     if has_checkpoint(state_dir, run.name):
-        return dataclasses.replace(options, init_dir=None, resume=LATEST)
+        return dataclasses.replace(options, init_dir=None, resume=RESUME_LATEST)
     return dataclasses.replace(options, resume=None)
 
 
@@ -104,7 +105,7 @@ def founded(
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceFinder:
+class EntryFinder:
     """The search for this host's place in a run that another host leads."""
 
     options: LeaderOptions
@@ -113,7 +114,7 @@ class PlaceFinder:
     """The manifest that follows from this host's run file and data."""
     data_dir: Path
 
-    async def seek(self, join: str, *, again: bool = False) -> RunPlace:
+    async def seek(self, join: str, *, again: bool = False) -> RunEntry:
         """Find the run, compare its manifest with this host's, and return a data node's place.
 
         Args:
@@ -151,7 +152,7 @@ class PlaceFinder:
             leader_address=contact.leader_address,
             data_dir=self.data_dir,
         )
-        return RunPlace(part, contact.addresses)
+        return RunEntry(part, contact.addresses)
 
 
 def _new_run_id(manifest: Manifest) -> RunId:

@@ -14,6 +14,7 @@ from decod.ids import NodeId, RunId
 from decod.net.ask import hello
 from decod.net.join_string import JoinString
 from decod.net.server import HelloRequest
+from decod.tasks import cancelled
 
 TIMEOUT_S = 2.0
 """How long the check may delay a start. Hosts that do not answer use up all of it."""
@@ -90,9 +91,7 @@ async def _ask_all(
                     if found is not None:
                         return found, True
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await cancelled(*asked)
     return None, any_there
 
 

@@ -1,0 +1,189 @@
+"""This host's device: the compute process, and the memory that it shares with this process."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from decod.config.node import DEVICE_LABEL, NodeConfig
+from decod.config.schema import activation_size_bytes
+from decod.daemon.errors import error_of
+from decod.daemon.host import Say
+from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
+from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.errors import HardwareError
+from decod.protocol.core.patience import Patience
+from decod.protocol.core.view import Role
+from decod.stopwatch import Stopwatch
+from decod.texts import why_of
+
+_CAPACITY_AUTO_MAX = 64
+_MEMORY_SHARE = 0.5
+"""Part of the free memory for microbatches if the operator has not set the capacity."""
+
+_AVERAGES_MAX = 64
+"""Averages that a candidate has room for until its stage's state arrives, unless `keep_max_bytes`
+is less."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHost:
+    """What this host can do in the run."""
+
+    capacity: int
+    """Microbatches at a time."""
+    compute_s: float
+    """Mean time of a pass through a stage."""
+
+
+class HostDevice:
+    """The device of one node.
+
+    Args:
+        config: This host's choices.
+        part: The node's part in the run.
+        watch: Measures the time that this process spends on jobs.
+        note: Takes the name of an event, and its fields as keywords.
+    """
+
+    def __init__(
+        self, config: NodeConfig, part: RunPart, watch: Stopwatch, note: Callable[..., None]
+    ) -> None:
+        self._config, self._part, self._watch, self._note = config, part, watch, note
+        self.name = config.device
+        """What the operator asked for, such as `auto`, until the compute process has tried it. Then
+        it is the device in use."""
+        self._compute: ComputeProcess | None = None
+        self._arena: ArenaAllocator | None = None
+
+    @property
+    def compute(self) -> ComputeProcess:
+        assert self._compute is not None
+        return self._compute
+
+    @property
+    def arena(self) -> ArenaAllocator:
+        assert self._arena is not None
+        return self._arena
+
+    @property
+    def gone(self) -> bool:
+        """Whether the compute process has ended, and the state on the device is lost."""
+        return self._compute is not None and self._compute.ended.done()
+
+    async def start(self) -> None:
+        """Start the compute process. `close` must be called even if this fails."""
+        try:
+            self._arena = self._make_arena()
+            log_path = self._config.state_dir / "compute.log"
+            self._compute = await ComputeProcess.start(
+                self._arena, log_path=log_path, watch=self._watch
+            )
+        except (OSError, OverflowError, ValueError) as error:
+            raise HardwareError(
+                "can't start the compute process",
+                why=why_of(error),
+                fix="free memory and disk space, or lower --capacity",
+                code="E-HW-005",
+            ) from error
+        self._compute.watch_over(Patience(self._part.run.protocol), self._hung)
+        self._compute.ended.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """End the compute process, and give the memory back."""
+        if self._compute is not None:
+            self._compute.ended.remove_done_callback(self._ended)
+            await self._compute.close()
+        if self._arena is not None:
+            self._arena.close()
+
+    def abandon(self) -> None:
+        """Kill the compute process, and do not report its end. It may still be loading torch."""
+        if self._compute is not None:
+            self._compute.ended.remove_done_callback(self._ended)
+            self._compute.kill()
+
+    def _hung(self, kind: str, waited_s: float) -> None:
+        self._note("worker.hung", job=kind, waited_s=round(waited_s))
+
+    def _ended(self, ended: "asyncio.Future[str]") -> None:
+        if not ended.cancelled():
+            self._note("worker.died", reason=ended.result())
+
+    def _make_arena(self) -> ArenaAllocator:
+        """Return an arena with room for all tensors that this node may have to hold."""
+        run = self._part.run
+        sizes = sizes_of(run)
+        model_bytes = tensor_sizes(run).model_bytes
+        capacity = self._config.capacity or _CAPACITY_AUTO_MAX
+        batch = run.batch.num_microbatches * run.batch.num_data_nodes
+        # Members keep tensors for others, and candidates keep averages. No node needs both.
+        kept = max(2 * batch * sizes.activation_bytes, _AVERAGES_MAX * model_bytes)
+        kept = min(run.protocol.keep_max_bytes, kept)
+        return ArenaAllocator(
+            (64 << 20) + 8 * capacity * sizes.activation_bytes + kept + 8 * model_bytes
+        )
+
+    async def measure(self, say: Say) -> MeasuredHost:
+        """Configure the compute process and measure it. `say` takes the device in use."""
+        part, config = self._part, self._config
+        run = part.run
+        facts = await self.run(
+            "configure",
+            {
+                "model": asdict(run.model),
+                "stages": asdict(run.stages),
+                "batch": asdict(run.batch),
+                "optimizer": asdict(run.optimizer),
+                "reduction": asdict(run.reduction),
+                "seed": run.seed,
+                "device": config.device,
+                "num_threads": config.num_threads,
+                "data_dir": str(part.data_dir) if part.data_dir else None,
+                "init_dir": str(part.init_dir) if part.init_dir else None,
+                "checkpoint_dir": str(part.checkpoint_dir) if part.checkpoint_dir else None,
+                "checkpoint_sha256": part.manifest.initial_weights,
+            },
+        )
+        self.name = facts["device"]
+        say(f"{DEVICE_LABEL} {facts['device_text']}")
+        self._note("worker.started", device=facts["device_text"])
+        # Any relay stage will do: the stages differ by one block at most.
+        stage = 0 if part.role is Role.DATA else (part.stage_index or 1)
+        await self.run("build", {"stage_index": stage})
+        measured = await self.run("measure", {"num_repeats": 1})
+        capacity = config.capacity or self._capacity(facts, measured)
+        return MeasuredHost(capacity, (measured["forward_s"] + measured["backward_s"]) / 2)
+
+    def _capacity(self, facts: dict[str, Any], measured: dict[str, Any]) -> int:
+        run = self._part.run
+        if self._part.role is Role.DATA:
+            return min(run.batch.num_microbatches, _CAPACITY_AUTO_MAX)
+        each_bytes = measured["microbatch_memory_bytes"] + 4 * activation_size_bytes(run)
+        fits = int(_MEMORY_SHARE * facts["memory_bytes"] / max(1, each_bytes))
+        if fits < 1:
+            raise HardwareError(
+                f"{facts['memory_bytes'] / 2**30:.1f} GiB are free on {self.name}",
+                why=f"one microbatch of this run takes {each_bytes / 2**30:.1f} GiB there",
+                fix="free memory, use a larger device, or set --capacity 1 to try anyway",
+                code="E-HW-003",
+            )
+        return min(fits, _CAPACITY_AUTO_MAX)
+
+    async def run(
+        self, kind: str, fields: dict[str, Any], *, inputs: tuple[ArenaRegion, ...] = ()
+    ) -> dict[str, Any]:
+        """Run a job outside the core. Its errors are such that the operator can act on them."""
+        try:
+            reply = await self.compute.submit(kind, fields, inputs=inputs)
+        except JobError as error:
+            raise error_of(error) from error
+        except ComputeDiedError as error:
+            raise HardwareError(
+                f"the compute process failed at {kind}",
+                why=str(error),
+                fix=f"read {self._config.state_dir / 'compute.log'}",
+                code="E-HW-002",
+            ) from error
+        return reply.result

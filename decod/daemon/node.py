@@ -1,0 +1,425 @@
+"""One node's life on its host: its parts are built here, and started and ended in order.
+
+    compute process -> listen (gRPC, DHT, local socket) -> join the run
+    ... until the core stops, or a signal asks for it ...
+    say goodbye -> stop listening -> end the compute process
+
+`Node` is the composition root that leader and volunteer share. It holds no protocol logic. Its
+parts take what they need, and none of them takes the node.
+"""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Protocol
+
+from decod.config.node import NodeConfig
+from decod.daemon.data_supply import DataSupply
+from decod.daemon.device import HostDevice, MeasuredHost
+from decod.daemon.disk_states import DiskStates
+from decod.daemon.errors import not_begun
+from decod.daemon.files import RAISE, is_exhausted
+from decod.daemon.frontend import Command, NodeFrontend
+from decod.daemon.gateway import Gateway, PeerAnswers
+from decod.daemon.host import Host, Say
+from decod.daemon.leaving import LeftEarlyError
+from decod.daemon.operator_requests import OperatorRequests
+from decod.daemon.peers import KnownPeers
+from decod.daemon.reachability import advertised
+from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
+from decod.daemon.status import RECONNECTING, full_status, own_status, status_of
+from decod.daemon.succession import RunContacts
+from decod.daemon.votes import VoteFile
+from decod.data.dataset import Dataset
+from decod.driver.driver import DriverPorts, NodeDriver
+from decod.driver.handle import CoreHandle
+from decod.driver.planning import PlanningProcess
+from decod.errors import ConfigError, NetworkError
+from decod.gc_pauses import keep_pauses_short
+from decod.net.dht import Dht
+from decod.net.donor import StateBlob, StateRequest
+from decod.net.limits import LIMITS
+from decod.net.server import HelloInfo, HelloRequest, PeerServer
+from decod.obs.logs import log_note
+from decod.obs.recent_events import THIS_NODE, RecentEvents
+from decod.obs.run_progress import RunProgress
+from decod.protocol.core.effects import Note, Stop, StopReason
+from decod.protocol.core.identity import Identity, Promise
+from decod.protocol.leadership.leader import LeaderState
+from decod.protocol.node import NodeMachine
+from decod.tasks import in_thread
+from decod.train.checkpoint.store import run_folder
+
+_log = logging.getLogger("decod")
+
+_NUM_PORTS_TRIED = 16
+"""Attempts if the system chooses the port, since it must be free for both TCP and UDP."""
+
+_FLUSH_S = 3.0
+"""Timeout of sending the last messages to the peers."""
+
+
+class LeaderDuties(Protocol):
+    """What a node does and shows beside its core while it leads."""
+
+    handed_out: bool
+    """Whether the operator has been given the join string."""
+    unkept: str
+    """Says which result was not kept at the end of the run, and why; empty if all was."""
+
+    def describe_checkpoint(self) -> dict[str, Any]:
+        """Return the checkpoint part of `decod status`."""
+
+    async def export(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Write the model, as `decod export` asks."""
+
+
+class Node:
+    """One node, from its first listening socket to its last goodbye. Use it in `async with`.
+
+    Args:
+        config: This host's choices.
+        part: The node's part in the run.
+        host: The host, which holds the folder's lock.
+        say: Takes lines for the operator's terminal.
+        dataset: A data node's data.
+        again: This node was in the run before, and is on its way back.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        part: RunPart,
+        host: Host,
+        say: Say,
+        dataset: Dataset | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
+        self.config, self.part, self.say = config, part, say
+        self.node_id = own = host.identity.node_id
+        self.name = config.name or host.identity.name
+        self.address = ""
+        self.progress = RunProgress(iteration=part.manifest.start_iteration)
+        self.recent = RecentEvents()
+        self.core = CoreHandle()
+        self.elected = asyncio.Event()
+        """This node has been elected leader."""
+        self.completed = asyncio.Event()
+        """At the leader: the last iteration is committed."""
+        self._host, self._leaving, self._files = host, host.leaving, host.files
+        self._reconnecting = again
+        self._entered_s: float | None = None
+        self._view_version: object = 0
+        self._duties: LeaderDuties | None = None
+        self._stack = AsyncExitStack()
+        self._votes = VoteFile(config.state_dir, part.run_id)
+        self.gateway = gateway = self._make_gateway()
+        self.states = DiskStates(
+            run_folder(config.state_dir, part.run_id),
+            post=self.core.post,
+            note=self.note,
+            fetch=gateway.fetch_state,
+        )
+        self.device = HostDevice(config, part, gateway.watch, self.note)
+        address_of = gateway.client.address_of
+        self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
+        self.requests = OperatorRequests(
+            self._leaving.asked,
+            config.drain_timeout_s,
+            self.core,
+            note=self.note,
+            leads=self.contacts.leads,
+            unkept=lambda: "" if self._duties is None else self._duties.unkept,
+        )
+        self.supply = None if dataset is None else self._make_supply(dataset)
+        """At a data node: the layer that gives the compute process its data."""
+        self._server = PeerServer(
+            own,
+            part.run_id,
+            gateway,
+            limits=dataclasses.replace(LIMITS, connections_max=self._files.connections_max),
+            watch=gateway.watch,
+            read_block=None if self.supply is None else self.supply.read_for_peer,
+        )
+        wall_clock = time.time  # noqa: TID251 - records end at instants that hosts share.
+        self.dht = Dht(own, part.run_id, wall_clock=wall_clock, counters=self._server.counters)
+        commands: dict[str, Command] = {"status": self._status, "export": self._export}
+        commands |= self.requests.commands()
+        self.frontend = NodeFrontend(commands, self.local_status, self.core)
+        host.use_names(gateway.name_of)
+
+    def _make_supply(self, dataset: Dataset) -> DataSupply:
+        run_id, own, leave = self.part.run_id, self.node_id, partial(self.requests.leave, 0.0)
+        return DataSupply(dataset, self.core, run_id, own, note=self.note, leave=leave)
+
+    def _make_gateway(self) -> Gateway:
+        part = self.part
+        answers = PeerAnswers(
+            name=self.name,
+            hello=self._hello,
+            status=lambda: json.dumps(self.local_status()),
+            find_kept=self._find_kept,
+            initial=part.manifest.start_iteration if part.gives_initial else None,
+        )
+        sizes = tensor_sizes(part.run)
+        return Gateway(part.run_id, self.node_id, sizes=sizes, answers=answers, files=self._files)
+
+    # --- start --------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Node":
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._stack.__aexit__(*exc_info)
+
+    async def _start(self) -> None:
+        """Start the parts. The compute process comes first: it loads torch meanwhile."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._task_failed)
+        self._stack.callback(loop.set_exception_handler, None)
+        self._stack.push_async_callback(self.device.close)
+        await self.device.start()
+        self._leaving.kills(self.device.compute.kill)
+        port = await self._listen()
+        self.address = advertised(self.config, port, self.part.observed_address)
+        await self._host.present(self.frontend)
+        if self.supply is not None:
+            await self._stack.enter_async_context(self.supply)
+        keep_pauses_short()
+        self.note("node.started", node_id=self.node_id, address=self.address)
+        self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
+
+    async def _listen(self) -> int:
+        """Listen for peers on TCP, and for the DHT on UDP of the same port; return the port."""
+        host, port = self.config.listen_host, self.config.listen_port
+        num_tries = _NUM_PORTS_TRIED if port == 0 else 1
+        while True:
+            found = await self._server.start(host, port)
+            try:
+                await self.dht.start(host, found)
+            except NetworkError:
+                await self._server.stop(0)
+                num_tries -= 1
+                if num_tries == 0:
+                    raise
+            else:
+                break
+        self._stack.callback(self.gateway.detach)
+        self._stack.push_async_callback(self._server.stop, 0.5)
+        self._stack.push_async_callback(self.gateway.close)
+        self._stack.push_async_callback(self.dht.close)
+        return found
+
+    def _task_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error that no task or callback has caught. asyncio would print it."""
+        error = context.get("exception")
+        if is_exhausted(error):
+            reason = str(context.get("message"))[:200]
+            self.note("files.exhausted", limit=self._files.limit, reason=reason, fix=RAISE)
+            return
+        fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
+        extra = {"event": "task.failed", "fields": fields}
+        _log.error("task.failed", exc_info=error, extra=extra)
+
+    async def prepare(self) -> None:
+        """Measure the device, and start the core."""
+        self._start_core(await self.device.measure(self.say))
+
+    def _start_core(self, measured: MeasuredHost) -> None:
+        part, device, gateway = self.part, self.device, self.gateway
+        identity = Identity(
+            node_id=self.node_id,
+            address=self.address,
+            role=part.role,
+            capacity=measured.capacity,
+            compute_s=measured.compute_s,
+            stage_index=part.stage_index,
+            name=self.name,
+        )
+        run, supply = part.run, self.supply
+        machine = NodeMachine(
+            identity,
+            run.protocol,
+            dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
+            leader=part.leader,
+            rng=random.Random(secrets.randbits(64)),  # noqa: S311 - the core's only source.
+        )
+        planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
+        self._stack.push_async_callback(planning.close)
+        driver = NodeDriver(
+            machine,
+            device.compute if supply is None else supply.before(device.compute, device.arena),
+            device.arena,
+            sizes_of(run),
+            DriverPorts(
+                transport=gateway,
+                planning=planning,
+                disk=self.states,
+                keep_vote=self._keep_vote,
+                on_note=self._noted,
+                on_run_complete=lambda _: self.completed.set(),
+            ),
+        )
+        self.core.attach(driver)
+        self._stack.push_async_callback(driver.close)
+        self._stack.push_async_callback(self.states.close)
+        if part.leader_address:
+            gateway.client.set_address(part.leader, part.leader_address)
+        gateway.attach(driver)
+        driver.start()
+        self.states.start()
+
+    def take_lead(self, duties: LeaderDuties) -> None:
+        """Show what this node does as the leader, and export as it says, from now on."""
+        self._duties = duties
+
+    # --- end ----------------------------------------------------------------------------------
+
+    async def wait_stopped(self) -> Stop:
+        """Wait until the core has stopped and its last messages are sent; return how it ended."""
+        gateway, stop = self.gateway, await self.core.driver.stopped
+        leading = self.core.leading
+        # Without a quorum, the others may go on under another leader.
+        if leading is not None and not leading.lacking and leading.state is LeaderState.FINISHED:
+            gateway.say_farewell(leading.view.term, stop.detail)
+        await gateway.client.flush(timeout_s=_FLUSH_S)
+        if stop.reason is StopReason.FINISHED:
+            KnownPeers(self.config.state_dir).forget(self.part.run_id)
+        self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
+        return stop
+
+    async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do some work. If this node is asked to leave first, cancel the work and return False."""
+        try:
+            await self._leaving.unless_asked(work)
+        except LeftEarlyError:
+            self.device.abandon()
+            return False
+        return True
+
+    @property
+    def in_run_s(self) -> float:
+        """Seconds since this node entered the run; 0 if it has not."""
+        return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
+
+    # --- what others see ----------------------------------------------------------------------
+
+    def _hello(self, request: HelloRequest) -> HelloInfo | None:
+        if not self.address:
+            return None
+        if request.sender is not None and request.sender_address:
+            self.gateway.expect(request.sender, request.sender_address)
+        leader = self.contacts.leader()
+        return HelloInfo(
+            run_id=self.part.run_id,
+            manifest_json=self.part.manifest.to_json(),
+            node_id=self.node_id,
+            leader=None if leader.electing else leader.id,
+            leader_address=leader.address,
+        )
+
+    async def _find_kept(self, request: StateRequest) -> StateBlob | None:
+        return await self.states.find(request)
+
+    def local_status(self) -> dict[str, Any]:
+        """Return the status of the run as this node knows it."""
+        duties, core, leader = self._duties, self.core, self.contacts.leader()
+        transfer = core.driver.transfer if core.started else None
+        status = status_of(self.part, self.progress, core.facts, transfer)
+        me = {
+            "id": self.node_id,
+            "name": self.name,
+            "address": self.address,
+            "role": self.part.role.value,
+            "device": self.device.name,
+            "device_free": False,
+            **own_status(core.facts),
+        }
+        if self._reconnecting:
+            me["state"] = RECONNECTING
+        return status | {
+            "state": me["state"],
+            "leader": dataclasses.asdict(leader),
+            "node": me,
+            "checkpoint": None if duties is None else duties.describe_checkpoint(),
+            "states": self.states.describe(),
+            "join_string": self.contacts.join_string() if duties and duties.handed_out else None,
+            "counters": self._server.counters.totals(),
+            "timing": self._timing(),
+            "message": status["message"].replace(THIS_NODE, self.name),
+            "recent": self.recent.describe(time.monotonic(), name=self.name),
+        }
+
+    async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+        own, rejoins = self.local_status(), self.config.rejoins
+        return await full_status(own, self.core.facts, rejoins=rejoins)
+
+    async def _export(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Export if this node leads; else refuse, and say who can."""
+        if self._duties is not None:
+            return await self._duties.export(request)
+        if self.part.leader == self.node_id:
+            raise not_begun()
+        raise ConfigError(
+            "this node does not lead the run",
+            why="only the leader can put all stages together",
+            fix=f"`decod export` on the leader's host ({self.part.leader_address}), "
+            "with its --state-dir",
+            code="E-RUN-003",
+        )
+
+    def _timing(self) -> dict[str, float]:
+        """Return how this node has spent its time since its core started, in seconds."""
+        if not self.core.started:
+            return {}
+        spent = self.gateway.watch.seconds
+        return {
+            **self.core.driver.timing(),
+            "node_copy_s": spent["copy"],
+            "node_serialize_s": spent["serialize"],
+            "node_cpu_s": time.process_time(),
+        }
+
+    async def _keep_vote(self, promise: Promise) -> bool:
+        kept = await in_thread(lambda: self._votes.keep(promise))
+        if not kept:
+            self.note("vote.failed", term=promise.term)
+        return kept
+
+    # --- notes --------------------------------------------------------------------------------
+
+    def _noted(self, note: Note) -> None:
+        fields = dict(note.fields)
+        self.progress.take(note.event, fields, now_s=time.monotonic())
+        if note.event == "leader.elected":
+            self.elected.set()
+        elif note.event == "iteration.opened" and fields["view_version"] != self._view_version:
+            self._view_version = fields["view_version"]
+            self._entered_s, self._reconnecting = self._entered_s or time.monotonic(), False
+            self._remember_members()
+        self.requests.noted(note.event, fields)
+        self.note(note.event, **fields)
+
+    def _remember_members(self) -> None:
+        facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)
+        view, run_id, name = facts.view, self.part.run_id, self.part.run.name
+        self._files.tell_if_few(len(view.members) - 1, self.note)
+        in_thread(lambda: peers.keep(run_id, name, view, own=self.address))
+
+    def note(self, event: str, **fields: object) -> None:
+        """Log an event, and show it in the status if it is not routine."""
+        self.recent.take(event, self._host.log.named(fields), now_s=time.monotonic())
+        log_note(_log, event, fields)

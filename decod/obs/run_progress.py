@@ -1,0 +1,92 @@
+"""The run's progress, as a node's notes tell it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from decod.ids import iteration_of
+from decod.obs.recent_events import THIS_NODE
+
+_REASONED = frozenset(
+    (
+        "iteration.aborted",
+        "member.lost",
+        "member.aside",
+        "peer.suspected",
+        "state.failed",
+        "following.failed",
+        "candidate.refused",
+    )
+)
+"""Events whose reason is shown until the next commit."""
+
+_LOSSES_MAX = 1000
+"""Iterations whose loss is remembered, since the run may roll back to one of them."""
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """The run's progress, according to a node's notes."""
+
+    iteration: int = 0
+    """The last committed iteration."""
+    loss: float | None = None
+    """Loss of that iteration. None before the first, and if this node was not there."""
+    gradient_norm: float | None = None
+    """Norm of that iteration's gradient over all stages, if it is clipped and known here."""
+    tokens_per_s: float | None = None
+    message: str = ""
+    """The last event since then that was not routine."""
+    num_deferred: int = 0
+    """At the leader: microbatches that were deferred to the next iteration."""
+    on_commit: list[Callable[[], None]] = field(default_factory=list)
+    """Called after each commit."""
+    on_return: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the run has rolled back to `iteration`."""
+    on_stage_ending: list[Callable[[], None]] = field(default_factory=list)
+    """Called at the leader when the last member of a stage wants to leave."""
+    _committed_s: float | None = None
+    _losses: dict[int, float] = field(default_factory=dict)
+    """Losses of the newest iterations that this node saw committed, the oldest first."""
+
+    def loss_of(self, iteration: int) -> float | None:
+        """Return an iteration's loss, or None if this node does not know it."""
+        return self._losses.get(iteration)
+
+    def take(self, event: str, fields: dict[str, Any], *, now_s: float) -> None:
+        """Take in one note."""
+        if event == "iteration.committed":
+            self.num_deferred = int(fields["num_deferred"])
+        elif event == "step.committed":
+            if self._committed_s is not None:
+                self.tokens_per_s = fields["num_tokens"] / max(1e-9, now_s - self._committed_s)
+            self._committed_s = now_s
+            self.loss, self.gradient_norm = fields["loss"], fields.get("gradient_norm")
+            self.iteration = iteration_of(str(fields["iteration"]))
+            self._losses[self.iteration] = fields["loss"]
+            if len(self._losses) > _LOSSES_MAX:
+                del self._losses[next(iter(self._losses))]
+            self.message = ""
+            _call_all(self.on_commit)
+        elif event == "leader.elected":
+            self.message = f"{THIS_NODE} leads the run in term {fields['term']}"
+        elif event in _REASONED:
+            self.message = str(fields.get("reason", ""))
+        elif event == "member.leaving":
+            self.message = f"{str(fields.get('peer'))[:8]} is leaving: {fields.get('reason')}"
+        elif event == "run.returned":
+            self.iteration = int(fields["iteration"])
+            self._losses = {i: loss for i, loss in self._losses.items() if i <= self.iteration}
+            self.loss, self.num_deferred = self.loss_of(self.iteration), 0
+            self.gradient_norm = None
+            self.message = f"{fields['reason']}: back to iteration {self.iteration}"
+            _call_all(self.on_return)
+        elif event == "stage.ending":
+            stage = fields.get("stage")
+            self.message = f"the last member of stage {stage} is leaving: it needs another"
+            _call_all(self.on_stage_ending)
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()

@@ -1,0 +1,173 @@
+"""What a node's core knows, for those outside who show it or act on it. Nothing here changes it."""
+
+from collections.abc import Mapping, Sequence
+
+from decod.ids import NodeId
+from decod.protocol.core.era import Mark, Origin
+from decod.protocol.core.identity import NodeState
+from decod.protocol.core.messages import NodeLoad
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.view import View
+from decod.protocol.flows.live import KnownFlow
+from decod.protocol.leadership.admission import Candidate
+from decod.protocol.leadership.handover import Handover
+from decod.protocol.leadership.leader import Leader, LeaderState
+from decod.protocol.leadership.stage_recovery import Rebuilt
+from decod.protocol.node import NodeMachine
+
+
+class LeaderFacts:
+    """What a leader's core knows of the run."""
+
+    def __init__(self, leader: Leader, handover: Handover) -> None:
+        self._leader, self._handover = leader, handover
+
+    @property
+    def state(self) -> LeaderState:
+        return self._leader.state
+
+    @property
+    def view(self) -> View:
+        return self._leader.view
+
+    @property
+    def lacking(self) -> tuple[NodeId, ...]:
+        """Members that are gone, and without whom there is no quorum."""
+        return self._leader.quorum.lacking
+
+    @property
+    def loads(self) -> Mapping[NodeId, NodeLoad]:
+        """How busy members have last said that they are."""
+        return self._leader.polling.loads
+
+    @property
+    def candidates(self) -> Mapping[NodeId, Candidate]:
+        return self._leader.admission.candidates
+
+    @property
+    def committed(self) -> int:
+        """The last committed iteration."""
+        return self._leader.committed.number
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of that iteration; None if this leader has not committed it."""
+        return self._leader.loss
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        return self._leader.recovery.marks
+
+    @property
+    def origin(self) -> Origin | None:
+        """The beginning of the era, until its first commit."""
+        return self._leader.recovery.origin
+
+    @property
+    def rebuilding(self) -> str:
+        """How the rebuilding of a lost stage stands, for people; empty if none is lost."""
+        recovery = self._leader.recovery
+        return recovery.describe() if recovery.needed else ""
+
+    @property
+    def rebuilt(self) -> Rebuilt | None:
+        """How the last lost stage was rebuilt."""
+        return self._leader.recovery.last
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether another data node could lead the run."""
+        return self._handover.possible(self._leader)
+
+
+class NodeFacts:
+    """What a node's core knows.
+
+    Args:
+        machine: The core.
+    """
+
+    def __init__(self, machine: NodeMachine) -> None:
+        self._machine = machine
+        self._context, self._strategy = machine.context, machine.strategy
+        self._election = machine.leadership.election
+
+    @property
+    def node_id(self) -> NodeId:
+        return self._context.node_id
+
+    @property
+    def config(self) -> ProtocolConfig:
+        return self._context.config
+
+    @property
+    def state(self) -> NodeState:
+        return self._machine.state
+
+    @property
+    def view(self) -> View:
+        return self._context.view
+
+    @property
+    def in_view(self) -> bool:
+        """Whether this node is a member."""
+        return self._machine.in_view
+
+    @property
+    def own_stage(self) -> int:
+        """This member's stage."""
+        return self._context.member.stage_index
+
+    @property
+    def load(self) -> NodeLoad:
+        """How busy this node is."""
+        return self._machine.own_load()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the core must be stepped, on its caller's clock."""
+        return self._machine.deadline_s
+
+    @property
+    def electing(self) -> bool:
+        """Whether the leader is gone or was voted out, and no other has been elected."""
+        return self._election.electing
+
+    @property
+    def unanswered(self) -> Sequence[NodeId]:
+        """Members from whom this node has no word in an election."""
+        return self._election.unanswered
+
+    @property
+    def leader_heard_s(self) -> float:
+        """When the leader was last heard."""
+        return self._election.leader_watch.heard_s
+
+    @property
+    def flows(self) -> Sequence[KnownFlow]:
+        """What this node knows of the flows in use."""
+        return self._strategy.known_flows
+
+    @property
+    def num_skipped(self) -> int:
+        return self._strategy.positions.num_skipped
+
+    @property
+    def num_deferred(self) -> int:
+        return self._strategy.positions.num_deferred
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes that this node's device has computed."""
+        return self._context.compute.num_passes
+
+    @property
+    def why_fetching(self) -> str:
+        """Why this node fetches a state, for people."""
+        return self._context.why
+
+    @property
+    def leading(self) -> LeaderFacts | None:
+        """What this node knows as the leader; None if it does not lead."""
+        leader, handover = self._machine.leader, self._machine.leadership.handover
+        return LeaderFacts(leader, handover) if leader is not None else None

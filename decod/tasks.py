@@ -1,0 +1,85 @@
+"""Tasks that do not outlive those who started them, and threads that do not outlive the process."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class TaskSet:
+    """Tasks that end with their owner. Finished tasks are forgotten."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Cancel all tasks, and wait until they have ended."""
+        await cancelled(*self._tasks)
+
+
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended. Their errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def beside(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Do some work for as long as the context lasts."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        await cancelled(*tasks)
+
+
+async def until_first(*waits: Awaitable[Any]) -> None:
+    """Wait until one of some futures and coroutines is done. Cancel the other coroutines."""
+    futures = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        own = (each for each, given in zip(futures, waits, strict=True) if each is not given)
+        await cancelled(*own)
+
+
+def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run `work` in a thread of its own; return a future of its result or exception.
+
+    Cancelling the future does not stop the thread. The thread does not keep the process from
+    ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # None only if T is.
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001 - raised again when the result is awaited.
+            error = caught
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
