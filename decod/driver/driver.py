@@ -17,6 +17,7 @@ from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
 from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
 from decod.driver.jobs import Sizes, manifest_of, request_of, result_of
+from decod.driver.planning import PlanningProcess
 from decod.driver.requests import STOPPED, Requests, taken
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx

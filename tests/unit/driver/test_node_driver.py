@@ -133,7 +133,7 @@ class Bench:
     def __init__(self) -> None:
         self.machine = ScriptedMachine()
         self.transport = FakeTransport()
-        self.compute = FakeCompute()
+        self.compute, self.planning = FakeCompute(), FakeCompute()
         self.arena = ArenaAllocator(1 << 16)
         self.notes: list[fx.Note] = []
         self.completed: list[int] = []
@@ -148,6 +148,7 @@ class Bench:
             Sizes(activation_bytes=64, wire_element_bytes=4, sum_element_bytes=8),
             DriverPorts(
                 transport=self.transport,
+                planning=cast("PlanningProcess", self.planning),
                 on_note=self.notes.append,
                 on_run_complete=self.completed.append,
             ),
@@ -539,12 +540,10 @@ def test_the_end_of_the_planning_process_is_not_the_node_s() -> None:
     job = jobs.DecideFlows(Unsettled(paths=(), capacities=(), outward=(), work_max=0))
 
     async def test(bench: Bench) -> None:
-        planning = FakeCompute()
-        bench.driver.planning = cast("PlanningProcess", planning)
         bench.script([start_job(job, job_id=2), start_job(job, job_id=3)])
         bench.driver.post(NUDGE)
         assert not bench.compute.jobs
-        (_, lost, _), (_, found, _) = planning.jobs
+        (_, lost, _), (_, found, _) = bench.planning.jobs
         lost.set_exception(ComputeDiedError("the planning process ended"))
         found.set_result(Reply({"flows": [[["d", "r", "d"], [0.5, 1.0]]]}, duration_s=0.2))
         await asyncio.sleep(0)
