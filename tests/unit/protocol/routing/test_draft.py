@@ -1,7 +1,7 @@
 """The search for flows under loss, delay, repeats, and nodes that vanish and come back.
 
-Each seed draws a graph and a run. What must hold in every iteration is checked in every iteration;
-what must come of it is checked after the network has been quiet for a while.
+Each seed draws a graph and a run. What must hold in every round is checked in every round; what
+must come of it is checked after the network has been quiet for a while.
 """
 
 from collections import Counter
@@ -23,10 +23,13 @@ NUM_SEEDS = 1000
 SEEDS_PER_TEST = 20
 """A test for each seed would take longer to report than to run."""
 
-STORM_ITERATIONS = 40
-QUIET_ITERATIONS = 220
+NUM_QUICK = 200
+"""Seeds that every run of the tests checks. The others run with `-m slow`."""
+
+STORM_ROUNDS = 40
+QUIET_ROUNDS = 220
 QUIET_STEP = 20
-"""What must come of it is looked for this often, and must have come after `QUIET_ITERATIONS`."""
+"""What must come of it is looked for this often, and must have come after `QUIET_ROUNDS`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def draw(seed: int) -> Case:
         loss=rng.choice([0.0, 0.1, 0.3]),
         repeat=rng.choice([0.0, 0.2]),
         delay_max=rng.choice([0, 1, 4]),
-        until_iteration=STORM_ITERATIONS,
+        until_round=STORM_ROUNDS,
     )
     return Case(FlowGraph(num_stages, nodes, costs), full, weather)
 
@@ -144,8 +147,8 @@ def units_of(society: Society) -> int:
     return sum(draft.links.num_out for draft in nodes if draft.position.data)
 
 
-def run(society: Society, iterations: int) -> None:
-    for _ in range(iterations):
+def run(society: Society, rounds: int) -> None:
+    for _ in range(rounds):
         society.step()
         for draft in drafts(society).values():
             check_node(draft)
@@ -181,22 +184,22 @@ def check_quiet(society: Society, case: Case, optimum: float, most: int) -> None
 def check_seed(seed: int) -> None:
     case, rng = draw(seed), Random(f"events {seed}")
     society = Society(case.graph, seed=seed, weather=case.weather)
-    run(society, rng.randint(1, STORM_ITERATIONS))
+    run(society, rng.randint(1, STORM_ROUNDS))
     if seed % 2:
         society.change(changed(case.graph, rng))
-        run(society, rng.randint(1, STORM_ITERATIONS))
+        run(society, rng.randint(1, STORM_ROUNDS))
         if seed % 4 == 3:
             society.change(case.graph)  # What had vanished is back.
     best = optimal_routes(society.graph)
     optimum = sum(society.graph.path_cost(route.path) for route in best)
-    run(society, max(0, STORM_ITERATIONS - society.iteration))
-    for iterations_left in range(QUIET_ITERATIONS, 0, -QUIET_STEP):
+    run(society, max(0, STORM_ROUNDS - society.round))
+    for rounds_left in range(QUIET_ROUNDS, 0, -QUIET_STEP):
         run(society, QUIET_STEP)
         try:
             check_quiet(society, case, optimum, len(best))
             break
         except AssertionError:
-            if iterations_left <= QUIET_STEP:
+            if rounds_left <= QUIET_STEP:
                 raise
     units = units_of(society)
     society.settle()
@@ -210,7 +213,13 @@ def check_seed(seed: int) -> None:
         assert cost <= 1.02 * optimum + 1e-6, (cost, optimum)
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+FIRST_SEEDS = [
+    pytest.param(first, marks=[pytest.mark.slow] if first >= NUM_QUICK else [])
+    for first in range(0, NUM_SEEDS, SEEDS_PER_TEST)
+]
+
+
+@pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_draft_holds_its_invariants_and_ends_near_the_optimum(first: int) -> None:
     """Prints the seed that fails; `check_seed(seed)` replays it."""
     for seed in range(first, first + SEEDS_PER_TEST):
