@@ -1,5 +1,6 @@
 """Settings for all tests: property tests are repeatable, and have no deadline on a busy machine."""
 
+import gc
 import os
 import signal
 from typing import Any
@@ -26,6 +27,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if item.get_closest_marker("gpu"):
         item.add_marker(pytest.mark.filterwarnings("default::UserWarning"))
+
+
+def pytest_collection_finish() -> None:
+    """Take what all tests share out of garbage collection: a node collects whenever it comes back.
+
+    Torch and thousands of collected tests are a million objects, and each full collection looks at
+    every one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,6 +14,7 @@ from decod.config.run_file import DataSource
 from decod.config.schema import RunConfig
 from decod.config.template import render_run_file
 from decod.train.checkpoint.params import CheckpointConfig
+from tests.support import unhurried
 from tests.support.checkpoints import flip_a_byte, write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.disk import small_disk
@@ -22,8 +23,8 @@ from tests.support.runs import make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-NUM_ITERATIONS = 30
-EVERY = 5
+NUM_ITERATIONS = 18
+EVERY = 3
 
 
 def write_run_file(cluster: Cluster, run: RunConfig | None = None, **config: int) -> None:
@@ -122,10 +123,11 @@ def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus:
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)
     with Cluster(tmp_path / "before", run, corpus) as before:
         write_run_file(before, every_iterations=1000)
-        first = before.start_leader()
+        # It must not get to the end of the run before it is told to leave.
+        first = before.start_leader(program=unhurried.PROGRAM)
         before.start_data_node("data-1")
         before.start_relays(1)
-        before.wait_for_iteration(7)
+        before.wait_for_iteration(5)
         first.end_run()
         assert first.wait() == 0
         last = first.iteration

@@ -42,17 +42,17 @@ def check_losses(cluster: Cluster, corpus: Path) -> None:
 
 
 def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(num_iterations=30)
+    run = make_run(num_iterations=16)
     with Cluster(tmp_path, run, corpus) as cluster:
         cluster.start_leader("--export", tmp_path / "model")
         relays = cluster.start_relays(2)
-        cluster.wait_for_iteration(10)
+        cluster.wait_for_iteration(6)
         relays[-1].send(signal.SIGKILL)
         codes = cluster.wait_for_end()
         assert codes.pop(relays[-1].name) == -signal.SIGKILL
         assert set(codes.values()) == {0}, codes
         check_losses(cluster, corpus)
-        _, weights = reference(run, corpus, 30)
+        _, weights = reference(run, corpus, 16)
         assert weight_error(tmp_path / "model", weights) < 1e-8
         lost = cluster.leader.events("member.lost")
         assert len(lost) == 1, lost

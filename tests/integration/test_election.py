@@ -15,12 +15,12 @@ from tests.support.runs import Tokens, make_run, microbatches
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def start(tmp_path: Path, run: RunConfig, corpus: Path) -> Cluster:
-    """Returns a cluster of a leader, another data node and two relays for each stage."""
+def start(tmp_path: Path, run: RunConfig, corpus: Path, *, relays: int) -> Cluster:
+    """Returns a cluster of a leader, another data node and so many relays for each stage."""
     cluster = Cluster(tmp_path, run, corpus)
     cluster.start_leader(program=unhurried.PROGRAM)
     cluster.start_data_node("data-1", program=unhurried.PROGRAM)
-    cluster.start_relays(2)
+    cluster.start_relays(relays)
     return cluster
 
 
@@ -51,7 +51,7 @@ def committed_batches(
 def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus: Path) -> None:
     """The losses are those of one process that trains on the committed microbatches."""
     run = make_run(num_data_nodes=2)
-    with start(tmp_path, run, corpus) as cluster:
+    with start(tmp_path, run, corpus, relays=2) as cluster:
         leader, other = cluster.daemons[:2]
         cluster.wait_for_iteration(4)
         join_string = cluster.join_string(leader) or ""
@@ -101,8 +101,8 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(tmp_path: Path, corpus:
 def test_a_leader_that_stood_still_joins_the_run_of_its_successor(
     tmp_path: Path, corpus: Path
 ) -> None:
-    run = make_run(num_data_nodes=2)
-    with start(tmp_path, run, corpus) as cluster:
+    run = make_run(num_data_nodes=2, min_nodes_per_stage=1)
+    with start(tmp_path, run, corpus, relays=1) as cluster:
         leader, other = cluster.daemons[:2]
         cluster.wait_for_iteration(3)
         leader.send(signal.SIGSTOP)

@@ -15,6 +15,7 @@ import pytest
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
 from decod.train.checkpoint.params import CheckpointConfig
+from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod
 from tests.support.network import Network, missing
 from tests.support.runs import make_run
@@ -87,12 +88,12 @@ def start(cluster: Cluster, hosts: dict[str, int]) -> None:
     config = CheckpointConfig(every_iterations=5)
     text = render_run_file(cluster.run, DataSource(path=str(cluster.corpus)), config)
     cluster.run_file.write_text(text, encoding="utf-8")
-    cluster.start_leader(name="data-0")
+    cluster.start_leader(name="data-0", program=unhurried.PROGRAM)
     for name, stage in hosts.items():
         if stage:
             cluster.start_relay(name, "--stage", str(stage))
         elif name != "data-0":
-            cluster.start_data_node(name)
+            cluster.start_data_node(name, program=unhurried.PROGRAM)
     cluster.wait_for_iteration(3)
 
 

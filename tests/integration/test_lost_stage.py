@@ -69,10 +69,13 @@ def rebuilt(leader: Daemon, source: str) -> int:
     return int(event["num_repeated"])
 
 
-@pytest.mark.parametrize("moment", ["before_forward", "at_aggregation"])
+@pytest.mark.parametrize(
+    "moment", ["before_forward", pytest.param("at_aggregation", marks=pytest.mark.slow)]
+)
 def test_a_lost_stage_is_rebuilt_from_what_other_hosts_keep(
     moment: str, tmp_path: Path, corpus: Path
 ) -> None:
+    """A loss at the aggregation is rebuilt from the neighbours below; so from disks with `slow`."""
     with start(tmp_path, corpus, every=EVERY) as cluster:
         leader = lose_stage(cluster, moment)
         assert rebuilt(leader, "kept") in (KILLED_IN - 1 - 2 * EVERY, KILLED_IN - 1 - EVERY)

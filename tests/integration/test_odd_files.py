@@ -24,7 +24,7 @@ from tests.support.runs import make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-ITERATIONS = 30
+ITERATIONS = 16
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def test_a_state_folder_that_fails_spoils_no_good_run(
         for daemon in cluster.daemons:
             assert "E-INT" not in daemon.stderr
             assert "error:" not in daemon.stderr
-        assert "the checkpoint of iteration 30 is not kept" in leader.stdout
+        assert f"the checkpoint of iteration {ITERATIONS} is not kept" in leader.stdout
 
 
 def test_the_report_of_a_command_is_kept_apart_from_the_nodes_files(

@@ -19,7 +19,7 @@ from tests.support.runs import loss_error, make_run, reference, weight_error
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 NUM_ITERATIONS = 12
-FREEZE_S = 20.0
+FREEZE_S = 8.0
 
 
 def start_doomed(
@@ -73,7 +73,7 @@ def test_relays_of_two_adjacent_stages_vanish_at_once(tmp_path: Path, corpus: Pa
 
 
 def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, corpus: Path) -> None:
-    """Woken after 20 s it finds itself given up, and enters again by itself, as who it was."""
+    """Woken after 8 s it finds itself given up, and enters again by itself, as who it was."""
     with Cluster(tmp_path, make_run(), corpus) as cluster:
         leader = cluster.start_leader(program=unhurried.PROGRAM)
         for name, stage in (("one", 1), ("two", 1), ("three", 2)):
@@ -86,7 +86,7 @@ def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, cor
         assert any("others do its part again" in text for text in happenings(leader))
         iteration = leader.iteration
         cluster.wait_for(lambda: time.monotonic() > frozen_s + FREEZE_S, "its time in the cold")
-        assert leader.iteration > iteration + 2, "the others went on"
+        cluster.wait_for_iteration(iteration + 3)
         frozen.send(signal.SIGCONT)
         cluster.wait_for(lambda: state_of(cluster, "frozen") == "training", "its return")
         cluster.wait_for_iteration(leader.iteration + 2)

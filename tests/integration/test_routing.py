@@ -1,4 +1,8 @@
-"""Real daemons on hosts with unequal links: flows are cheap, iterations short, slow links left."""
+"""Real daemons on hosts with unequal links: flows are cheap, iterations short, slow links left.
+
+It takes two minutes, nearly all of them on slow links. `tests/sim/test_routing.py` asks the same of
+simulated hosts in every run of the tests.
+"""
 
 from pathlib import Path
 
@@ -7,7 +11,7 @@ import pytest
 from tests.support.network import missing
 from tests.support.routing_trial import compare, draw_rates, optimum_s
 
-pytestmark = [pytest.mark.processes, pytest.mark.netns, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LEFT_AFTER_MAX = 5
 """Iterations, the one in which the link becomes slow included."""

@@ -20,26 +20,27 @@ from tests.support.mutations import MUTATIONS, Mutation, notice
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
-_CHUNK = 200
-"""Seeds of one test: they are dealt out among the processes that run the tests. How often leaders
-are lost, which is asked of each test, varies much among fewer."""
+_QUICK, _CHUNK = 100, 200
+"""Seeds of the first test, which every run of the tests plays, and of each later one: those are
+dealt out among the processes that run the tests with `-m slow`. How often leaders are lost, which
+is asked of each test, varies much among fewer."""
 
 _CHUNK_OF_ELECTIONS = 40
 
 
-def _chunks(num_seeds: int, chunk: int) -> list[ParameterSet]:
-    """Returns the first seed of every chunk. All but the first chunk take long."""
+def _chunks(num_seeds: int, quick: int, chunk: int) -> list[ParameterSet]:
+    """Returns the first seed and the number of seeds of every test. All but the first are slow."""
     later = [
-        pytest.param(first, marks=pytest.mark.slow) for first in range(chunk, num_seeds, chunk)
+        pytest.param(first, min(chunk, num_seeds - first), marks=pytest.mark.slow)
+        for first in range(quick, num_seeds, chunk)
     ]
-    return [pytest.param(0), *later]
+    return [pytest.param(0, min(quick, num_seeds)), *later]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", _chunks(NUM_SEEDS, _CHUNK))
-def test_runs_survive_storms_and_then_commit_again(first: int) -> None:
+@pytest.mark.parametrize(("first", "num"), _chunks(NUM_SEEDS, _QUICK, _CHUNK))
+def test_runs_survive_storms_and_then_commit_again(first: int, num: int) -> None:
     """Or lose a whole stage, or more than half of the members at once, and say so."""
-    num = min(_CHUNK, NUM_SEEDS - first)
     failures, tally = weather(range(first, first + num))
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > num / 2, tally
@@ -62,9 +63,10 @@ def test_relays_that_are_full_shed_microbatches_in_storms() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", _chunks(NUM_ELECTIONS, _CHUNK_OF_ELECTIONS))
-def test_runs_survive_what_strikes_their_leaders(first: int) -> None:
-    num = min(_CHUNK_OF_ELECTIONS, NUM_ELECTIONS - first)
+@pytest.mark.parametrize(
+    ("first", "num"), _chunks(NUM_ELECTIONS, _CHUNK_OF_ELECTIONS, _CHUNK_OF_ELECTIONS)
+)
+def test_runs_survive_what_strikes_their_leaders(first: int, num: int) -> None:
     failures, tally = weather(range(first, first + num), election_storm)
     assert not failures, "\n\n".join(failures)
     assert tally["runs that committed all"] > num / 2, tally

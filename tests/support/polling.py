@@ -8,7 +8,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 0.02
-"""A look reads a file or asks a socket. This is often enough to be prompt, and still cheap."""
+_LOOK_INTERVAL_MAX_S = 0.2
+_LOOK_SHARE = 0.05
+"""Time between two looks, as a share of the time waited so far. A look reads a file, asks a daemon
+for its status, or starts a command. It takes the processor from what is waited for."""
 
 _never = threading.Event()
 
@@ -31,11 +34,13 @@ def wait_for(
     Raises:
         AssertionError: The time is up.
     """
-    deadline_s = time.monotonic() + timeout_s
+    start_s = time.monotonic()
     while True:
         found = look()
         if found:
             return found
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - start_s
+        if waited_s > timeout_s:
             raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{describe()}")
-        _never.wait(_LOOK_INTERVAL_S)
+        pause_s = max(_LOOK_INTERVAL_S, _LOOK_SHARE * waited_s)
+        _never.wait(min(pause_s, _LOOK_INTERVAL_MAX_S))

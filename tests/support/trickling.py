@@ -2,11 +2,12 @@
 
     python -m tests.support.trickling join JOINSTRING --state-dir DIR ...
 
-The file is `trickles` in the state folder. A tensor's header leaves, but none of its data. The
-receiver never gets a whole frame, as on a link with a byte per second. Control messages, incoming
-data and everything else about the node are as usual. Nothing in the node knows of it.
+The file is `trickles` in the state folder. A tensor's header leaves at once, and its data follow
+at a byte per second. The receiver always gets something, but far too slowly. Control messages,
+incoming data and everything else about the node are as usual. Nothing in the node knows of it.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ PROGRAM = (sys.executable, "-u", "-m", "tests.support.trickling")
 
 FLAG = "trickles"
 
+_BYTE_INTERVAL_S = 1.0
+
 
 def _trickle(flag: Path) -> None:
     from decod.net import channel
     from decod.net.client import PeerClient
+    from decod.net.stream import frames_of
 
     whole, path = PeerClient._push_whole, "/decod.wire.v1.TensorService/Push"
 
@@ -31,7 +35,14 @@ def _trickle(flag: Path) -> None:
         push = link.bulk.stream_unary(path, channel.as_is, channel.as_is)
         timeout_s = client._limits.stream_timeout_s(len(item.data))
         call = push(None, timeout=timeout_s, metadata=client._metadata_of(item))
-        await call.write(first)
+        try:
+            await call.write(first)
+            for frame in frames_of(item.data, 1, client._watch):
+                await call.write(frame)
+                await asyncio.sleep(_BYTE_INTERVAL_S)
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # The receiver has given it up. Its answer says why.
         answer: bytes = await call
         return answer
 

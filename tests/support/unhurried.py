@@ -10,7 +10,7 @@ import asyncio
 import sys
 from typing import Any
 
-PROGRAM = (sys.executable, "-u", "-m", "tests.support.unhurried", "0.3")
+PROGRAM = (sys.executable, "-u", "-m", "tests.support.unhurried", "0.5")
 
 
 def _pause(pause_s: float) -> None:

@@ -112,7 +112,9 @@ class Forwarding:
     @property
     def deadline_s(self) -> float | None:
         """When the next broken link is probed."""
-        return min((broken.probe_s for broken in self._broken.values()), default=None)
+        if not self._broken:
+            return None  # Asked after every event.
+        return min(broken.probe_s for broken in self._broken.values())
 
     @property
     def receivers(self) -> set[NodeId]:

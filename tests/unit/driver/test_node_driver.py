@@ -49,7 +49,7 @@ class ScriptedMachine:
             member=SimpleNamespace(stage_index=1),
             compute=SimpleNamespace(num_passes=0),
         )
-        self.pipeline = None
+        self.strategy = None
         self.leadership = SimpleNamespace(election=None)
         self.deadline_s: float | None = None
         self.first: list[Effect] = []

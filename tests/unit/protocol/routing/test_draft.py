@@ -23,6 +23,9 @@ NUM_SEEDS = 1000
 SEEDS_PER_TEST = 20
 """A test for each seed would take longer to report than to run."""
 
+NUM_QUICK = 200
+"""Seeds that every run of the tests checks. The others run with `-m slow`."""
+
 STORM_ROUNDS = 40
 QUIET_ROUNDS = 220
 QUIET_STEP = 20
@@ -210,7 +213,13 @@ def check_seed(seed: int) -> None:
         assert cost <= 1.02 * optimum + 1e-6, (cost, optimum)
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+FIRST_SEEDS = [
+    pytest.param(first, marks=[pytest.mark.slow] if first >= NUM_QUICK else [])
+    for first in range(0, NUM_SEEDS, SEEDS_PER_TEST)
+]
+
+
+@pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_draft_holds_its_invariants_and_ends_near_the_optimum(first: int) -> None:
     """Prints the seed that fails; `check_seed(seed)` replays it."""
     for seed in range(first, first + SEEDS_PER_TEST):
