@@ -24,7 +24,7 @@ from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.greedy import greedy_routes
 from decod.planner.optimal import optimal_routes
 from decod.planner.shortening import shortened
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.train.params import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
@@ -86,7 +86,7 @@ Hop = tuple[str, str]
 """A link in the direction of the forward pass, by its hosts' names."""
 
 
-def make_run(routing: Routing) -> RunConfig:
+def make_run(routing: str) -> RunConfig:
     """Return the run, which has no end. Only the way of finding flows differs."""
     return RunConfig(
         name="routing",
@@ -344,22 +344,22 @@ def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max:
         rates: The network.
         num_max: Number of iterations after which a link counts as never left.
     """
-    found: dict[Routing, Measured] = {}
+    found: dict[str, Measured] = {}
     hop: Hop | None = None
     left_after: int | None = None
-    for routing in (Routing.GREEDY, Routing.FLOW):
+    for routing in ("greedy", "flow"):
         with (
             Network(HOSTS, rates) as network,
             Cluster(folder / routing, make_run(routing), corpus, network) as cluster,
         ):
             trial = Trial(cluster, network)
             trial.start()
-            if routing is Routing.FLOW:
+            if routing == "flow":
                 trial.settle()
             found[routing] = trial.measure()
-            if routing is Routing.FLOW:
+            if routing == "flow":
                 hop = link_to_slow(rates, trial.hops_in_use(), SLOWING)
                 trial.set_rates(slowed(rates, hop, SLOWING))
                 left_after = trial.iterations_until_left(hop, num_max=num_max)
     assert hop is not None
-    return Comparison(found[Routing.GREEDY], found[Routing.FLOW], hop, left_after)
+    return Comparison(found["greedy"], found["flow"], hop, left_after)

@@ -20,7 +20,8 @@ from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows
-from decod.protocol.flows.live import KnownFlow, LiveRouting
+from decod.protocol.flows.registry import make_routing
+from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.arrival import Arrival
 from decod.protocol.state.mirrors import Mirrors
 from decod.protocol.state.replay_sources import ReplaySource
@@ -60,7 +61,7 @@ class Pipeline:
         self.replay_source = ReplaySource(context, self.stage)
         self.arrival = Arrival(context, self.stage, self._state_came)
         self.flows: RelayFlows | DataFlows | None = None
-        self.routing = LiveRouting(context, rng)
+        self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
@@ -123,7 +124,7 @@ class Pipeline:
         if self.flows is not None:
             effects += self.flows.overdue(now_s)
         if self.stage.loaded and not self.paused:
-            effects += self.routing.overdue(now_s)
+            effects += self.routing.overdue(now_s, self.flows)
         return effects + self.arrival.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ class Pipeline:
         anew = renewed or self._mended
         if anew:
             data = self._role is Role.DATA
-            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+            kind = DataFlows if data else RelayFlows
+            self.flows = kind(now_s, context, self.routing.price_s)
             self._mended = False
         if isinstance(self.flows, DataFlows):
             self.flows.carried = self.routing.carried()

@@ -1,10 +1,11 @@
 """What the settling data node makes of all claims: whose flows their units become, and which way.
 
-First the flows of which the links cost least (`planner.settlement`); then, in a run, others over
-which a round is shorter (`planner.shortening`).
+With decod's own search (`decide`), first the flows of which the links cost least
+(`planner.settlement`); then, in a run, others over which an iteration is shorter
+(`planner.shortening`). With GWTF's, the flows that were claimed, as they are (`as_claimed`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from decod.ids import NodeId
@@ -13,6 +14,9 @@ from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.planner.shortening import shortened
 from decod.protocol.core.messages.negotiation import Claims, SettledFlow
 from decod.protocol.flows.position import Position
+
+Decide = Callable[[Mapping[NodeId, Claims], Position], dict[NodeId, list[SettledFlow]]]
+"""Returns the flows of each data node, from what each claims and the settling one's position."""
 
 _SHORTENING_WORK_MAX = 150_000
 """About a fifth of a second."""
@@ -47,6 +51,24 @@ def decide(
     for route in routes:
         hop_costs = tuple(costs[hop] for hop in pairwise(route.path))
         decided[route.data_node].append(SettledFlow(route.path[1:-1], hop_costs))
+    return decided
+
+
+def as_claimed(
+    gathered: Mapping[NodeId, Claims],
+    position: Position,  # noqa: ARG001 - `decide` needs it.
+) -> dict[NodeId, list[SettledFlow]]:
+    """Return each data node's claims as its flows: they came home to it."""
+    decided: dict[NodeId, list[SettledFlow]] = {}
+    for data_node, claims in sorted(gathered.items()):
+        first = dict(claims.costs)
+        decided[data_node] = flows = []
+        for hops in claims.claims:
+            ends = [hop.node_id for hop in hops[1:]] + [data_node]
+            costs = [dict(hop.costs).get(end) for hop, end in zip(hops, ends, strict=True)]
+            known = [first[hops[0].node_id], *(cost for cost in costs if cost is not None)]
+            if len(known) == len(hops) + 1:
+                flows.append(SettledFlow(tuple(hop.node_id for hop in hops), tuple(known)))
     return decided
 
 

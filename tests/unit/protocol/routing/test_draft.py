@@ -67,7 +67,7 @@ def draw(seed: int) -> Case:
         loss=rng.choice([0.0, 0.1, 0.3]),
         repeat=rng.choice([0.0, 0.2]),
         delay_max=rng.choice([0, 1, 4]),
-        until_iteration=STORM_ITERATIONS,
+        until_round=STORM_ITERATIONS,
     )
     return Case(FlowGraph(num_stages, nodes, costs), full, weather)
 

@@ -173,7 +173,7 @@ def test_lost_messages_delay_settling_but_change_nothing(seed: int) -> None:
     society = Society(graph, seed=seed)
     for _ in range(60):
         society.step()
-    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_iteration=160)
+    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_round=160)
     society.settle()
     for _ in range(400):
         society.step()
