@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
@@ -315,9 +316,9 @@ class Scenario:
         """Return a copy whose flows come from a layout, or from the nodes' own routing.
 
         Args:
-            name: One of `sim.layouts.ROUTING_NAMES`.
+            name: One of `sim.layouts.ROUTING_NAMES`; a layout's counts if the hosts are described.
         """
-        if name in LAYOUTS:
+        if name in LAYOUTS and (self.hosts or name not in ROUTINGS):
             return replace(self, layout=name)
         return replace(self, layout="", protocol=replace(self.protocol, routing=name))
 

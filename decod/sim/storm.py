@@ -136,7 +136,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
             min_nodes_per_stage=2,
             min_data_nodes=num_data,
             iteration_timeout_s=60.0,
-            routing="flow" if seed % 4 == 0 else "greedy",
+            routing=("flow", "greedy", "gwtf", "greedy")[seed % 4],
         ),
     )
     storm = rng.random() < (_STORM_RATIO_LARGE if large else _STORM_RATIO)

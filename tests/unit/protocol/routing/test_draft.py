@@ -189,7 +189,7 @@ def check_seed(seed: int) -> None:
             society.change(case.graph)  # What had vanished is back.
     best = optimal_routes(society.graph)
     optimum = sum(society.graph.path_cost(route.path) for route in best)
-    run(society, max(0, STORM_ITERATIONS - society.iteration))
+    run(society, max(0, STORM_ITERATIONS - society.round))
     for iterations_left in range(QUIET_ITERATIONS, 0, -QUIET_STEP):
         run(society, QUIET_STEP)
         try:
