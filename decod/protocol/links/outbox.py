@@ -14,6 +14,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
+from decod.protocol.core.messages.scopes import OfAveraging
 
 _RETRY_S = 1.0
 """Pause before an undelivered message is tried again."""
@@ -69,6 +70,8 @@ class Outbox:
             return False
         if isinstance(message, Passed):
             return True
+        if isinstance(message, OfAveraging):
+            return message.averaging.iteration == self._context.iteration
         if (iteration := getattr(message, "iteration", None)) is not None:
             return bool(iteration == self._context.iteration)
         return getattr(message, "view_version", None) == self._context.view.version
