@@ -189,7 +189,7 @@ def _negotiate(
     return _Routing(
         found.routes,
         rounds=found.rounds,
-        rounds_min=module.rounds_min(graph),
+        rounds_min=module.rounds_min(graph, algorithm),
         messages_mean=found.messages_per_node_mean,
         messages_max=found.messages_per_node_max,
     )

@@ -46,6 +46,8 @@ class Search(Protocol):
 
     MESSAGES: ClassVar[tuple[type, ...]]
     """What its peers may say."""
+    BEGINS_WITH_FLOWS: ClassVar[bool]
+    """Whether it begins with the first flows; else it builds something of its own."""
 
     @property
     def settling(self) -> Settling:

@@ -41,6 +41,7 @@ from decod.protocol.flows.position import Position
 class GwtfSearch:
     """One node's part, for one version of the view."""
 
+    BEGINS_WITH_FLOWS: ClassVar[bool] = True
     MESSAGES: ClassVar[tuple[type, ...]] = (*get_args(GwtfMessage), *get_args(SettlingMessage))
 
     def __init__(

@@ -28,6 +28,7 @@ from decod.protocol.flows.position import Position
 class Negotiation:
     """One node's part, for one version of the view."""
 
+    BEGINS_WITH_FLOWS: ClassVar[bool] = False
     MESSAGES: ClassVar[tuple[type, ...]] = (*get_args(DraftMessage), *get_args(SettlingMessage))
 
     def __init__(
