@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,8 @@ from decod.planner.greedy import greedy_routes
 from decod.planner.optimal import optimal_routes
 from decod.planner.shortening import shortened
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
+from decod.protocol.flows.searching import SearchingRouting
 from decod.train.params import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
@@ -327,34 +329,42 @@ class Trial:
 class Comparison:
     """The outcome of both ways of routing on the same network."""
 
-    greedy: Measured
-    flow: Measured
+    by_routing: Mapping[str, Measured]
+    """For each of the routings that were compared."""
     slowed: Hop
     """The link that was slowed under the flows of `flow`."""
     left_after: int | None
     """Iterations until none used it, including the one in which it became slow. None: never."""
 
 
-def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max: int) -> Comparison:
-    """Run both ways of routing, one after the other, and slow a link down.
+def compare(
+    folder: Path,
+    corpus: Path,
+    rates: Mapping[Pair, float],
+    *,
+    num_max: int,
+    routings: Sequence[str] = ("greedy", "flow"),
+) -> Comparison:
+    """Run the same with one routing after the other; under `flow`, slow a link down at the end.
 
     Args:
         folder: An existing folder with a short path, for the daemons' folders.
         corpus: Folder of prepared data.
         rates: The network.
         num_max: Number of iterations after which a link counts as never left.
+        routings: Names of routings, `flow` among them.
     """
     found: dict[str, Measured] = {}
     hop: Hop | None = None
     left_after: int | None = None
-    for routing in ("greedy", "flow"):
+    for routing in routings:
         with (
             Network(HOSTS, rates) as network,
             Cluster(folder / routing, make_run(routing), corpus, network) as cluster,
         ):
             trial = Trial(cluster, network)
             trial.start()
-            if routing == "flow":
+            if issubclass(ROUTINGS[routing], SearchingRouting):
                 trial.settle()
             found[routing] = trial.measure()
             if routing == "flow":
@@ -362,4 +372,4 @@ def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max:
                 trial.set_rates(slowed(rates, hop, SLOWING))
                 left_after = trial.iterations_until_left(hop, num_max=num_max)
     assert hop is not None
-    return Comparison(found["greedy"], found["flow"], hop, left_after)
+    return Comparison(found, hop, left_after)
