@@ -289,7 +289,11 @@ class Trial:
     def iteration_durations_s(self) -> dict[int, float]:
         """Return the length of each committed iteration."""
         records = self.leader.events("iteration.committed")
-        return {int(r["iteration"].partition(".")[0]): r["duration_s"] for r in records}
+        return {
+            int(r["iteration"].partition(".")[0]): r["duration_s"]
+            for r in records
+            if "duration_s" in r
+        }
 
     def hops_in_use(self) -> Counter[Hop]:
         """Return the number of flows on each link, according to the relays."""
