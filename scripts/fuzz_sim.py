@@ -3,6 +3,7 @@
     python scripts/fuzz_sim.py                     2,000 seeds that nobody has run
     python scripts/fuzz_sim.py --first 0 --seeds 20000 --jobs 8
     python scripts/fuzz_sim.py --elections         ... whose leaders are struck again and again
+    python scripts/fuzz_sim.py --routing gwtf      ... all with this routing
     python scripts/fuzz_sim.py --mutations --seeds 200
                                                    does anybody notice if a safeguard is taken out?
 
@@ -27,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from decod.protocol.flows.registry import ROUTINGS  # noqa: E402
 from decod.sim.elections import election_storm  # noqa: E402
 from decod.sim.scenario import Scenario  # noqa: E402
 from decod.sim.storm import storm_scenario, weather  # noqa: E402
@@ -47,6 +49,11 @@ PROGRESS_INTERVAL_S = 30.0
 
 def run_chunk(first: int, *, end: int, drawn: Drawn) -> tuple[list[str], Counter[str]]:
     return weather(range(first, min(first + CHUNK, end)), drawn)
+
+
+def routed(seed: int, *, drawn: Drawn, routing: str) -> Scenario:
+    """Return a seed's scenario, with another routing than it has drawn."""
+    return drawn(seed).with_routing(routing)
 
 
 def fuzz(first: int, end: int, jobs: int, drawn: Drawn) -> int:
@@ -107,6 +114,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--elections", action="store_true", help="strike leaders above all")
+    parser.add_argument("--routing", choices=[*ROUTINGS], help="of all runs, not drawn")
     parser.add_argument(
         "--mutations",
         nargs="*",
@@ -121,7 +129,9 @@ def main() -> int:
         print(f"first seed: {first}", flush=True)
     if arguments.mutations is not None:
         return try_mutations(first, arguments.seeds, arguments.mutations)
-    drawn = election_storm if arguments.elections else storm_scenario
+    drawn: Drawn = election_storm if arguments.elections else storm_scenario
+    if arguments.routing is not None:
+        drawn = partial(routed, drawn=drawn, routing=arguments.routing)
     return fuzz(first, first + arguments.seeds, arguments.jobs, drawn)
 
 

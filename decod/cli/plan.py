@@ -13,12 +13,14 @@ import click
 
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
+from decod.protocol.flows.registry import ROUTINGS
+from decod.sim.layouts import LAYOUTS
 
 ROUNDS_DEFAULT = 120
 """The number that GWTF's evaluation gives every algorithm."""
 
-_NEGOTIATED: Final = ("flow", "gwtf")
-_CENTRAL: Final = ("greedy", "fixed", "optimal")
+_NEGOTIATED: Final = tuple(name for name in ROUTINGS if name not in LAYOUTS)
+_CENTRAL: Final = tuple(LAYOUTS)
 _POLICIES: Final = ("utilisation", "gwtf", "capacity", "random", "optimal")
 _NUM_ROUTES_SHOWN_MAX = 100
 
@@ -204,19 +206,11 @@ def _say_few_rounds(rounds: int, rounds_min: int, num_stages: int) -> None:
 
 
 def _route_centrally(graph: FlowGraph, algorithm: str, *, seed: int, objective: str) -> list[Route]:
-    match algorithm:
-        case "greedy":
-            from decod.planner.greedy import greedy_routes
+    if algorithm == "optimal":
+        from decod.planner.optimal import optimal_routes
 
-            return greedy_routes(graph, _make_rng(seed))
-        case "fixed":
-            from decod.planner.fixed import fixed_routes
-
-            return fixed_routes(graph, _make_rng(seed))
-        case _:
-            from decod.planner.optimal import optimal_routes
-
-            return optimal_routes(graph, objective)
+        return optimal_routes(graph, objective)
+    return LAYOUTS[algorithm](graph, _make_rng(seed))
 
 
 def _make_rng(seed: int) -> random.Random:

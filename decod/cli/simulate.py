@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from decod.sim.layouts import ROUTING_NAMES
+
 if TYPE_CHECKING:
     from decod.sim.paper import Row
 
 _PAPERS: Final = ("gwtf-table2", "gwtf-table3", "gwtf-table5", "gwtf-figure5", "gwtf-table6")
-_ROUTINGS: Final = ("flow", "greedy", "fixed", "optimal")
 _NUM_SEEDS: Final = {"gwtf-table2": 25, "gwtf-table3": 25}
 """The numbers that the paper's authors ran, for the tables where they say so."""
 _NUM_SEEDS_DEFAULT: Final = 10
@@ -44,7 +45,7 @@ _PERCENT: Final = ("improvement",)
 )
 @click.option(
     "--routing",
-    type=click.Choice(_ROUTINGS),
+    type=click.Choice(ROUTING_NAMES),
     help="How a scenario's flows come about, in place of what its file says.",
 )
 @click.option(

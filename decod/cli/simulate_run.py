@@ -46,12 +46,11 @@ def _simulate(path: Path, *, routing: str | None, seed: int | None) -> dict[str,
     from decod.config.scenario_file import load_scenario
     from decod.sim.invariants import InvariantViolation
     from decod.sim.meter import mean_figures
-    from decod.sim.scenario import RoutingKind
     from decod.sim.simulation import Simulation
 
     scenario = load_scenario(path)
     if routing is not None:
-        scenario = replace(scenario, routing=RoutingKind(routing))
+        scenario = scenario.with_routing(routing)
     if seed is not None:
         scenario = replace(scenario, seed=seed)
     simulation = Simulation(scenario)
@@ -73,7 +72,7 @@ def _simulate(path: Path, *, routing: str | None, seed: int | None) -> dict[str,
     figures = simulation.meter.figures
     return {
         "scenario": str(path),
-        "routing": scenario.routing.value,
+        "routing": scenario.routing,
         "seed": scenario.seed,
         "iterations": [
             {

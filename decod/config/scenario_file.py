@@ -20,9 +20,11 @@ from decod.config.mirror import MirrorError, build, show_value
 from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.compute import ComputeProfile
+from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.network import Links, LinkSpec
-from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scenario
+from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 
 FILE_SIZE_MAX_BYTES: Final = 1 << 20
 NUM_HOSTS_MAX: Final = 1000
@@ -77,7 +79,8 @@ class _ScenarioFile(StrictModel):
     optimizer_s: _Seconds = 0.1
     reduce_s: _Seconds = 0.01
     jitter_ratio: _Ratio = 0.0
-    routing: Literal["flow", "greedy", "fixed", "optimal"] = "flow"
+    routing: str = ""
+    """Empty: as `protocol.routing` says."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     duration_max_s: Annotated[float, Field(gt=0, le=1e9)] = 1e6
     link: _LinkValues
@@ -117,8 +120,9 @@ def load_scenario(path: Path) -> Scenario:
     hosts = _make_hosts(place, file)
     for index, fault in enumerate(file.faults):
         _check_known(place, f"faults[{index}].host", fault.host, [host.name for host in hosts])
+    _check_routing(place, "routing", file.routing, ("", *ROUTING_NAMES))
     num_data = sum(host.stage_index == 0 for host in hosts)
-    return Scenario(
+    scenario = Scenario(
         seed=file.seed,
         num_data_nodes=num_data,
         num_relays=len(hosts) - num_data,
@@ -134,9 +138,9 @@ def load_scenario(path: Path) -> Scenario:
             for f in file.faults
         ),
         protocol=_make_protocol(place, file, hosts),
-        routing=RoutingKind(file.routing),
         hosts=tuple(hosts),
     )
+    return scenario.with_routing(file.routing) if file.routing else scenario
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -257,12 +261,24 @@ def _make_protocol(place: _Place, file: _ScenarioFile, hosts: Sequence[HostSpec]
         "min_nodes_per_stage": min(sizes.values()),
     }
     try:
-        return build(ProtocolConfig, waits | file.protocol)
+        protocol = build(ProtocolConfig, waits | file.protocol)
     except MirrorError as error:
         problem = error.problems[0]
         place.refuse("protocol", problem.what, problem.why, problem.fix)
     except ConfigError as error:
         place.refuse("protocol", error.what, error.why, error.fix)
+    _check_routing(place, "protocol.routing", protocol.routing, (*ROUTINGS,))
+    return protocol
+
+
+def _check_routing(place: _Place, where: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        place.refuse(
+            where,
+            f"is {show_value(name)}",
+            "there is no such routing",
+            f"give one of {', '.join(filter(None, known))}",
+        )
 
 
 # --- links ----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.config import ModelConfig, StagesConfig, stage_blocks
 from decod.model.shape import Shapes, block_shapes, outer_shapes
 from decod.protocol.core.params import PROTOCOL_VERSION, ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.wire.validate import STAGE_INDEX_MAX
 
@@ -140,6 +141,12 @@ def validate(run: RunConfig) -> None:
                 why="the sizes that decod can work with end there",
                 fix=f"give a value from 0 to {limit}",
             )
+    if run.protocol.routing not in ROUTINGS:
+        raise ConfigError(
+            f"protocol.routing is {ascii(run.protocol.routing)[:40]}",
+            why="there is no such routing",
+            fix=f"give one of {', '.join(ROUTINGS)}",
+        )
     if run.model.rope_theta <= 0:
         raise ConfigError(
             f"model.rope_theta is {run.model.rope_theta}",

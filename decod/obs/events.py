@@ -153,6 +153,8 @@ _SPECS = (
         "the run does not take this node yet: {reason}; it asks again, for {again_s} s at least",
         _W,
     ),
+    EventSpec("flow.exchanged", "a flow of {data_node} goes on where one of {other}'s did", _D),
+    EventSpec("flow.redirected", "a flow of {data_node} comes here instead of to {other}", _D),
     EventSpec("flows.settled", "settlement {epoch} is used: {num_flows} flows", _D),
     EventSpec("microbatch.deferred", "microbatch {microbatch} waits: {reason}", _W),
     EventSpec("microbatch.lost", "microbatch {microbatch} is given up", _W),

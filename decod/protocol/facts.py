@@ -8,7 +8,7 @@ from decod.protocol.core.identity import NodeState
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import View
-from decod.protocol.flows.live import KnownFlow
+from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.handover import Handover
 from decod.protocol.leadership.leader import Leader, LeaderState

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from decod.errors import ConfigError
+from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.elections import election_storm
 from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import OPTIONS, PART_OPTIONS, Cut, HostFault, Scenario
@@ -48,7 +49,10 @@ def _parsed(arguments: list[str] | None) -> tuple[Scenario, bool]:
         parser.add_argument(option, dest=name, type=type(value), default=value)
     for (part, name), option in PART_OPTIONS.items():
         value = getattr(getattr(default, part), name)
-        parser.add_argument(option, dest=f"{part}.{name}", type=type(value), default=value)
+        known = [*ROUTINGS] if name == "routing" else None
+        parser.add_argument(
+            option, dest=f"{part}.{name}", type=type(value), default=value, choices=known
+        )
     parser.add_argument("--fault", dest="faults", action="append", default=[])
     parser.add_argument("--cut", dest="cuts", action="append", default=[])
     parser.add_argument("--calm-s", type=float, help="when all faults are over")

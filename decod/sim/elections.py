@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
@@ -85,7 +85,7 @@ def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int =
         protocol=ProtocolConfig(
             min_nodes_per_stage=2,
             min_data_nodes=num_data,
-            routing=Routing.GREEDY,
+            routing="greedy",
             heartbeat_interval_s=0.25,
             heartbeat_timeout_s=1.0,
             probe_timeout_s=0.6,

@@ -4,14 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from decod.ids import NodeId
 from decod.planner.cost import Link, link_cost_s
-from decod.planner.fixed import fixed_routes
 from decod.planner.graph import FlowGraph, GraphNode, Route
-from decod.planner.greedy import greedy_routes
-from decod.planner.optimal import optimal_routes
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
+from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkSpec
-from decod.sim.scenario import RoutingKind, Scenario
+from decod.sim.scenario import Scenario
 
 Planner = Callable[[FlowGraph], list[Route]]
 
@@ -20,7 +18,7 @@ class PlannedRoutes:
     """The layout of a run with described hosts, planned anew for every set of members.
 
     Args:
-        scenario: The hosts, and the links between them.
+        scenario: The hosts, the links between them, and the layout's name.
         ids: Ids of all hosts, by name.
 
     Raises:
@@ -28,7 +26,8 @@ class PlannedRoutes:
     """
 
     def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
-        self._plan = _planner(scenario)
+        rng, lay_out = seeded(scenario.seed, "plan"), LAYOUTS[scenario.layout]
+        self._plan: Planner = lambda graph: lay_out(graph, rng)
         self._graph = true_graph(scenario, ids)
         self._known: dict[frozenset[NodeId], list[Route]] = {}
         self.layout([*ids.values()])
@@ -78,16 +77,3 @@ def true_graph(scenario: Scenario, ids: Mapping[str, NodeId]) -> FlowGraph:
 
 def _link(spec: LinkSpec) -> Link:
     return Link(spec.latency_s, spec.bandwidth_bytes_per_s)
-
-
-def _planner(scenario: Scenario) -> Planner:
-    rng = seeded(scenario.seed, "plan")
-    match scenario.routing:
-        case RoutingKind.GREEDY:
-            return lambda graph: greedy_routes(graph, rng)
-        case RoutingKind.FIXED:
-            return lambda graph: fixed_routes(graph, rng)
-        case RoutingKind.OPTIMAL:
-            return optimal_routes
-        case RoutingKind.FLOW:
-            raise AssertionError("the nodes find their flows by themselves")

@@ -3,30 +3,31 @@
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from random import Random
 
-from decod.ids import NodeId
+from typing_extensions import override
+
+from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
 from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.protocol.core.messages import Message
+from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.flows.gwtf.search import GwtfNegotiation
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.core.view import Member, Role, View
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.position import Position
+from decod.protocol.flows.registry import ROUTINGS
+from decod.protocol.flows.routing import Routing
+from decod.protocol.flows.searching import Search, SearchingRouting
 
-
-class Algorithm(StrEnum):
-    """How nodes find flows."""
-
-    FLOW = "flow"
-    """decod's own: a draft, improved along closed walks, then settled into flows."""
-    GWTF = "gwtf"
-    """The paper's: flows built hop by hop, and changed by pairs of nodes of a stage."""
+_CONFIG = ProtocolConfig(answer_timeout_s=6.0)
+"""A round counts as a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,12 @@ class Society:
     graph: FlowGraph
     seed: int = 0
     objective: Objective = Objective.SUM
-    algorithm: Algorithm = Algorithm.FLOW
+    algorithm: str = "flow"
+    """A name in `protocol.flows.registry`, of a routing that searches."""
     weather: Weather = field(default_factory=Weather)
-    nodes: dict[NodeId, Negotiation | GwtfNegotiation] = field(default_factory=dict)
+    nodes: dict[NodeId, Search] = field(default_factory=dict)
+    flows: dict[NodeId, RelayFlows | DataFlows] = field(default_factory=dict)
+    """The first flows of each node, if the search begins with them."""
     round: int = 0
     num_messages: dict[NodeId, int] = field(default_factory=lambda: defaultdict(int))
     _version: int = 0
@@ -85,32 +89,37 @@ class Society:
         """Go on with another graph: nodes have come or gone, or link costs have changed."""
         self.graph = graph
         self._version += 1
-        before, self.nodes = self.nodes, {}
+        before, self.nodes, self.flows = self.nodes, {}, {}
+        view = _view_of(graph, self._version)
         for node in sorted(graph.nodes.values(), key=lambda node: node.node_id):
             if node.capacity > 0:
                 previous = before.get(node.node_id)
-                self.nodes[node.node_id] = self._negotiation(node, previous)
+                self.nodes[node.node_id] = self._search(node, previous)
+                if self.nodes[node.node_id].BEGINS_WITH_FLOWS:
+                    self.flows[node.node_id] = self._first_flows(node, view)
+        for node_id, flows in self.flows.items():
+            self._post(node_id, flows.activate(self.round))
 
-    def _negotiation(
-        self, node: GraphNode, previous: Negotiation | GwtfNegotiation | None
-    ) -> Negotiation | GwtfNegotiation:
-        position = self._position(node)
-        rng = Random(f"{self.seed} {self._version} {node.node_id}")  # noqa: S311 - as above.
-        if self.algorithm is Algorithm.GWTF:
-            return GwtfNegotiation(
-                position,
-                view_version=self._version,
-                rng=rng,
-                previous=previous if isinstance(previous, GwtfNegotiation) else None,
-            )
-        return Negotiation(
-            position,
+    def _search(self, node: GraphNode, previous: Search | None) -> Search:
+        routing = ROUTINGS[self.algorithm]
+        assert issubclass(routing, SearchingRouting)
+        return routing.make_search(
+            self._position(node),
             view_version=self._version,
             settler=min(self.data_nodes, default=NodeId("")),
             compute=self._compute,
-            rng=rng,
-            previous=previous if isinstance(previous, Negotiation) else None,
+            rng=Random(f"{self.seed} {self._version} {node.node_id}"),  # noqa: S311 - as above.
+            previous=previous,
         )
+
+    def _first_flows(self, node: GraphNode, view: View) -> RelayFlows | DataFlows:
+        graph, node_id = self.graph, node.node_id
+        links = _KnownLinks(graph, node_id)
+        context = Context(node_id, _CONFIG, links, view, Iteration(1, 1))
+        context.previous = tuple(p for p in graph.previous[node_id] if p in view.by_id)
+        context.next = tuple(p for p in graph.next[node_id] if p in view.by_id)
+        kind = RelayFlows if node.stage_index else DataFlows
+        return kind(self.round, context, Routing(context, self._rng).price_s)
 
     def _position(self, node: GraphNode) -> Position:
         graph, node_id = self.graph, node.node_id
@@ -137,10 +146,26 @@ class Society:
         self.round += 1
         for letter in self._under_way.pop(self.round, ()):
             if letter.receiver in self.nodes and self._current(letter.message):
-                node = self.nodes[letter.receiver]
-                self._post(letter.receiver, node.received(letter.sender, letter.message))  # type: ignore[arg-type]
+                self._post(letter.receiver, self._received(letter))
         for node_id, node in self.nodes.items():
+            if (flows := self.flows.get(node_id)) is not None:
+                self._post(node_id, flows.overdue(self.round))
+                node.begin_with(flows)
             self._post(node_id, node.tick())
+
+    def _received(self, letter: _Letter) -> list[Effect]:
+        flows, sender, message = self.flows.get(letter.receiver), letter.sender, letter.message
+        match message:
+            case FlowCost() if flows is not None:
+                return flows.announced(self.round, sender, message)
+            case RequestFlow() if flows is not None:
+                return flows.requested(self.round, sender, message)
+            case FlowAnswer() if flows is not None:
+                return flows.answered(self.round, sender, message)
+            case Withdraw() if flows is not None:
+                return flows.withdrawn(self.round, sender, message)
+            case _:
+                return self.nodes[letter.receiver].received(sender, message)
 
     def settle(self, epoch: int = 1) -> None:
         """Let all data nodes end the search."""
@@ -157,8 +182,12 @@ class Society:
         return [
             Route((flow_id.data_node, *path, flow_id.data_node))
             for node_id in self.data_nodes
-            for flow_id, path in sorted(self.nodes[node_id].flows.items())
+            for flow_id, path in sorted(self._paths(node_id).items())
         ]
+
+    def _paths(self, node_id: NodeId) -> dict[FlowId, tuple[NodeId, ...]]:
+        decided = self.nodes[node_id].settling.decided
+        return {flow_id: flow.path for flow_id, flow in decided.items()}
 
     def _current(self, message: Message) -> bool:
         return getattr(message, "view_version", self._version) == self._version
@@ -202,15 +231,13 @@ def negotiate(
 
     Args:
         graph: The nodes and links. Each node knows its own links and capacity.
-        algorithm: `flow` or `gwtf`.
+        algorithm: A routing that searches, such as `flow` or `gwtf`.
         rounds: Number of message exchanges. The last ones, at most half, settle the draft. The
             first draft takes about two rounds per stage; settling it takes as long again.
         seed: Seed of the nodes' draws, such as how long a refused node waits.
         objective: `sum` or `max`.
     """
-    society = Society(
-        graph, seed=seed, objective=Objective(objective), algorithm=Algorithm(algorithm)
-    )
+    society = Society(graph, seed=seed, objective=Objective(objective), algorithm=algorithm)
     settle_at = max(rounds // 2, rounds - settling_rounds(graph))
     for number in range(rounds):
         if number == settle_at:
@@ -231,9 +258,41 @@ def rounds_min(graph: FlowGraph, algorithm: str) -> int:
     This is enough only if no node is in another's way. All flows, and good ones, take longer.
     """
     num = graph.num_stages
-    if algorithm == Algorithm.GWTF:
-        return min(4 * num + 12, 6 * num + 6)
-    return 2 * num + 8
+    # Offers of a draft run ahead of answers; Request Flow takes twice as long.
+    return 2 * num + 8 if algorithm == "flow" else min(4 * num + 12, 6 * num + 6)
+
+
+class _KnownLinks(LinkTable):
+    """A node's links, with the costs that the graph says."""
+
+    def __init__(self, graph: FlowGraph, node_id: NodeId) -> None:
+        super().__init__(activation_size_bytes=1, compute_s=0.0)
+        self._graph, self._node_id = graph, node_id
+
+    @override
+    def cost_s(self, peer: NodeId, *, peer_compute_s: float | None = None) -> float:
+        return self._graph.costs[self._node_id, peer]
+
+    @override
+    def transfer_s(self, peer: NodeId) -> float:
+        return 0.0
+
+
+def _view_of(graph: FlowGraph, version: int) -> View:
+    """Return a graph's nodes that can carry anything, as the members of a run."""
+    members = [
+        Member(
+            node.node_id,
+            "",
+            Role.RELAY if node.stage_index else Role.DATA,
+            node.stage_index,
+            node.capacity,
+        )
+        for node in graph.nodes.values()
+        if node.capacity > 0
+    ]
+    leader = min((m.node_id for m in members if not m.stage_index), default=NodeId(""))
+    return View.of(members, version=version, leader=leader, term=1, num_stages=graph.num_stages + 1)
 
 
 def _reward(graph: FlowGraph, objective: Objective) -> float:

@@ -15,9 +15,11 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
 from decod.sim.churn import Churn
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
+from decod.sim.layouts import LAYOUTS
 from decod.sim.network import LinkFaults, Links
 
 
@@ -55,19 +57,6 @@ class FaultKind(StrEnum):
     ROT = "rot"
     """A bit flips in an average that the host received, so it proposes another step than its stage.
     The only member of a stage would not be found out."""
-
-
-class RoutingKind(StrEnum):
-    """The way in which a simulated run gets its flows."""
-
-    FLOW = "flow"
-    """The nodes find the flows by themselves, as in a real run."""
-    GREEDY = "greedy"
-    """Laid out from outside, by SWARM's wiring on the true costs of all links."""
-    FIXED = "fixed"
-    """Laid out from outside: DT-FM's rigid pipelines."""
-    OPTIMAL = "optimal"
-    """Laid out from outside: the exact routing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +212,9 @@ class Scenario:
     would ensure. None: no such instant."""
     churn: tuple[Churn, ...] = ()
     """Crashes and returns by iteration, besides the faults."""
-    routing: RoutingKind = RoutingKind.FLOW
+    layout: str = ""
+    """The way in which flows are laid out from outside, by its name in `sim.layouts`; empty: the
+    nodes find them by themselves, as `protocol.routing` says."""
     hosts: tuple[HostSpec, ...] = ()
     """If given: all hosts, data nodes first, in the numbers above. Only the jitter of their jobs is
     then drawn."""
@@ -246,9 +237,9 @@ class Scenario:
             )
         if self.hosts:
             self._check_hosts()
-        elif self.routing is not RoutingKind.FLOW:
+        elif self.layout:
             raise ConfigError(
-                f"routing is {self.routing}",
+                f"routing is {self.layout}",
                 why="the stages of hosts that are drawn are not known beforehand",
                 fix="describe the hosts",
             )
@@ -311,10 +302,25 @@ class Scenario:
         plain = self.with_parts(default, PART_OPTIONS)
         others = [
             f"{name}={getattr(self, name)}"
-            for name in ("profile", "links", "link_faults", "protocol", "hosts", "routing", "churn")
+            for name in ("profile", "links", "link_faults", "protocol", "hosts", "layout", "churn")
             if getattr(plain, name) != getattr(default, name)
         ]
         return shlex.join(words) + (f"  # with {', '.join(others)}" if others else "")
+
+    @property
+    def routing(self) -> str:
+        """Where flows come from: the layout, or the nodes' own routing."""
+        return self.layout or self.protocol.routing
+
+    def with_routing(self, name: str) -> "Scenario":
+        """Return a copy whose flows come from a layout, or from the nodes' own routing.
+
+        Args:
+            name: One of `sim.layouts.ROUTING_NAMES`; a layout's counts if the hosts are described.
+        """
+        if name in LAYOUTS and (self.hosts or name not in ROUTINGS):
+            return replace(self, layout=name)
+        return replace(self, layout="", protocol=replace(self.protocol, routing=name))
 
     def with_parts(self, source: "Scenario", fields: Iterable[tuple[str, str]]) -> "Scenario":
         """Return a copy with these fields of its parts taken from another scenario."""

@@ -12,7 +12,6 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
-from decod.protocol.core.params import Routing
 from decod.sim.compute import StageModel
 from decod.sim.core import (
     Founding,
@@ -33,7 +32,7 @@ from decod.sim.meter import Meter
 from decod.sim.network import Network
 from decod.sim.planned import PlannedRoutes
 from decod.sim.progress import ProgressCheck
-from decod.sim.scenario import RoutingKind, Scenario
+from decod.sim.scenario import Scenario
 from decod.sim.trace import Trace
 
 _SEARCH_S = 2.0
@@ -113,8 +112,7 @@ class Simulation:
             replay=scenario.command(),
             trace=self.trace,
         )
-        planned = scenario.routing is not RoutingKind.FLOW
-        self._planned = PlannedRoutes(scenario, ids) if planned else None
+        self._planned = PlannedRoutes(scenario, ids) if scenario.layout else None
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
         self.world = World(self.kernel, network, scenario.profile, self.meter, scenario.protocol)
@@ -323,7 +321,7 @@ class Simulation:
         protocol = scenario.protocol
         if self._planned is not None:
             # The nodes do not search for flows that are laid out from outside.
-            protocol = replace(protocol, routing=Routing.GREEDY)
+            protocol = replace(protocol, routing="greedy")
         core = build_machine(founding, protocol, profile, rng=rng)
         machine: Machine = core
         if self._planned is not None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.compute import ComputeProfile
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded
@@ -147,7 +147,7 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
             min_nodes_per_stage=2,
             min_data_nodes=num_data,
             iteration_timeout_s=60.0,
-            routing=Routing.FLOW if seed % 4 == 0 else Routing.GREEDY,
+            routing=("flow", "greedy", "gwtf", "greedy")[seed % 4],
         ),
     )
     storm = rng.random() < (_STORM_RATIO_LARGE if large else _STORM_RATIO)

@@ -1,31 +1,28 @@
 """The codec's table for the messages of `decod.protocol.core.messages.gwtf`.
 
 **Size.** A node tells at most `PEER_FLOWS_MAX` flows, of at most 220 bytes each, and the costs of
-its links, 65 bytes each. So it can describe a next stage of 60000 relays. `FlowTrace` grows to the
-length of a path (221 kB), `StandingHops` to two numbers for each unit of capacity (650 kB). A
-request has a fixed number of places.
+its links, 65 bytes each. So it can describe a next stage of 60000 relays. A request has a fixed
+number of places.
 
 **Values that are passed on.** A request repeats what its sender was told of a flow. Numbers,
 versions, nodes and costs have the same limits in all messages, so every accepted value can be sent
-on. Costs to which a node adds are cut to the limit.
+on.
 """
 
 from collections.abc import Mapping
 
 from decod.protocol.core.messages import gwtf as m
-from decod.protocol.core.messages.negotiation import HOPS_MAX
 from decod.wire import fields as f
 from decod.wire import validate
-from decod.wire.routing_codec import LINK_COST, LINK_COSTS, PATH_COST_MAX
+from decod.wire.routing_codec import LINK_COST, LINK_COSTS
 
 
 def _verify_peer_flows(message: m.PeerFlows) -> None:
-    validate.unique("flows", [flow.number for flow in message.flows])
+    validate.unique("flows", [(flow.data_node, flow.number) for flow in message.flows])
     validate.unique("costs", [node_id for node_id, _ in message.costs])
 
 
-_PATH_COST = f.Capped(PATH_COST_MAX)
-_NEXT = f.Struct(m.NextHop, {"peer": f.NODE_ID, "number": f.COUNT, "cost": _PATH_COST})
+_NEXT = f.Struct(m.NextHop, {"peer": f.NODE_ID, "number": f.COUNT})
 _USE = f.Struct(m.LinkUse, {"cost": LINK_COST, "num_flows": f.NUM_FLOWS})
 _PEER_FLOW = f.Struct(
     m.PeerFlow,
@@ -39,8 +36,6 @@ _PEER_FLOW = f.Struct(
         "open": f.BOOLEAN,
     },
 )
-_NUMBERS = f.Scalars(validate.count, validate.CAPACITY_MAX, unique=True)
-_PASSED = f.Scalars(validate.node_id, HOPS_MAX, unique=True)
 
 _VIEW: Mapping[str, f.Field] = {"view_version": f.ITERATION}
 _CHANGE: Mapping[str, f.Field] = {**_VIEW, "change_id": f.NUMBER}
@@ -53,7 +48,6 @@ _REQUEST: Mapping[str, f.Field] = {
     "other_number": f.COUNT,
     "other_version": f.NUMBER,
 }
-_HOP: Mapping[str, f.Field] = {**_VIEW, "number": f.COUNT}
 
 BODIES: Mapping[str, f.Struct] = {
     "peer_query": f.Struct(m.PeerQuery, _VIEW),
@@ -69,21 +63,10 @@ BODIES: Mapping[str, f.Struct] = {
         m.RequestRedirect,
         {
             **_REQUEST,
-            "cost": _PATH_COST,
             "upstream": f.NODE_ID,
             "more": f.Repeated(_USE, 2, num_min=2),
         },
     ),
     "hops_answer": f.Struct(m.HopsAnswer, {**_CHANGE, "agreed": f.BOOLEAN}),
     "hops_decision": f.Struct(m.HopsDecision, {**_CHANGE, "made": f.BOOLEAN}),
-    "deny_hop": f.Struct(m.DenyHop, _HOP),
-    "denial_noted": f.Struct(m.DenialNoted, _HOP),
-    "standing_hops": f.Struct(
-        m.StandingHops,
-        {**_VIEW, "outward": _NUMBERS, "inward": _NUMBERS, "answer": f.BOOLEAN},
-    ),
-    "flow_trace": f.Struct(
-        m.FlowTrace,
-        {**_VIEW, "epoch": f.NUMBER, "flow_id": f.FLOW, "number": f.COUNT, "path": _PASSED},
-    ),
 }

@@ -26,6 +26,7 @@ def test_flow_beats_greedy_and_leaves_a_link_that_becomes_slow(
     rates = draw_rates(seed=1)
     found = compare(tmp_path, corpus, rates, num_max=LEFT_AFTER_MAX)
     print(f"{found}; the optimum costs {optimum_s(rates):.3f} s")
-    assert found.flow.cost_s < found.greedy.cost_s
-    assert found.flow.iteration_s < found.greedy.iteration_s
+    flow, greedy = found.by_routing["flow"], found.by_routing["greedy"]
+    assert flow.cost_s < greedy.cost_s
+    assert flow.iteration_s < greedy.iteration_s
     assert found.left_after is not None, f"flows still use {found.slowed}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from decod.planner.cost import Link, link_cost_s
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
 from decod.sim.host import SimHost
@@ -98,7 +98,7 @@ def test_reports_cease_when_nothing_changes() -> None:
 
 def test_a_link_and_a_host_that_become_ten_times_slower_are_seen_by_their_neighbours() -> None:
     """Within few iterations after the change, at the other end too. Flows stay where they are."""
-    stay = replace(SCENARIO.protocol, routing=Routing.GREEDY)
+    stay = replace(SCENARIO.protocol, routing="greedy")
     simulation = Simulation(replace(SCENARIO, num_iterations=40, protocol=stay))
     relays = [host for name, host in simulation.hosts.items() if not name.startswith("data")]
     seen: dict[str, float] = {}

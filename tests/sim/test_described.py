@@ -12,18 +12,19 @@ from decod.protocol.flows.building import DataFlows
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import ComputeProfile
 from decod.sim.core import InstalledFlows, Machine
+from decod.sim.layouts import ROUTING_NAMES
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
 from decod.sim.paper_churn import TABLES, churn_scenario
 from decod.sim.planned import PlannedRoutes, true_graph
-from decod.sim.scenario import FaultKind, HostFault, HostSpec, RoutingKind, Scenario
+from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
 from decod.sim.simulation import Simulation
 
 PROFILE = ComputeProfile(jitter_ratio=0.0, activation_bytes=1_000_000, parameter_bytes=1000)
 SLOW, FAST = LinkSpec(0.05, 2e6), LinkSpec(0.01, 1e8)
 
 
-def scenario(routing: RoutingKind = RoutingKind.FLOW, *faults: HostFault) -> Scenario:
+def scenario(routing: str = "flow", *faults: HostFault) -> Scenario:
     """Two stages of two relays; one way through them is fast, the rest slow."""
     stages = {"d": 0, "a1": 1, "b1": 1, "a2": 2, "b2": 2}
     pairs = [("d", "a1"), ("a1", "b2"), ("b2", "d")]
@@ -39,12 +40,11 @@ def scenario(routing: RoutingKind = RoutingKind.FLOW, *faults: HostFault) -> Sce
         links=Links(SLOW, fast),
         faults=faults,
         protocol=ProtocolConfig(min_nodes_per_stage=2),
-        routing=routing,
         hosts=tuple(
             HostSpec(name=name, stage_index=stage, capacity=4 if stage == 0 else 3, profile=PROFILE)
             for name, stage in stages.items()
         ),
-    )
+    ).with_routing(routing)
 
 
 def core(machine: Machine) -> NodeMachine:
@@ -53,8 +53,8 @@ def core(machine: Machine) -> NodeMachine:
     return machine
 
 
-@pytest.mark.parametrize("routing", RoutingKind)
-def test_every_routing_commits_every_microbatch(routing: RoutingKind) -> None:
+@pytest.mark.parametrize("routing", ROUTING_NAMES)
+def test_every_routing_commits_every_microbatch(routing: str) -> None:
     simulation = Simulation(scenario(routing))
     assert simulation.run().num_iterations == 3
     figures = simulation.meter.figures
@@ -65,7 +65,7 @@ def test_every_routing_commits_every_microbatch(routing: RoutingKind) -> None:
 
 
 def test_installed_flows_are_those_of_the_plan() -> None:
-    simulation = Simulation(scenario(RoutingKind.OPTIMAL))
+    simulation = Simulation(scenario("optimal"))
     names = {host.node_id: name for name, host in simulation.hosts.items()}
     simulation.run()
     machine = simulation.leader.machine
@@ -78,8 +78,8 @@ def test_installed_flows_are_those_of_the_plan() -> None:
     assert not kinds & {"FlowCost", "RequestFlow", "FlowAnswer", "Withdraw"}
 
 
-@pytest.mark.parametrize("routing", RoutingKind)
-def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> None:
+@pytest.mark.parametrize("routing", ROUTING_NAMES)
+def test_flows_are_laid_out_anew_without_a_lost_relay(routing: str) -> None:
     """b1 dies in the first iteration: its work is wasted, and a1, with room for 3, goes on
     alone.
     """
@@ -94,7 +94,7 @@ def test_flows_are_laid_out_anew_without_a_lost_relay(routing: RoutingKind) -> N
 def test_flows_of_a_mended_iteration_and_those_laid_out_for_the_next_are_told_apart() -> None:
     """A mend changes the view, not the flows; the next iteration has that view and other flows."""
     mended = churn_scenario(3, TABLES[3][2], 11, num_iterations=3)
-    simulation = Simulation(replace(mended, routing=RoutingKind.GREEDY))
+    simulation = Simulation(mended.with_routing("greedy"))
     assert simulation.run().num_iterations == 3
     lost = sum(not host.reachable for host in simulation.hosts.values())
     assert lost > 0
@@ -134,7 +134,7 @@ def test_true_costs_are_those_of_equation_1() -> None:
     expected_s = (data_s + relay_s) / 2 + 0.01 + 1e6 / 1e8
     assert graph.costs[ids["d"], ids["a1"]] == pytest.approx(expected_s)
     assert len(graph.costs) == 2 + 4 + 2
-    plan = PlannedRoutes(replace(described, routing=RoutingKind.GREEDY), ids)
+    plan = PlannedRoutes(described.with_routing("greedy"), ids)
     routes = plan.layout([*ids.values()])
     assert broken_rules(graph, routes) == []
     assert len(routes) == 4
@@ -143,4 +143,4 @@ def test_true_costs_are_those_of_equation_1() -> None:
 
 def test_drawn_hosts_find_their_own_flows() -> None:
     with pytest.raises(ConfigError, match="describe the hosts"):
-        Scenario(routing=RoutingKind.FIXED)
+        Scenario(layout="fixed")

@@ -43,19 +43,15 @@ def _draft_messages() -> list[m.Message]:
 
 def _gwtf_messages() -> list[m.Message]:
     """Return one message of every kind of GWTF's own search."""
-    following, use = gwtf.NextHop(BOB, 1, 0.5), gwtf.LinkUse(0.5, 1)
+    following, use = gwtf.NextHop(BOB, 1), gwtf.LinkUse(0.5, 1)
     flow = gwtf.PeerFlow(1, 1, ALICE, ALICE, 0.5, following, open=True)
     return [
         gwtf.PeerQuery(1),
         gwtf.PeerFlows(1, (flow,), ((BOB, 0.5),)),
         gwtf.ExchangeHops(1, 1, ALICE, 1, following, BOB, 1, 1, following, use, use),
-        gwtf.RequestRedirect(1, 1, ALICE, 1, 0.5, BOB, 1, 1, ALICE, following, (use, use)),
+        gwtf.RequestRedirect(1, 1, ALICE, 1, BOB, 1, 1, ALICE, following, (use, use)),
         gwtf.HopsAnswer(1, 1, agreed=True),
         gwtf.HopsDecision(1, 1, made=True),
-        gwtf.DenyHop(1, 1),
-        gwtf.DenialNoted(1, 1),
-        gwtf.StandingHops(1, (1,), (2, 3), answer=False),
-        gwtf.FlowTrace(1, 1, FLOW, 1, (BOB,)),
     ]
 
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,9 @@ from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.planner.greedy import greedy_routes
 from decod.planner.optimal import optimal_routes
 from decod.planner.shortening import shortened
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.flows.registry import ROUTINGS
+from decod.protocol.flows.searching import SearchingRouting
 from decod.train.params import OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
@@ -86,7 +88,7 @@ Hop = tuple[str, str]
 """A link in the direction of the forward pass, by its hosts' names."""
 
 
-def make_run(routing: Routing) -> RunConfig:
+def make_run(routing: str) -> RunConfig:
     """Return the run, which has no end. Only the way of finding flows differs."""
     return RunConfig(
         name="routing",
@@ -287,7 +289,11 @@ class Trial:
     def iteration_durations_s(self) -> dict[int, float]:
         """Return the length of each committed iteration."""
         records = self.leader.events("iteration.committed")
-        return {int(r["iteration"].partition(".")[0]): r["duration_s"] for r in records}
+        return {
+            int(r["iteration"].partition(".")[0]): r["duration_s"]
+            for r in records
+            if "duration_s" in r
+        }
 
     def hops_in_use(self) -> Counter[Hop]:
         """Return the number of flows on each link, according to the relays."""
@@ -327,39 +333,47 @@ class Trial:
 class Comparison:
     """The outcome of both ways of routing on the same network."""
 
-    greedy: Measured
-    flow: Measured
+    by_routing: Mapping[str, Measured]
+    """For each of the routings that were compared."""
     slowed: Hop
     """The link that was slowed under the flows of `flow`."""
     left_after: int | None
     """Iterations until none used it, including the one in which it became slow. None: never."""
 
 
-def compare(folder: Path, corpus: Path, rates: Mapping[Pair, float], *, num_max: int) -> Comparison:
-    """Run both ways of routing, one after the other, and slow a link down.
+def compare(
+    folder: Path,
+    corpus: Path,
+    rates: Mapping[Pair, float],
+    *,
+    num_max: int,
+    routings: Sequence[str] = ("greedy", "flow"),
+) -> Comparison:
+    """Run the same with one routing after the other; under `flow`, slow a link down at the end.
 
     Args:
         folder: An existing folder with a short path, for the daemons' folders.
         corpus: Folder of prepared data.
         rates: The network.
         num_max: Number of iterations after which a link counts as never left.
+        routings: Names of routings, `flow` among them.
     """
-    found: dict[Routing, Measured] = {}
+    found: dict[str, Measured] = {}
     hop: Hop | None = None
     left_after: int | None = None
-    for routing in (Routing.GREEDY, Routing.FLOW):
+    for routing in routings:
         with (
             Network(HOSTS, rates) as network,
             Cluster(folder / routing, make_run(routing), corpus, network) as cluster,
         ):
             trial = Trial(cluster, network)
             trial.start()
-            if routing is Routing.FLOW:
+            if issubclass(ROUTINGS[routing], SearchingRouting):
                 trial.settle()
             found[routing] = trial.measure()
-            if routing is Routing.FLOW:
+            if routing == "flow":
                 hop = link_to_slow(rates, trial.hops_in_use(), SLOWING)
                 trial.set_rates(slowed(rates, hop, SLOWING))
                 left_after = trial.iterations_until_left(hop, num_max=num_max)
     assert hop is not None
-    return Comparison(found[Routing.GREEDY], found[Routing.FLOW], hop, left_after)
+    return Comparison(found, hop, left_after)

@@ -15,7 +15,6 @@ from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
 from decod.net.limits import LIMITS, MIB
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
@@ -221,8 +220,6 @@ class _Maker:
         path = tuple(ids[:100])
         settled = routing.SettledFlow(path, (0.5,) * 101)
         yield routing.Routes(1, 1, (settled,) * (num // 60))
-        numbers = tuple(range(min(num, 65536)))
-        yield gwtf.StandingHops(1, numbers, numbers, answer=False)
 
     # --- more than one ------------------------------------------------------------------------
 

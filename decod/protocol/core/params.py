@@ -1,22 +1,11 @@
 """The protocol's numbers: timeouts, degrees, limits. Part of the manifest, so all share them."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from decod.errors import ConfigError
 
 PROTOCOL_VERSION = 12
 """Grows when members of two releases can no longer train together."""
-
-
-class Routing(StrEnum):
-    """How microbatches find their way."""
-
-    FLOW = "flow"
-    """Flows of least cost, which the nodes go on improving (`protocol.routing`)."""
-    GREEDY = "greedy"
-    """Each node takes the nearest node of the next stage that has room, as GWTF describes SWARM's
-    routing; flows stay as they were built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +20,8 @@ class ProtocolConfig:
     """How long a suspect has to answer the leader before it is removed."""
     answer_timeout_s: float = 5.0
     """How long a RequestFlow may stay unanswered before the requester asks again."""
-    routing: Routing = Routing.FLOW
-    """How flows are found."""
+    routing: str = "flow"
+    """How flows are found: a name in `protocol.flows.registry`."""
     negotiation_interval_s: float = 0.5
     """Length of an iteration in the search for better flows: above the time of one exchange."""
     complete_timeout_s: float = 30.0

@@ -244,6 +244,20 @@ def previous_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[Node
     )
 
 
+def stage_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, ...]:
+    """Return the other nodes of its stage that `node_id` may exchange parts of flows with.
+
+    In a large stage those nearest to it on a ring, so that whom it knows knows it too.
+    """
+    stage = [m.node_id for m in view.workers[view.by_id[node_id].stage_index]]
+    if node_id not in stage:
+        return ()
+    here, reach = stage.index(node_id), max(1, max_peers // 2)
+    offsets = range(-reach, reach + 1) if 2 * reach + 1 < len(stage) else range(len(stage))
+    found = dict.fromkeys(stage[(here + offset) % len(stage)] for offset in offsets)
+    return tuple(other for other in found if other != node_id)
+
+
 def _workers_after(view: View, stage: int) -> tuple[Member, ...]:
     return view.workers[(stage + 1) % view.num_stages]
 

@@ -21,12 +21,12 @@ Lost messages: an unanswered request is withdrawn and made anew; an announcement
 up is repeated, less and less often.
 
 These first flows are soon there and valid, not the cheapest. The search for better ones goes on
-beside them (`protocol.routing`); between two iterations its result takes their place (`adopt`).
+beside them (`searching`); between two iterations its result takes their place (`adopt`).
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -37,7 +37,6 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import SettledFlow
-from decod.protocol.core.params import Routing
 from decod.protocol.core.view import flow_quota, flow_room
 from decod.protocol.flows.negotiation.settling import SettledHop
 
@@ -178,10 +177,17 @@ class Outflows:
 
 
 @dataclass(slots=True)
-class _Offer:
+class Offer:
+    """What a node of the next stage says of its unpaired outflows to one data node."""
+
     cost_s: float
+    """Of the cheapest, from there to the sink."""
     num_unpaired: int
     compute_s: float
+
+
+Price = Callable[[NodeId, Offer, int], float]
+"""What an offered flow costs from here; see `Routing.price_s`."""
 
 
 @dataclass(slots=True)
@@ -210,7 +216,8 @@ class Inflows:
     """What the next stage offers, and this node's requests for it."""
 
     context: Context
-    _offers: dict[tuple[NodeId, NodeId], _Offer] = field(default_factory=dict)
+    price_s: Price
+    _offers: dict[tuple[NodeId, NodeId], Offer] = field(default_factory=dict)
     _requests: dict[int, _Request] = field(default_factory=dict)
     _next_id: int = 1
     _uses: Counter[NodeId] = field(default_factory=Counter)
@@ -228,7 +235,7 @@ class Inflows:
 
     def announced(self, sender: NodeId, message: FlowCost) -> None:
         if sender in self.context.next:
-            self._offers[sender, message.data_node] = _Offer(
+            self._offers[sender, message.data_node] = Offer(
                 message.cost_s, message.num_unpaired, message.compute_s
             )
 
@@ -302,13 +309,8 @@ class Inflows:
                 effects.append(Send(request.peer, withdraw))
         return effects
 
-    def _total_s(self, peer: NodeId, offer: _Offer) -> float:
-        if self.context.config.routing is Routing.GREEDY:
-            return self.context.links.cost_s(peer)
-        links = self.context.links
-        # Microbatches that share a link take turns on it.
-        shared_s = self._uses[peer] * links.transfer_s(peer)
-        return offer.cost_s + links.cost_s(peer, peer_compute_s=offer.compute_s) + shared_s
+    def _total_s(self, peer: NodeId, offer: Offer) -> float:
+        return self.price_s(peer, offer, self._uses[peer])
 
 
 @dataclass(slots=True)
@@ -324,10 +326,11 @@ class RelayFlow:
 class _Flows:
     """Both halves of a node's flows: what it offers upstream and what it asks for downstream."""
 
-    def __init__(self, now_s: float, context: Context) -> None:
+    def __init__(self, now_s: float, context: Context, price_s: Price) -> None:
         self._context = context
+        self._price_s = price_s
         self.outflows = Outflows(now_s, context)
-        self._inflows = Inflows(context)
+        self._inflows = Inflows(context, price_s)
         self._active = False
         self.final = False
         """There will be no more in this iteration."""
@@ -341,7 +344,7 @@ class _Flows:
         """Take settled flows in place of those that were built; ask and offer no more."""
         self._active = False
         self.final = True
-        self._inflows = Inflows(self._context)
+        self._inflows = Inflows(self._context, self._price_s)
         self.outflows.unpaired.clear()
         self.outflows.paired.clear()
         self.outflows.paired.update(upstream)
@@ -388,14 +391,19 @@ class _Flows:
 class RelayFlows(_Flows):
     """A relay's flows: every outflow that it got is offered on, and paired with an inflow."""
 
-    def __init__(self, now_s: float, context: Context) -> None:
-        super().__init__(now_s, context)
+    def __init__(self, now_s: float, context: Context, price_s: Price) -> None:
+        super().__init__(now_s, context, price_s)
         self.entries: dict[FlowId, RelayFlow] = {}
         self._quota = flow_quota(context.view, context.node_id)
         self.room = flow_room(context.view, context.node_id)
         wait_s = context.config.answer_timeout_s
         self._relax_s = [now_s + 2 * wait_s, now_s + wait_s]
         """When a bound falls, last first."""
+
+    @property
+    def growing(self) -> bool:
+        """Whether a bound may still fall, and bring flows that it has kept away."""
+        return self._active and bool(self._relax_s)
 
     @property
     @override
@@ -471,8 +479,8 @@ class RelayFlows(_Flows):
 class DataFlows(_Flows):
     """A data node's flows: sink of its slots towards the last stage, source towards the first."""
 
-    def __init__(self, now_s: float, context: Context) -> None:
-        super().__init__(now_s, context)
+    def __init__(self, now_s: float, context: Context, price_s: Price) -> None:
+        super().__init__(now_s, context, price_s)
         self.complete: dict[FlowId, Granted] = {}
         """Flows that lead from the first relay stage all the way home."""
         self.carried: dict[FlowId, Granted] = {}

@@ -11,7 +11,7 @@ from decod.protocol.core.messages.negotiation import Hop
 _EXPONENT = 8
 """A sum of 8th powers is governed by its largest terms: the smooth stand-in for the maximum."""
 
-_ITERATIONABOUT = 2
+_ROUNDABOUT = 2
 """Places that a near walk may have beyond a straight one."""
 
 LINK_COST_MAX = 1e9
@@ -69,7 +69,7 @@ class Position:
         Longer ones may well have been made up by nodes that still believe each other when there is
         nothing to be had any more, as in any path-vector protocol.
         """
-        return 2 * (self.num_stages + 1) + _ITERATIONABOUT
+        return 2 * (self.num_stages + 1) + _ROUNDABOUT
 
     @property
     def crowding(self) -> int:

@@ -15,7 +15,8 @@ from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows
-from decod.protocol.flows.live import KnownFlow, LiveRouting
+from decod.protocol.flows.registry import make_routing
+from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.data_positions import Positions
@@ -58,7 +59,7 @@ class Pipeline:
         self._policy = policy or EveryIteration()
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
-        self.routing = LiveRouting(context, rng)
+        self.routing = make_routing(context, rng)
         self.step: Step | None = None
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
@@ -145,7 +146,7 @@ class Pipeline:
         if self.flows is not None:
             effects += self.flows.overdue(now_s)
         if self.copy.loaded and not self.paused:
-            effects += self.routing.overdue(now_s)
+            effects += self.routing.overdue(now_s, self.flows)
         return effects + self.copy.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
@@ -229,7 +230,8 @@ class Pipeline:
         anew = renewed or self._mended
         if anew:
             data = self._role is Role.DATA
-            self.flows = DataFlows(now_s, context) if data else RelayFlows(now_s, context)
+            kind = DataFlows if data else RelayFlows
+            self.flows = kind(now_s, context, self.routing.price_s)
             self._mended = False
         if isinstance(self.flows, DataFlows):
             self.flows.carried = self.routing.carried()

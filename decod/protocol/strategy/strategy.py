@@ -13,7 +13,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Received, SendFailed
 from decod.protocol.core.messages import BeginAggregation, Message, Open, Ready
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.flows.live import KnownFlow
+from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.data_positions import Positions
 

@@ -57,7 +57,7 @@ class DeliverResponse(_message.Message):
     def __init__(self, num_dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "deny_hop", "denial_noted", "standing_hops", "flow_trace", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
+    __slots__ = ("run_id", "sender_id", "term", "sequence", "goal_id", "origin_id", "ticket", "join", "assign", "refuse", "prepared", "heartbeat", "suspect", "passed", "ping", "pong", "leave", "catch_up", "flow_cost", "request_flow", "flow_answer", "withdraw", "forward_activation", "backward_gradient", "complete", "deny", "report", "begin_aggregation", "reduce_part", "reduced_part", "gradient_squares", "gradient_norm", "ready", "open", "can_take", "utilisation_query", "utilisation_answer", "draft_offer", "request_units", "units_answer", "draft_units", "residual_walk", "request_change", "change_answer", "change_decision", "claim", "claimed", "claims", "routes", "install", "link_report", "link_probe", "peer_query", "peer_flows", "exchange_hops", "request_redirect", "hops_answer", "hops_decision", "settle", "installed", "mend", "reroute", "mended", "differs", "capacity", "capacity_answer", "canvass", "canvass_answer", "candidacy", "vote", "leader_is", "confirm", "follow", "followed", "average")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -116,10 +116,6 @@ class Envelope(_message.Message):
     REQUEST_REDIRECT_FIELD_NUMBER: _ClassVar[int]
     HOPS_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HOPS_DECISION_FIELD_NUMBER: _ClassVar[int]
-    DENY_HOP_FIELD_NUMBER: _ClassVar[int]
-    DENIAL_NOTED_FIELD_NUMBER: _ClassVar[int]
-    STANDING_HOPS_FIELD_NUMBER: _ClassVar[int]
-    FLOW_TRACE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
     MEND_FIELD_NUMBER: _ClassVar[int]
@@ -195,10 +191,6 @@ class Envelope(_message.Message):
     request_redirect: RequestRedirect
     hops_answer: HopsAnswer
     hops_decision: HopsDecision
-    deny_hop: DenyHop
-    denial_noted: DenialNoted
-    standing_hops: StandingHops
-    flow_trace: FlowTrace
     settle: Settle
     installed: Installed
     mend: Mend
@@ -216,7 +208,7 @@ class Envelope(_message.Message):
     follow: Follow
     followed: Followed
     average: Average
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., deny_hop: _Optional[_Union[DenyHop, _Mapping]] = ..., denial_noted: _Optional[_Union[DenialNoted, _Mapping]] = ..., standing_hops: _Optional[_Union[StandingHops, _Mapping]] = ..., flow_trace: _Optional[_Union[FlowTrace, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., term: _Optional[int] = ..., sequence: _Optional[int] = ..., goal_id: _Optional[str] = ..., origin_id: _Optional[str] = ..., ticket: _Optional[int] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., passed: _Optional[_Union[Passed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., flow_cost: _Optional[_Union[FlowCost, _Mapping]] = ..., request_flow: _Optional[_Union[RequestFlow, _Mapping]] = ..., flow_answer: _Optional[_Union[FlowAnswer, _Mapping]] = ..., withdraw: _Optional[_Union[Withdraw, _Mapping]] = ..., forward_activation: _Optional[_Union[ForwardActivation, _Mapping]] = ..., backward_gradient: _Optional[_Union[BackwardGradient, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., deny: _Optional[_Union[Deny, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., begin_aggregation: _Optional[_Union[BeginAggregation, _Mapping]] = ..., reduce_part: _Optional[_Union[ReducePart, _Mapping]] = ..., reduced_part: _Optional[_Union[ReducedPart, _Mapping]] = ..., gradient_squares: _Optional[_Union[GradientSquares, _Mapping]] = ..., gradient_norm: _Optional[_Union[GradientNorm, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., can_take: _Optional[_Union[CanTake, _Mapping]] = ..., utilisation_query: _Optional[_Union[UtilisationQuery, _Mapping]] = ..., utilisation_answer: _Optional[_Union[UtilisationAnswer, _Mapping]] = ..., draft_offer: _Optional[_Union[DraftOffer, _Mapping]] = ..., request_units: _Optional[_Union[RequestUnits, _Mapping]] = ..., units_answer: _Optional[_Union[UnitsAnswer, _Mapping]] = ..., draft_units: _Optional[_Union[DraftUnits, _Mapping]] = ..., residual_walk: _Optional[_Union[ResidualWalk, _Mapping]] = ..., request_change: _Optional[_Union[RequestChange, _Mapping]] = ..., change_answer: _Optional[_Union[ChangeAnswer, _Mapping]] = ..., change_decision: _Optional[_Union[ChangeDecision, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., claims: _Optional[_Union[Claims, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., install: _Optional[_Union[Install, _Mapping]] = ..., link_report: _Optional[_Union[LinkReport, _Mapping]] = ..., link_probe: _Optional[_Union[LinkProbe, _Mapping]] = ..., peer_query: _Optional[_Union[PeerQuery, _Mapping]] = ..., peer_flows: _Optional[_Union[PeerFlows, _Mapping]] = ..., exchange_hops: _Optional[_Union[ExchangeHops, _Mapping]] = ..., request_redirect: _Optional[_Union[RequestRedirect, _Mapping]] = ..., hops_answer: _Optional[_Union[HopsAnswer, _Mapping]] = ..., hops_decision: _Optional[_Union[HopsDecision, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., reroute: _Optional[_Union[Reroute, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., capacity_answer: _Optional[_Union[CapacityAnswer, _Mapping]] = ..., canvass: _Optional[_Union[Canvass, _Mapping]] = ..., canvass_answer: _Optional[_Union[CanvassAnswer, _Mapping]] = ..., candidacy: _Optional[_Union[Candidacy, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., leader_is: _Optional[_Union[LeaderIs, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., followed: _Optional[_Union[Followed, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "attempt", "era")
@@ -1119,14 +1111,12 @@ class Installed(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class NextHop(_message.Message):
-    __slots__ = ("peer", "number", "cost")
+    __slots__ = ("peer", "number")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    COST_FIELD_NUMBER: _ClassVar[int]
     peer: str
     number: int
-    cost: float
-    def __init__(self, peer: _Optional[str] = ..., number: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LinkUse(_message.Message):
     __slots__ = ("cost", "num_flows")
@@ -1197,12 +1187,11 @@ class ExchangeHops(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., data_node: _Optional[str] = ..., number: _Optional[int] = ..., next: _Optional[_Union[NextHop, _Mapping]] = ..., other: _Optional[str] = ..., other_number: _Optional[int] = ..., other_version: _Optional[int] = ..., other_next: _Optional[_Union[NextHop, _Mapping]] = ..., less: _Optional[_Union[LinkUse, _Mapping]] = ..., more: _Optional[_Union[LinkUse, _Mapping]] = ...) -> None: ...
 
 class RequestRedirect(_message.Message):
-    __slots__ = ("view_version", "change_id", "data_node", "number", "cost", "other", "other_number", "other_version", "upstream", "next", "more")
+    __slots__ = ("view_version", "change_id", "data_node", "number", "other", "other_number", "other_version", "upstream", "next", "more")
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_NODE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    COST_FIELD_NUMBER: _ClassVar[int]
     OTHER_FIELD_NUMBER: _ClassVar[int]
     OTHER_NUMBER_FIELD_NUMBER: _ClassVar[int]
     OTHER_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -1213,14 +1202,13 @@ class RequestRedirect(_message.Message):
     change_id: int
     data_node: str
     number: int
-    cost: float
     other: str
     other_number: int
     other_version: int
     upstream: str
     next: NextHop
     more: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., data_node: _Optional[str] = ..., number: _Optional[int] = ..., cost: _Optional[float] = ..., other: _Optional[str] = ..., other_number: _Optional[int] = ..., other_version: _Optional[int] = ..., upstream: _Optional[str] = ..., next: _Optional[_Union[NextHop, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., data_node: _Optional[str] = ..., number: _Optional[int] = ..., other: _Optional[str] = ..., other_number: _Optional[int] = ..., other_version: _Optional[int] = ..., upstream: _Optional[str] = ..., next: _Optional[_Union[NextHop, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
 
 class HopsAnswer(_message.Message):
     __slots__ = ("view_version", "change_id", "agreed")
@@ -1241,48 +1229,6 @@ class HopsDecision(_message.Message):
     change_id: int
     made: bool
     def __init__(self, view_version: _Optional[int] = ..., change_id: _Optional[int] = ..., made: _Optional[bool] = ...) -> None: ...
-
-class DenyHop(_message.Message):
-    __slots__ = ("view_version", "number")
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    view_version: int
-    number: int
-    def __init__(self, view_version: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
-
-class DenialNoted(_message.Message):
-    __slots__ = ("view_version", "number")
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    view_version: int
-    number: int
-    def __init__(self, view_version: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
-
-class StandingHops(_message.Message):
-    __slots__ = ("view_version", "outward", "inward", "answer")
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    OUTWARD_FIELD_NUMBER: _ClassVar[int]
-    INWARD_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
-    view_version: int
-    outward: _containers.RepeatedScalarFieldContainer[int]
-    inward: _containers.RepeatedScalarFieldContainer[int]
-    answer: bool
-    def __init__(self, view_version: _Optional[int] = ..., outward: _Optional[_Iterable[int]] = ..., inward: _Optional[_Iterable[int]] = ..., answer: _Optional[bool] = ...) -> None: ...
-
-class FlowTrace(_message.Message):
-    __slots__ = ("view_version", "epoch", "flow_id", "number", "path")
-    VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    FLOW_ID_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    view_version: int
-    epoch: int
-    flow_id: FlowId
-    number: int
-    path: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., flow_id: _Optional[_Union[FlowId, _Mapping]] = ..., number: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Canvass(_message.Message):
     __slots__ = ("view_term", "iteration", "view_version")

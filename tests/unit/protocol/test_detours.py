@@ -13,9 +13,10 @@ from decod.protocol.core.events import SendFailed, TensorSent
 from decod.protocol.core.jobs import Backward, EmbedBackward, Forward, Head, Loss
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import BackwardGradient, Complete, Deny, ForwardActivation
-from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -139,7 +140,7 @@ class Relay:
         self.context.detours = Detours(links)
         for peer, rate in ((R1A, 1.0), (R3A, 1.0), (D0, 10.0)):
             links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
-        self.flows = RelayFlows(0.0, self.context)
+        self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R3A, 2.0)
         self.flows.outflows.paired[flow(0)] = R1A
         self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
@@ -195,7 +196,7 @@ def test_complete_tells_how_good_a_detour_was(waited_s: float, then: NodeId) -> 
 
 def begun(context: Context) -> DataMicrobatches:
     """Return d0's machine, with the first microbatch at its begin."""
-    flows = DataFlows(0.0, context)
+    flows = data_flows(context)
     flows.complete[flow(0)] = Granted(flow(0), R1A, 3.0, PATH)
     machine = DataMicrobatches(context, lambda: flows, list, num_microbatches=1)
     machine.open(0.0)

@@ -13,6 +13,7 @@ from decod.ids import FlowId, NodeId
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.flows.building import DataFlows, RelayFlows
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -49,13 +50,13 @@ def answer(
 
 
 def sink() -> DataFlows:
-    flows = DataFlows(0.0, context_of(D0, VIEW))
+    flows = data_flows(context_of(D0, VIEW))
     flows.activate(0.0)
     return flows
 
 
 def relay(node: NodeId = R2A, *, active: bool = True) -> RelayFlows:
-    flows = RelayFlows(0.0, context_of(node, VIEW))
+    flows = relay_flows(context_of(node, VIEW))
     if active:
         flows.activate(0.0)
     return flows
@@ -72,7 +73,7 @@ def with_flow(flows: RelayFlows, sender: NodeId = D0, *, at_s: float = 0.0) -> R
 
 
 def test_a_data_node_offers_its_slots_to_the_last_stage() -> None:
-    flows = DataFlows(0.0, context_of(D0, VIEW))
+    flows = data_flows(context_of(D0, VIEW))
     assert flows.activate(0.0) == [Send(R2A, cost(0.0, 2))]
 
 
@@ -179,7 +180,7 @@ def test_nothing_is_repeated_once_all_is_paired() -> None:
 
 def test_before_the_first_stage_only_the_data_node_of_a_flow_is_told() -> None:
     view = view_of("d0", "d1", "r1a")
-    flows = RelayFlows(0.0, context_of(R1A, view))
+    flows = relay_flows(context_of(R1A, view))
     flows.activate(0.0)
     flows.announced(0.0, D1, cost(0.0, 1, D1))
     effects = flows.answered(0.0, D1, answer(1, flow(0, D1)))
@@ -210,7 +211,7 @@ def test_the_cheapest_outflow_is_asked_for_link_included() -> None:
     context = context_of(R1A, view)
     context.links.measured(R2A, latency_s=1.0, bandwidth_bytes_per_s=None)
     context.links.measured(R2B, latency_s=0.1, bandwidth_bytes_per_s=None)
-    flows = RelayFlows(0.0, context)
+    flows = relay_flows(context)
     flows.announced(0.0, R2A, cost(1.0, 1))
     flows.announced(0.0, R2B, cost(1.5, 2))
     assert sent(flows.activate(0.0)) == [(R2B, request(1, 1.5)), (R2B, request(2, 1.5))]
@@ -273,7 +274,7 @@ def test_offers_of_nodes_that_are_no_neighbours_are_ignored() -> None:
 
 def test_a_data_node_asks_only_for_flows_to_itself() -> None:
     view = view_of("d0", "d1", "r1a")
-    flows = DataFlows(0.0, context_of(D0, view))
+    flows = data_flows(context_of(D0, view))
     flows.activate(0.0)
     assert flows.announced(0.0, R1A, cost(1.0, 1, D1)) == []
     assert flows.announced(0.0, R1A, cost(1.0, 1)) == [Send(R1A, request(1, 1.0))]
@@ -318,7 +319,7 @@ def test_a_paired_flow_that_breaks_is_no_longer_announced() -> None:
 def test_scarce_capacity_is_shared_until_a_bound_falls() -> None:
     """Of two equal relays neither takes more than its half at first; later it may."""
     big = [member("r1a", capacity=4), member("r1b", capacity=4)]
-    flows = RelayFlows(0.0, context_of(R1A, view_of(member("d0", capacity=4), *big)))
+    flows = relay_flows(context_of(R1A, view_of(member("d0", capacity=4), *big)))
     flows.activate(0.0)
     assert len(flows.announced(0.0, D0, cost(0.0, 4))) == 2
     for k in (1, 2):
@@ -332,7 +333,7 @@ def test_scarce_capacity_is_shared_until_a_bound_falls() -> None:
 def test_the_bound_on_data_nodes_falls_after_one_answer_timeout() -> None:
     """A relay that only knows another data node's flows takes those, within its share."""
     view = view_of(member("d0", capacity=2), member("d1", capacity=2), "r1a", "r1b")
-    flows = RelayFlows(0.0, context_of(R1A, view))
+    flows = relay_flows(context_of(R1A, view))
     flows.activate(0.0)
     assert flows.announced(0.0, D1, cost(0.0, 2, D1)) == []
     assert len(flows.overdue(5.0)) == 2

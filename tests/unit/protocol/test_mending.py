@@ -19,11 +19,12 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.negotiation import Hop
 from decod.protocol.core.view import View
-from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.flows.substitutes import Substitutes, replaced
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.microbatch import Phase
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -71,7 +72,7 @@ class Relay:
 
     def __init__(self, node: NodeId, *, keep_max_bytes: int = 1 << 30) -> None:
         self.context = context_of(node, view(), config=configured(keep_max_bytes=keep_max_bytes))
-        self.flows = RelayFlows(0.0, self.context)
+        self.flows = relay_flows(self.context)
         self.loaded = True
         if node == R1A:
             self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
@@ -261,7 +262,7 @@ class Data:
         self.context: Context = context_of(
             D0, view(), config=configured(keep_max_bytes=keep_max_bytes)
         )
-        self.flows = DataFlows(0.0, self.context)
+        self.flows = data_flows(self.context)
         self.flows.complete[flow(0)] = Granted(flow(0), R1A, 1.0, OLD)
         self.machine = DataMicrobatches(
             self.context, lambda: self.flows, list, num_microbatches=num_microbatches

@@ -15,10 +15,11 @@ from decod.protocol.core.messages import (
     Report,
     Suspect,
 )
-from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
+from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.microbatch import Phase
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -59,7 +60,7 @@ class Relay:
 
     def __init__(self) -> None:
         self.context = context_of(R1A, view_of("d0", "r1a", "r2a"))
-        self.flows = RelayFlows(0.0, self.context)
+        self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
         self.flows.outflows.paired[flow(0)] = D0
         self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
@@ -231,7 +232,7 @@ class Data:
     def __init__(self, *, num_microbatches: int = 2, num_flows: int = 1) -> None:
         big = member("d0", capacity=4)
         self.context: Context = context_of(D0, view_of(big, "r1a", "r1b", "r2a", "r2b"))
-        self.flows = DataFlows(0.0, self.context)
+        self.flows = data_flows(self.context)
         for slot in range(num_flows):
             self.flows.outflows.paired[flow(slot)] = R2A
             self.flows.complete[flow(slot)] = Granted(flow(slot), R1A, float(slot), PATH)

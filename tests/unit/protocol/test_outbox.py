@@ -13,6 +13,7 @@ from decod.protocol.core.messages import (
     Leave,
     Message,
     Ping,
+    Ready,
     ReducedPart,
     Withdraw,
 )
@@ -48,6 +49,7 @@ def context() -> Context:
         Withdraw(3, 7),
         Leave("drained"),
         Passed(7, arrived=False),
+        Ready(AveragingId(ITERATION, 3), ()),
         repeated(EARLIER, Opening(ITERATION, Iteration(0, 0), VIEW), "lost a node"),
         committed(EARLIER, Opening(ITERATION, EARLIER, VIEW), 1.0, 1),
     ],

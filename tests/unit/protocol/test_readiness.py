@@ -2,8 +2,9 @@
 
 from decod.protocol.core.effects import Send
 from decod.protocol.core.messages import CanTake
-from decod.protocol.flows.building import DataFlows, RelayFlow, RelayFlows
+from decod.protocol.flows.building import RelayFlow
 from decod.protocol.strategy.readiness import Readiness
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     D1,
@@ -22,7 +23,7 @@ VIEW = view_of("d0", "d1", "r1a", "r1b", "r2a", "r2b")
 
 def test_a_relay_tells_who_sends_to_it_when_all_behind_those_flows_are_ready() -> None:
     context = context_of(R1A, VIEW)
-    flows, readiness = RelayFlows(0.0, context), Readiness(context)
+    flows, readiness = relay_flows(context), Readiness(context)
     for slot, downstream, upstream in ((0, R2A, D0), (1, R2B, D0), (2, R2B, D1)):
         flows.entries[flow(slot)] = RelayFlow(flow(slot), downstream, 1.0)
         flows.outflows.paired[flow(slot)] = upstream
@@ -42,7 +43,7 @@ def test_a_relay_tells_who_sends_to_it_when_all_behind_those_flows_are_ready() -
 
 def test_a_data_node_begins_because_nothing_lies_behind_it() -> None:
     context = context_of(D0, VIEW)
-    flows, readiness = DataFlows(0.0, context), Readiness(context)
+    flows, readiness = data_flows(context), Readiness(context)
     assert readiness.tell(flows) == []
     flows.outflows.paired = {flow(0): R2A, flow(1): R2B, flow(2): R2A}
     assert readiness.tell(flows) == [Send(R2A, CanTake(ITERATION)), Send(R2B, CanTake(ITERATION))]

@@ -6,8 +6,9 @@ from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Backward, Drop, Forward, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation
-from decod.protocol.flows.building import RelayFlow, RelayFlows
+from decod.protocol.flows.building import RelayFlow
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from tests.support.flows import relay_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -43,7 +44,7 @@ class FullRelay:
         links.measured(R2A, latency_s=0.01, bandwidth_bytes_per_s=rate)
         self.context = context_of(R1A, view)
         self.context.links = links
-        self.flows = RelayFlows(0.0, self.context)
+        self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
         self.flows.outflows.paired[flow(0)] = D0
         self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)

@@ -147,7 +147,6 @@ peer_flows = st.builds(
     next_hops,
     st.booleans(),
 )
-hop_numbers = st.lists(counts, max_size=4, unique=True).map(tuple)
 
 
 @st.composite
@@ -261,8 +260,6 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "slack": st.floats(1, SLACK_MAX),
     "again_s": st.floats(0, 86_400),
     "answer": st.booleans(),
-    "outward": hop_numbers,
-    "inward": hop_numbers,
     "flows": st.lists(peer_flows, max_size=4, unique_by=lambda flow: flow.number).map(tuple),
 }
 SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
@@ -274,7 +271,6 @@ SPECIAL: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (m.FlowCost, "cost_s"): durations | st.just(math.inf),
     (routing.DraftUnits, "outward"): st.booleans(),
     (gwtf.RequestRedirect, "more"): st.tuples(link_uses, link_uses),
-    (gwtf.FlowTrace, "path"): st.just(()) | paths,
     (m.FlowAnswer, "path"): st.just(()) | paths,
     (routing.RequestChange, "units"): st.integers(1, 65536),
     (routing.ChangeAnswer, "cost"): st.floats(-1e113, 1e113),

@@ -10,10 +10,8 @@ from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages import gwtf as m
-from decod.protocol.core.messages.negotiation import HOPS_MAX
 from decod.protocol.flows.position import LINK_COST_MAX
-from decod.wire import codec, validate
-from decod.wire.routing_codec import PATH_COST_MAX
+from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb
 
 RUN = RunId("r" * 26)
@@ -46,7 +44,7 @@ def envelope(**body: Any) -> pb.Envelope:
 
 
 def next_hop(**changes: Any) -> pb.NextHop:
-    return pb.NextHop(**{"peer": node(1), "number": 1, "cost": 2.0, **changes})
+    return pb.NextHop(**{"peer": node(1), "number": 1, **changes})
 
 
 def use(**changes: Any) -> pb.LinkUse:
@@ -89,30 +87,15 @@ def redirect(**changes: Any) -> pb.Envelope:
     return envelope(request_redirect=pb.RequestRedirect(**{**fields, **changes}))
 
 
-def standing(**links: Any) -> pb.Envelope:
-    return envelope(standing_hops=pb.StandingHops(**links))
-
-
-def trace(*path: str, **changes: Any) -> pb.Envelope:
-    fields: dict[str, Any] = {"flow_id": pb.FlowId(data_node="d" * 52), "path": path}
-    return envelope(flow_trace=pb.FlowTrace(**{**fields, **changes}))
-
-
 GOOD: dict[str, pb.Envelope] = {
     "query": envelope(peer_query=pb.PeerQuery(view_version=2**48)),
     "flows": flows(flow(1), flow(2, upstream_cost=1e9), costs=[link(1, 1e9), link(2)]),
     "no flows": flows(),
-    "exchange": exchange(next=next_hop(cost=4e12, number=2**31 - 1)),
-    "redirect": redirect(cost=4e12),
+    "exchange": exchange(next=next_hop(number=2**31 - 1)),
+    "redirect": redirect(),
     "redirect between passes of one data node": redirect(upstream=node(1)),
     "answer": envelope(hops_answer=pb.HopsAnswer(change_id=2**63 - 1, agreed=True)),
     "decision": envelope(hops_decision=pb.HopsDecision(made=True)),
-    "denial": envelope(deny_hop=pb.DenyHop(number=2**31 - 1)),
-    "denial noted": envelope(denial_noted=pb.DenialNoted(number=1)),
-    "standing hops": standing(outward=[0, 1, 7], inward=[7], answer=True),
-    "no standing hops": standing(),
-    "trace": trace(node(0), node(1)),
-    "trace at its begin": trace(),
 }
 
 BAD: dict[str, pb.Envelope] = {
@@ -130,10 +113,6 @@ BAD: dict[str, pb.Envelope] = {
     "flow that goes nowhere": flows(pb.PeerFlow(data_node=node(3), upstream=node(2))),
     "flow that goes on to no node": flows(flow(next=next_hop(peer="A" * 52))),
     "flow that goes on at a negative number": flows(flow(next=next_hop(number=-1))),
-    "flow that goes on at a negative cost": flows(flow(next=next_hop(cost=-1.0))),
-    "flow that goes on at an infinite cost": flows(flow(next=next_hop(cost=math.inf))),
-    "flow that goes on at a cost of NaN": flows(flow(next=next_hop(cost=math.nan))),
-    "flow that goes on too dear": flows(flow(next=next_hop(cost=4.1e12))),
     "link twice": flows(costs=[link(1), link(1)]),
     "link to no node": flows(costs=[pb.LinkCost()]),
     "link too dear": flows(costs=[link(1, 1.1e9)]),
@@ -157,10 +136,6 @@ BAD: dict[str, pb.Envelope] = {
     "redirect of a negative id": redirect(change_id=-1),
     "redirect to no data node": redirect(data_node="x"),
     "redirect of a negative number": redirect(number=-1),
-    "redirect at a negative cost": redirect(cost=-1.0),
-    "redirect at an infinite cost": redirect(cost=math.inf),
-    "redirect at a cost of NaN": redirect(cost=math.nan),
-    "redirect too dear": redirect(cost=4.1e12),
     "redirect from no other": redirect(other=""),
     "redirect of a negative other number": redirect(other_number=-1),
     "redirect of a negative other version": redirect(other_version=-1),
@@ -171,17 +146,6 @@ BAD: dict[str, pb.Envelope] = {
     "redirect over a link too dear": redirect(more=[use(), use(cost=1.1e9)]),
     "answer of a negative id": envelope(hops_answer=pb.HopsAnswer(change_id=-1)),
     "decision of a negative id": envelope(hops_decision=pb.HopsDecision(change_id=-1)),
-    "denial of a negative number": envelope(deny_hop=pb.DenyHop(number=-1)),
-    "denial noted of a negative number": envelope(denial_noted=pb.DenialNoted(number=-1)),
-    "standing hop twice": standing(outward=[1, 1]),
-    "standing hop of a negative number": standing(inward=[-1]),
-    "too many standing hops": standing(inward=range(65537)),
-    "trace of no flow": trace(flow_id=None),
-    "trace of a negative epoch": trace(epoch=-1),
-    "trace at a negative number": trace(number=-1),
-    "trace in a circle": trace(node(0), node(1), node(0)),
-    "trace past no node": trace("x"),
-    "trace too long": trace(*(node(i) for i in range(HOPS_MAX + 1))),
 }
 
 
@@ -201,42 +165,29 @@ def test_bad_fields_are_malformed(name: str) -> None:
 
 
 def test_own_costs_are_cut_to_what_may_travel() -> None:
-    """A link may be broken, and a cost to the sink rests on one that a peer has told."""
+    """A link may be broken."""
 
-    def redirect(link: float, path: float) -> m.RequestRedirect:
+    def redirect(link: float) -> m.RequestRedirect:
         return m.RequestRedirect(
             view_version=1,
             change_id=1,
             data_node=node(3),
             number=1,
-            cost=path,
             other=node(4),
             other_number=1,
             other_version=1,
             upstream=node(2),
-            next=m.NextHop(node(1), 1, path),
+            next=m.NextHop(node(1), 1),
             more=(m.LinkUse(link, 0), m.LinkUse(link, 1)),
         )
 
-    def flows(link: float, path: float) -> m.PeerFlows:
-        ways = m.PeerFlow(1, 1, node(3), node(2), link, m.NextHop(node(1), 1, path), open=True)
+    def flows(link: float) -> m.PeerFlows:
+        ways = m.PeerFlow(1, 1, node(3), node(2), link, m.NextHop(node(1), 1), open=True)
         return m.PeerFlows(1, (ways,), ((node(1), link),))
 
-    kinds: list[Callable[[float, float], Message]] = [redirect, flows]
+    kinds: list[Callable[[float], Message]] = [redirect, flows]
     for kind in kinds:
-        assert over_the_wire(kind(math.inf, math.inf)) == kind(LINK_COST_MAX, PATH_COST_MAX)
-
-
-def test_a_hop_is_named_by_the_same_numbers_in_all_messages() -> None:
-    """Hops are numbered on and on; the answer to Request Flow has the number in its flow's id."""
-    number = validate.COUNT_MAX
-    granted = FlowId(node(3), number)
-    for message in (
-        m.DenyHop(1, number),
-        m.StandingHops(1, (number,), (number,), answer=True),
-        m.FlowTrace(1, 1, granted, number, ()),
-    ):
-        assert over_the_wire(message) == message
+        assert over_the_wire(kind(math.inf)) == kind(LINK_COST_MAX)
 
 
 # --- size -----------------------------------------------------------------------------------
@@ -244,17 +195,10 @@ def test_a_hop_is_named_by_the_same_numbers_in_all_messages() -> None:
 
 def test_the_flows_of_a_node_before_sixty_thousand_relays_fit_into_a_message() -> None:
     costs = tuple((node(i), 0.1) for i in range(60_000))
-    next_hop = m.NextHop(node(1), 2**31 - 1, 0.1)
+    next_hop = m.NextHop(node(1), 2**31 - 1)
     listed = tuple(
         m.PeerFlow(2**31 - 1 - i, 2**63 - 1, node(3), node(2), 0.1, next_hop, open=True)
         for i in range(m.PEER_FLOWS_MAX)
     )
     assert size_bytes(m.PeerFlows(2**48, listed, ())) < 220 * m.PEER_FLOWS_MAX
     assert size_bytes(m.PeerFlows(2**48, listed, costs)) < MESSAGE_SIZE_MAX_BYTES
-
-
-def test_the_longest_lists_are_small() -> None:
-    path = tuple(node(i) for i in range(HOPS_MAX))
-    assert size_bytes(m.FlowTrace(1, 1, FLOW, 1, path)) < 222_000
-    numbers = tuple(range(2**31 - validate.CAPACITY_MAX, 2**31))
-    assert size_bytes(m.StandingHops(1, numbers, numbers, answer=False)) < 656_000

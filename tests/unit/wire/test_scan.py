@@ -7,7 +7,6 @@ import pytest
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, Iteration, NodeId, RunId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
 from decod.wire import codec, validate
 from decod.wire.reading import ENVELOPE, envelopes_of, read_envelope
@@ -96,8 +95,10 @@ def test_entries_are_counted() -> None:
     assert scan(ENVELOPE, serialized(routing.Claim(1, 1, FlowId(ids[0], 0), (hop,)))) == 3
     flow = routing.SettledFlow(ids, (0.1,) * 5)
     assert scan(ENVELOPE, serialized(routing.Routes(1, 1, (flow,)))) == 1 + 4 + 5
-    standing = gwtf.StandingHops(1, (1, 300, 70_000), (2,), answer=False)
-    assert scan(ENVELOPE, serialized(standing)) == 4
+    names = [a + b for a in "abcdefghijklmno" for b in "abcdefghijklmno"][:200]
+    hops = [routing.Hop(NodeId(name * 26), ()) for name in names]
+    claims = routing.Claims(1, 1, 200, (), tuple((hop,) for hop in hops))
+    assert scan(ENVELOPE, serialized(claims)) == 4 * 200  # Names, hops, claims and indexes.
     assert scan(ENVELOPE, serialized(m.Heartbeat(Iteration(1, 1)))) == 0
 
 

@@ -1,15 +1,16 @@
 """What nodes say to each other in GWTF's own search (V-C). All of it belongs to one view version.
 
-Its Request Flow is said with `FlowCost`, `RequestFlow` and `FlowAnswer` of
-`protocol.core.messages`; a `FlowId` there names a hop: its slot is the hop's number at the node
-that answers. The paper's queries are `PeerQuery` and `PeerFlows`; its Request Change is
-`ExchangeHops`, its Request Redirect `RequestRedirect`. The other messages are ours: the paper does
-not say how such a request is answered, and how a decision reaches everybody who must know it.
+Its Request Flow is that of the first flows (`flows`). The paper's queries are `PeerQuery` and
+`PeerFlows`; its Request Change is `ExchangeHops`, its Request Redirect `RequestRedirect`. The other
+messages are ours: the paper does not say how such a request is answered, and how a decision reaches
+everybody who must know it. What was found is settled with the messages of `negotiation`.
+
+A hop's number names it at its node, with the data node whose flow it is part of.
 """
 
 from dataclasses import dataclass
 
-from decod.ids import FlowId, NodeId
+from decod.ids import NodeId
 from decod.protocol.core.messages.scopes import OfView
 
 PEER_FLOWS_MAX = 256
@@ -23,11 +24,6 @@ class NextHop:
     peer: NodeId
     number: int
     """Of the hop at the peer: with the peer it names the link that the flow takes."""
-    cost: float
-    """From the peer to the sink, as last heard."""
-
-    def same_link(self, other: "NextHop | None") -> bool:
-        return other is not None and (self.peer, self.number) == (other.peer, other.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +107,6 @@ class RequestRedirect(OfView):
     data_node: NodeId
     number: int
     """Of the sender's new hop."""
-    cost: float
-    """From the sender to the sink."""
     other: NodeId
     other_number: int
     other_version: int
@@ -140,66 +134,6 @@ class HopsDecision(OfView):
     made: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DenyHop(OfView):
-    """The sender found no way on for a flow from the receiver: it is that node's again (V-D)."""
-
-    view_version: int
-    number: int
-    """At the sender."""
-
-
-@dataclass(frozen=True, slots=True)
-class DenialNoted(OfView):
-    """The answer to DenyHop, which is repeated until then."""
-
-    view_version: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class StandingHops(OfView):
-    """Which links the sender still had with the receiver when the view's version began.
-
-    What only one of the two still has is dropped: a change was cut short by the new view.
-    """
-
-    view_version: int
-    outward: tuple[int, ...]
-    """Links from the sender, by their number at the receiver."""
-    inward: tuple[int, ...]
-    """Links to the sender, by their number at the sender."""
-    answer: bool
-    """The receiver has said its own already."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowTrace(OfView):
-    """Goes along a flow, from its data node until it is home: the way that it took, stands.
-
-    It holds still what it passes.
-    """
-
-    view_version: int
-    epoch: int
-    flow_id: FlowId
-    number: int
-    """Of the flow's hop at the receiver."""
-    path: tuple[NodeId, ...]
-    """Relays that it has passed, in order."""
-
-
 HopsRequest = ExchangeHops | RequestRedirect
 
-GwtfMessage = (
-    PeerQuery
-    | PeerFlows
-    | ExchangeHops
-    | RequestRedirect
-    | HopsAnswer
-    | HopsDecision
-    | DenyHop
-    | DenialNoted
-    | StandingHops
-    | FlowTrace
-)
+GwtfMessage = PeerQuery | PeerFlows | ExchangeHops | RequestRedirect | HopsAnswer | HopsDecision

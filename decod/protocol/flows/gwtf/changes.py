@@ -12,8 +12,8 @@ answer until it hears the decision, so that no loss of messages leaves it behind
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId
-from decod.protocol.core.effects import Effect, Send
+from decod.ids import FlowId, NodeId
+from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.gwtf import (
     ExchangeHops,
     HopsAnswer,
@@ -24,7 +24,6 @@ from decod.protocol.core.messages.gwtf import (
     RequestRedirect,
 )
 from decod.protocol.flows.gwtf.annealing import Annealing, difference
-from decod.protocol.flows.gwtf.building import FlowBuild
 from decod.protocol.flows.gwtf.hops import FlowHop, FlowHops
 from decod.protocol.flows.position import Position
 
@@ -71,11 +70,8 @@ class HopChanges:
 
     position: Position
     hops: FlowHops
-    build: FlowBuild
     annealing: Annealing
     view_version: int
-    num_made: int = 0
-    """Changes that this node asked for and that were made."""
     _next_id: int = 1
     _asked: dict[int, _Asked] = field(default_factory=dict)
     _made: set[int] = field(default_factory=set)
@@ -119,7 +115,7 @@ class HopChanges:
             others = {request.other, request.next.peer, request.other_next.peer}
         else:
             others = {request.other, request.upstream, request.next.peer}
-            self.build.num_reserved += 1
+            self.hops.num_reserved += 1
         self._lock(edits)
         self._next_id += 1
         self._asked[request.change_id] = _Asked(request, set(others), sorted(others), edits)
@@ -142,24 +138,20 @@ class HopChanges:
     def _decide(self, change_id: int, *, made: bool) -> list[Effect]:
         """Decide on what this node asked for, once and for all."""
         asked = self._asked.pop(change_id)
-        request = asked.request
+        request, effects = asked.request, list[Effect]()
         self._unlock(asked.edits)
         if isinstance(request, RequestRedirect):
-            self.build.num_reserved -= 1
+            self.hops.num_reserved -= 1
         if made:
             self._made.add(change_id)
-            self.num_made += 1
             self.annealing.cool()
             self._apply(asked.edits)
             if isinstance(request, RequestRedirect):
-                self.hops.add(
-                    request.data_node,
-                    upstream=request.upstream,
-                    next_hop=request.next,
-                    number=request.number,
-                )
+                name = FlowId(request.data_node, request.number)
+                self.hops.add(name, request.upstream, request.next)
+            effects.append(_note(request))
         decision = HopsDecision(self.view_version, change_id, made)
-        return [Send(other, decision) for other in asked.others]
+        return effects + [Send(other, decision) for other in asked.others]
 
     # --- as participant -----------------------------------------------------------------------
 
@@ -228,10 +220,7 @@ class HopChanges:
         if not found or len(found) < len(edits):
             return None
         ready = all(
-            edit.hop.complete
-            and edit.hop.data_node == request.data_node
-            and self.hops.free(edit.hop)
-            for edit in found
+            edit.hop.data_node == request.data_node and not edit.hop.locked for edit in found
         )
         return found if ready else None
 
@@ -239,46 +228,50 @@ class HopChanges:
         node_id = self.position.node_id
         edits: list[_Edit | None] = []
         if node_id == asker:
-            edits.append(self._onward(request.number, request.next, request.other_next))
+            edits.append(self._onward(request, request.number, request.next, request.other_next))
         if node_id == request.other:
-            hop = self.hops.hops.get(request.other_number)
+            hop = self.hops.get(request.data_node, request.other_number)
             fresh = hop is not None and hop.version == request.other_version
-            edit = self._onward(request.other_number, request.other_next, request.next)
+            edit = self._onward(request, request.other_number, request.other_next, request.next)
             edits.append(edit if fresh else None)
         if node_id == request.next.peer:
-            edits.append(self._inward(request.next.number, asker, request.other))
+            edits.append(self._inward(request, request.next.number, asker, request.other))
         if node_id == request.other_next.peer:
-            edits.append(self._inward(request.other_next.number, request.other, asker))
+            edits.append(self._inward(request, request.other_next.number, request.other, asker))
         return edits
 
     def _edits_of_redirect(self, asker: NodeId, request: RequestRedirect) -> list[_Edit | None]:
         node_id = self.position.node_id
         edits: list[_Edit | None] = []
         if node_id == request.other:
-            hop = self.hops.hops.get(request.other_number)
+            hop = self.hops.get(request.data_node, request.other_number)
             same = (
                 hop is not None
                 and hop.version == request.other_version
                 and hop.upstream == request.upstream
-                and request.next.same_link(hop.next)
+                and request.next == hop.next
             )
             edits.append(_Edit(hop, None, None) if same and hop is not None else None)
         if node_id == request.upstream:
-            hop = self.hops.with_next(request.other, request.other_number)
-            to_asker = NextHop(asker, request.number, request.cost)
+            hop = self.hops.with_next(request.data_node, request.other, request.other_number)
+            to_asker = NextHop(asker, request.number)
             reachable = asker in self.position.next
             edits.append(_Edit(hop, hop.upstream, to_asker) if hop and reachable else None)
         if node_id == request.next.peer:
-            edits.append(self._inward(request.next.number, request.other, asker))
+            edits.append(self._inward(request, request.next.number, request.other, asker))
         return edits
 
-    def _onward(self, number: int, before: NextHop, after: NextHop) -> _Edit | None:
-        hop = self.hops.hops.get(number)
-        same = hop is not None and before.same_link(hop.next)
+    def _onward(
+        self, request: HopsRequest, number: int, before: NextHop, after: NextHop
+    ) -> _Edit | None:
+        hop = self.hops.get(request.data_node, number)
+        same = hop is not None and before == hop.next
         return _Edit(hop, hop.upstream, after) if same and hop is not None else None
 
-    def _inward(self, number: int, before: NodeId, after: NodeId) -> _Edit | None:
-        hop = self.hops.hops.get(number)
+    def _inward(
+        self, request: HopsRequest, number: int, before: NodeId, after: NodeId
+    ) -> _Edit | None:
+        hop = self.hops.get(request.data_node, number)
         if hop is None or hop.upstream != before or after not in self.position.previous:
             return None
         return _Edit(hop, after, hop.next)
@@ -297,3 +290,10 @@ class HopChanges:
                 self.hops.remove(edit.hop)
             else:
                 self.hops.relink(edit.hop, edit.upstream, edit.next)
+
+
+def _note(request: HopsRequest) -> Effect:
+    """Return the note that a change of a flow was made."""
+    fields = (("data_node", request.data_node), ("other", request.other))
+    exchange = isinstance(request, ExchangeHops)
+    return Note("flow.exchanged" if exchange else "flow.redirected", fields)

@@ -1,4 +1,4 @@
-"""The search for better hops (GWTF V-C): what a node does that has nobody to request flows from.
+"""The search for better hops (GWTF V-C): what a relay does once the first flows are built.
 
 It queries all nodes of its stage about their flows, and looks for two things: a flow to the same
 sink whose next hop it could exchange with one of its own (Request Change), and, if it has room, one
@@ -11,7 +11,7 @@ longer and longer while it finds nothing.
 from dataclasses import dataclass, field
 from random import Random
 
-from decod.ids import NodeId
+from decod.ids import FlowId, NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages.gwtf import (
@@ -24,7 +24,6 @@ from decod.protocol.core.messages.gwtf import (
     RequestRedirect,
 )
 from decod.protocol.flows.gwtf.annealing import Annealing, difference
-from decod.protocol.flows.gwtf.building import FlowBuild
 from decod.protocol.flows.gwtf.changes import HopChanges
 from decod.protocol.flows.gwtf.hops import FlowHop, FlowHops
 from decod.protocol.flows.position import Position
@@ -52,8 +51,9 @@ class _Candidate:
     """None: a redirect."""
 
     @property
-    def key(self) -> tuple[float, NodeId, int, int]:
-        return (self.delta, self.peer, self.theirs.number, self.own.number if self.own else 0)
+    def key(self) -> tuple[float, NodeId, FlowId, int]:
+        own = self.own.number if self.own else 0
+        return (self.delta, self.peer, FlowId(self.theirs.data_node, self.theirs.number), own)
 
 
 @dataclass(slots=True)
@@ -62,7 +62,6 @@ class HopSearch:
 
     position: Position
     hops: FlowHops
-    build: FlowBuild
     changes: HopChanges
     annealing: Annealing
     view_version: int
@@ -99,10 +98,9 @@ class HopSearch:
                 upstream=hop.upstream,
                 upstream_cost=position.cost_from(hop.upstream),
                 next=hop.next,
-                open=hops.free(hop),
+                open=not hop.locked,
             )
-            for hop in hops.hops.values()
-            if hop.upstream is not None and hop.next is not None
+            for hop in hops
         )
         costs = tuple((peer, position.cost_to(peer)) for peer in position.next)
         return [Send(sender, PeerFlows(self.view_version, flows[:PEER_FLOWS_MAX], costs))]
@@ -114,8 +112,7 @@ class HopSearch:
         return []
 
     def _query(self) -> list[Effect]:
-        useful = self.build.room > 0 or any(hop.complete for hop in self.hops.hops.values())
-        if not useful or self.build.seeking:
+        if self.hops.room <= 0 and not self.hops.hops:
             return []
         self._age = 0
         self._waiting = set(self.position.stage_peers)
@@ -132,12 +129,13 @@ class HopSearch:
             better = [worse] if self.annealing.accepts(worse.delta) else []
         limit = 1 if self.position.objective is Objective.MAX else _CHANGES_MAX
         effects: list[Effect] = []
-        used: set[tuple[NodeId, int]] = set()
-        room = self.build.room
+        used: set[tuple[NodeId, FlowId]] = set()
+        room = self.hops.room
         for candidate in sorted(better, key=lambda candidate: candidate.key):
-            ends = {(candidate.peer, candidate.theirs.number)}
+            theirs = candidate.theirs
+            ends = {(candidate.peer, FlowId(theirs.data_node, theirs.number))}
             if candidate.own is not None:
-                ends.add((self.position.node_id, candidate.own.number))
+                ends.add((self.position.node_id, candidate.own.name))
             if ends & used or limit == 0 or (candidate.own is None and room == 0):
                 continue
             used |= ends
@@ -157,12 +155,11 @@ class HopSearch:
 
     def _exchanges(self) -> list[_Candidate]:
         """Return all exchanges of next hops with flows to the same sink."""
-        own = [hop for hop in self.hops.hops.values() if hop.complete and self.hops.free(hop)]
+        own = [hop for hop in self.hops if not hop.locked]
         candidates: list[_Candidate] = []
         for peer, reply in sorted(self._replies.items()):
             theirs = _Uses(reply)
             for hop in own:
-                assert hop.next is not None
                 for flow in theirs.flows:
                     if (
                         not flow.open
@@ -182,7 +179,7 @@ class HopSearch:
 
     def _redirects(self) -> list[_Candidate]:
         """Return all flows of this stage that could go through this node instead."""
-        if self.build.room <= 0:
+        if self.hops.room <= 0:
             return []
         candidates: list[_Candidate] = []
         for peer, reply in sorted(self._replies.items()):
@@ -208,13 +205,11 @@ class HopSearch:
     def _ask(self, candidate: _Candidate) -> list[Effect]:
         flow, own = candidate.theirs, candidate.own
         if own is None:
-            cost = self.position.cost_to(flow.next.peer) + flow.next.cost
             redirect = RequestRedirect(
                 view_version=self.view_version,
                 change_id=self.changes.next_id,
                 data_node=flow.data_node,
                 number=self.hops.new_number(),
-                cost=cost,
                 other=candidate.peer,
                 other_number=flow.number,
                 other_version=flow.version,
@@ -223,7 +218,6 @@ class HopSearch:
                 more=self._through(flow),
             )
             return self.changes.ask(redirect)
-        assert own.next is not None
         exchange = ExchangeHops(
             view_version=self.view_version,
             change_id=self.changes.next_id,

@@ -1,38 +1,51 @@
 """What a node knows of the flows through it: one hop each, with where it comes from and goes on.
 
-A hop without upstream is an *unpaired outflow* (GWTF V-C): it leads to its sink, and nobody sends
-it anything. One without next is an *unpaired inflow*. A data node has two hops for each of its
-slots: a source, which comes from itself, and a sink, which leads to itself; so it starts with as
-many unpaired inflows and outflows, and they are paired like all others.
-
-A hop's number is its link's name: the node before refers to the link by it. A hop that loses its
-upstream gets a new number, so that nothing said of the old link can be taken for the new one.
+The hops begin as the first flows, which Request Flow has built (`building`), and are changed from
+then on without a thought of these. A hop's name is its link's: the node before refers to the link
+by it. A first flow has the same name at all nodes; a node that takes over a hop gives it a new one.
+At a data node each flow has two hops: a source, which comes from itself, and a sink, which leads
+to itself.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from decod.ids import NodeId
+from decod.ids import FlowId, NodeId
 from decod.protocol.core.messages.gwtf import NextHop
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.position import Position
+
+_NEW_NUMBERS = 1 << 20
+"""Numbers from here on are of hops that were taken over: above the slots of all first flows."""
+
+_SOURCES = 1 << 30
+"""Numbers from here on are of sources. They are no links' names, so nobody is told of them."""
+
+
+_BUILD_TICKS_PER_STAGE = 4
+"""How long Request Flow takes to build the first flows, beyond two rounds."""
+
+
+def build_ticks(position: Position) -> int:
+    """Return how long the first flows are left alone."""
+    return _BUILD_TICKS_PER_STAGE * position.num_stages + 2
 
 
 @dataclass(slots=True)
 class FlowHop:
     """One flow at one node."""
 
-    number: int
     data_node: NodeId
-    upstream: NodeId | None
-    next: NextHop | None
+    number: int
+    upstream: NodeId
+    next: NextHop
     version: int = 0
     locked: bool = False
     """Promised to a change; no other may touch it."""
-    num_ticks_stuck: int = 0
-    """How long it has been an unpaired inflow."""
 
     @property
-    def complete(self) -> bool:
-        return self.upstream is not None and self.next is not None
+    def name(self) -> FlowId:
+        return FlowId(self.data_node, self.number)
 
 
 @dataclass(slots=True)
@@ -40,140 +53,133 @@ class FlowHops:
     """All hops of one node. At a relay at most `position.capacity`."""
 
     position: Position
-    hops: dict[int, FlowHop] = field(default_factory=dict)
-    unheard: set[NodeId] = field(default_factory=set)
-    """Neighbours that may not have the links which this node took over from the view before."""
-    last_number: int = 0
+    hops: dict[FlowId, FlowHop] = field(default_factory=dict)
+    num_reserved: int = 0
+    """Hops that a redirect under way may bring: room for them is kept."""
+    held: bool = False
+    """A claim has passed: the hops stand still."""
+    num_building: int = 0
+    """At a relay: first flows that may yet become whole: room for them is kept too."""
+    _first: set[FlowId] = field(default_factory=set)
+    """Names of first flows' hops that were taken up."""
+    _open: set[FlowId] = field(default_factory=set)
+    """At a relay: first flows that were not whole when it last looked."""
+    _num_quiet_ticks: int = 0
+    """Since when these are the same."""
+    _last_number: int = _NEW_NUMBERS
+
+    def __iter__(self) -> Iterator[FlowHop]:
+        return iter(self.hops.values())
 
     def new_number(self) -> int:
-        self.last_number += 1
-        return self.last_number
+        self._last_number += 1
+        return self._last_number
 
-    def add(
-        self,
-        data_node: NodeId,
-        *,
-        upstream: NodeId | None,
-        next_hop: NextHop | None,
-        number: int | None = None,
-    ) -> FlowHop:
-        number = self.new_number() if number is None else number
-        hop = self.hops[number] = FlowHop(number, data_node, upstream, next_hop)
+    def add(self, name: FlowId, upstream: NodeId, next_hop: NextHop) -> FlowHop:
+        hop = self.hops[name] = FlowHop(name.data_node, name.slot, upstream, next_hop)
         return hop
+
+    def get(self, data_node: NodeId, number: int) -> FlowHop | None:
+        return self.hops.get(FlowId(data_node, number))
+
+    # --- first flows --------------------------------------------------------------------------
+
+    def begin_with(self, flows: RelayFlows | DataFlows) -> None:
+        """Take up first flows that have become whole at this node; let go of those that broke."""
+        found = _first_hops(self.position.node_id, flows)
+        for name in self._first - found.keys():
+            hop = self.hops.get(name)
+            if hop is not None and not hop.version and not hop.locked and not self.held:
+                self._first.discard(name)
+                del self.hops[name]
+        for name in sorted(found.keys() - self._first):
+            if not self.held and (self.position.data or len(self.hops) < self.position.capacity):
+                self._first.add(name)
+                self.add(name, *found[name])
+        if isinstance(flows, RelayFlows):
+            self._keep_room(flows)
+
+    def _keep_room(self, flows: RelayFlows) -> None:
+        """Count first flows that may yet become whole, as long as any of them still moves."""
+        unfinished = flows.entries.keys() - self._first
+        self._num_quiet_ticks = 0 if unfinished != self._open else self._num_quiet_ticks + 1
+        self._open = unfinished
+        quiet = self._num_quiet_ticks > build_ticks(self.position) and not flows.growing
+        self.num_building = flows.num_pending + (0 if quiet else len(unfinished))
 
     # --- which there are ----------------------------------------------------------------------
 
     @property
-    def unpaired_outflows(self) -> list[FlowHop]:
-        return [hop for hop in self.hops.values() if hop.upstream is None]
+    def room(self) -> int:
+        """At a relay: flows more that it could carry."""
+        return self.position.capacity - len(self.hops) - self.num_reserved - self.num_building
 
-    @property
-    def unpaired_inflows(self) -> list[FlowHop]:
-        return [hop for hop in self.hops.values() if hop.next is None]
-
-    def free(self, hop: FlowHop) -> bool:
-        """Whether a hop may be changed: nothing is under way, and both its neighbours have it."""
-        following = hop.next.peer if hop.next is not None else None
-        return not hop.locked and hop.upstream not in self.unheard and following not in self.unheard
-
-    def with_next(self, peer: NodeId, number: int) -> FlowHop | None:
+    def with_next(self, data_node: NodeId, peer: NodeId, number: int) -> FlowHop | None:
         """Return the hop that goes on along a link."""
-        for hop in self.hops.values():
-            if hop.next is not None and (hop.next.peer, hop.next.number) == (peer, number):
+        for hop in self:
+            if hop.data_node == data_node and (hop.next.peer, hop.next.number) == (peer, number):
                 return hop
         return None
 
     def num_to(self, peer: NodeId) -> int:
         """Return f(i, j) of the link to a neighbour."""
-        return sum(hop.next is not None and hop.next.peer == peer for hop in self.hops.values())
+        return sum(hop.next.peer == peer for hop in self)
 
     def num_from(self, peer: NodeId) -> int:
         """Return f(i, j) of the link from a neighbour."""
-        return sum(hop.upstream == peer for hop in self.hops.values())
+        return sum(hop.upstream == peer for hop in self)
 
-    def cost(self, hop: FlowHop) -> float:
-        """Return what a hop's flow costs from here to its sink, as far as this node has heard.
+    # --- what settling asks -------------------------------------------------------------------
 
-        Costs are told with offers, and not again when a later stage changes its part: only the
-        costs of unpaired outflows decide anything.
+    @property
+    def passable(self) -> bool:
+        """Whether no change is under way here."""
+        return not self.num_reserved and not any(hop.locked for hop in self)
+
+    def beginning(self) -> list[NodeId]:
+        """At a data node: where each flow that begins here goes on."""
+        return [hop.next.peer for hop in self if hop.upstream == self.position.node_id]
+
+    def onward(
+        self, data_node: NodeId, upstream: NodeId, taken: Iterable[tuple[NodeId, NodeId, NodeId]]
+    ) -> NodeId | None:
+        """Return where a flow of a data node goes on that no other claim has taken.
+
+        Flows of one data node that come along one link are as good as each other.
         """
-        assert hop.next is not None
-        here = hop.next.peer == self.position.node_id
-        return 0.0 if here else self.position.cost_to(hop.next.peer) + hop.next.cost
+        used = [onward for *link, onward in taken if link == [data_node, upstream]]
+        for hop in self:
+            if (hop.data_node, hop.upstream) != (data_node, upstream):
+                continue
+            if hop.next.peer not in used:
+                return hop.next.peer
+            used.remove(hop.next.peer)
+        return None
 
     # --- changes ------------------------------------------------------------------------------
 
     def remove(self, hop: FlowHop) -> None:
-        del self.hops[hop.number]
+        del self.hops[hop.name]
 
     def relink(self, hop: FlowHop, upstream: NodeId, next_hop: NextHop) -> None:
         hop.upstream, hop.next = upstream, next_hop
         hop.version += 1
-        hop.num_ticks_stuck = 0
 
-    def lose_next(self, hop: FlowHop) -> None:
-        """Make a hop an unpaired inflow; a source begins again, any other may be given back."""
-        hop.next = None
-        hop.version += 1
-        if hop.upstream is None:
-            self.remove(hop)
 
-    def lose_upstream(self, hop: FlowHop) -> None:
-        """Make a hop an unpaired outflow, under a new number."""
-        self.remove(hop)
-        if hop.next is not None:
-            hop.upstream = None
-            hop.number = self.new_number()
-            hop.version += 1
-            self.hops[hop.number] = hop
-
-    def pair(self) -> None:
-        """At a relay: let unpaired inflows go on with unpaired outflows to the same data node."""
-        if self.position.data:
-            return
-        outflows = [hop for hop in self.unpaired_outflows if self.free(hop)]
-        for inflow in self.unpaired_inflows:
-            fitting = [hop for hop in outflows if hop.data_node == inflow.data_node]
-            if not fitting or not self.free(inflow):
-                continue
-            outflow = min(fitting, key=lambda hop: (self.cost(hop), hop.number))
-            assert inflow.upstream is not None
-            assert outflow.next is not None
-            outflows.remove(outflow)
-            self.remove(outflow)
-            self.relink(inflow, inflow.upstream, outflow.next)
-
-    # --- from one view to the next ------------------------------------------------------------
-
-    def carry_over(self, before: "FlowHops") -> None:
-        """Take over what the view before has left, as far as its neighbours are still there."""
-        position = self.position
-        self.last_number = before.last_number
-        here = {position.node_id} if position.data else set()
-        preceding, following = {*position.previous} | here, {*position.next} | here
-        for old in before.hops.values():
-            hop = FlowHop(old.number, old.data_node, old.upstream, old.next, old.version)
-            self.hops[hop.number] = hop
-            if hop.next is not None and hop.next.peer not in following:
-                self.lose_next(hop)
-            if hop.number in self.hops and hop.upstream not in preceding:
-                self.lose_upstream(hop)
-        if not position.data:
-            self._fit(list(self.hops.values()), position.capacity)
-
-    def fill_slots(self) -> None:
-        """At a data node: have as many sources and sinks as there are slots."""
-        node_id, capacity = self.position.node_id, self.position.capacity
-        sources = [hop for hop in self.hops.values() if hop.upstream == node_id]
-        sinks = [hop for hop in self.hops.values() if hop.upstream != node_id]
-        for hops in (sources, sinks):
-            self._fit(hops, capacity)
-        for _ in range(capacity - len(sources)):
-            self.add(node_id, upstream=node_id, next_hop=None)
-        for _ in range(capacity - len(sinks)):
-            self.add(node_id, upstream=None, next_hop=NextHop(node_id, 0, 0.0))
-
-    def _fit(self, hops: list[FlowHop], capacity: int) -> None:
-        """Drop what there is no room for, unpaired ones first."""
-        for hop in sorted(hops, key=lambda hop: hop.complete)[: max(0, len(hops) - capacity)]:
-            self.remove(hop)
+def _first_hops(
+    node_id: NodeId, flows: RelayFlows | DataFlows
+) -> dict[FlowId, tuple[NodeId, NextHop]]:
+    """Return where each first flow at a node comes from and goes on to, by its hop's name."""
+    paired = flows.outflows.paired
+    if isinstance(flows, RelayFlows):
+        return {
+            flow_id: (paired[flow_id], NextHop(entry.downstream, flow_id.slot))
+            for flow_id, entry in flows.entries.items()
+            if flow_id in paired
+        }
+    found = {
+        FlowId(node_id, _SOURCES + flow_id.slot): (node_id, NextHop(granted.peer, flow_id.slot))
+        for flow_id, granted in flows.complete.items()
+    }
+    sinks = {flow_id: (peer, NextHop(node_id, 0)) for flow_id, peer in paired.items()}
+    return found | sinks

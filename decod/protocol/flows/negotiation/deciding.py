@@ -55,6 +55,21 @@ def flows_of(
     return {data_node: tuple(own) for data_node, own in flows.items()}
 
 
+def as_claimed(gathered: Mapping[NodeId, Claims]) -> dict[NodeId, tuple[SettledFlow, ...]]:
+    """Return each data node's claims as its flows: they came home to it (GWTF)."""
+    decided: dict[NodeId, tuple[SettledFlow, ...]] = {}
+    for data_node, claims in sorted(gathered.items()):
+        first, flows = dict(claims.costs), list[SettledFlow]()
+        for hops in claims.claims:
+            ends = [hop.node_id for hop in hops[1:]] + [data_node]
+            costs = [dict(hop.costs).get(end) for hop, end in zip(hops, ends, strict=True)]
+            known = [first[hops[0].node_id], *(cost for cost in costs if cost is not None)]
+            if len(known) == len(hops) + 1:
+                flows.append(SettledFlow(tuple(hop.node_id for hop in hops), tuple(known)))
+        decided[data_node] = tuple(flows)
+    return decided
+
+
 class _Told:
     """Costs of links as nodes have told them: once for all claims that passed a node."""
 

@@ -15,7 +15,7 @@ Deviations from GWTF (V-C): no annealing, because longer cycles leave no local o
 from; and data nodes' identities are left open until the end. The paper's own rules are `gwtf`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -145,6 +145,21 @@ class Draft:
         links = self.links
         onward = self.position.data or links.num_in <= links.num_out
         return onward and links.agreed and not self.changes.any_reserved
+
+    def beginning(self) -> list[NodeId]:
+        """At a data node: where each unit that begins here goes on."""
+        return [peer for peer, link in self.links.outward.items() for _ in range(link.units)]
+
+    def onward(
+        self,
+        data_node: NodeId,  # noqa: ARG002 - a draft does not say whose its units are.
+        upstream: NodeId,  # noqa: ARG002
+        taken: Iterable[tuple[NodeId, NodeId, NodeId]],
+    ) -> NodeId | None:
+        """Return where a unit goes on that no other claim has taken."""
+        used = [onward for _, _, onward in taken]
+        links = self.links.outward.items()
+        return next((peer for peer, link in links if used.count(peer) < link.units), None)
 
     # --- messages -----------------------------------------------------------------------------
 

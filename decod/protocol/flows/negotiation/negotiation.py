@@ -6,7 +6,7 @@ is wanted, and is then settled into flows.
 
 from collections.abc import Mapping
 from random import Random
-from typing import get_args
+from typing import ClassVar, get_args
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
@@ -20,6 +20,7 @@ from decod.protocol.core.messages.negotiation import (
     Routes,
     Settle,
 )
+from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.negotiation.draft import Draft, DraftMessage
 from decod.protocol.flows.negotiation.settling import Settling, SettlingMessage
 from decod.protocol.flows.position import Position
@@ -28,7 +29,8 @@ from decod.protocol.flows.position import Position
 class Negotiation:
     """One node's part, for one version of the view."""
 
-    MESSAGES = (*get_args(DraftMessage), *get_args(SettlingMessage))
+    BEGINS_WITH_FLOWS: ClassVar[bool] = False
+    MESSAGES: ClassVar[tuple[type, ...]] = (*get_args(DraftMessage), *get_args(SettlingMessage))
 
     def __init__(
         self,
@@ -49,6 +51,9 @@ class Negotiation:
     def flows(self) -> Mapping[FlowId, tuple[NodeId, ...]]:
         """At a data node: the relays that each of its settled flows goes through, in order."""
         return {flow_id: flow.path for flow_id, flow in self.settling.decided.items()}
+
+    def begin_with(self, flows: RelayFlows | DataFlows) -> None:
+        """Leave the first flows as they are: the draft is built by itself (`build`)."""
 
     def end(self) -> None:
         """Wait for nothing any more: the view is over."""

@@ -1,19 +1,21 @@
-"""Settling: the units of a draft become flows, each of one data node, with a path it knows.
+"""Settling: the units that a search has found become flows, with paths that data nodes know.
 
 Every data node sends a claim along each unit that begins at it. A claim holds still what it
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
-One data node (the leader) gets all claims, decides whose flows they become
-(`planner.deciding`, in a job), and each data node installs its own along their paths. A flow stands
-when its install message has come home; the leader is told when all of a data node's do.
+One data node (the leader) gets all claims and decides whose flows they become. For decod's search
+that is a job (`planner.deciding`). GWTF's flows are those that were claimed. Each data node
+installs its own along their paths. A flow stands when its install message has come home. The leader
+is told when all of a data node's do. Where units go is asked of the `Units` of either search.
 
 Whatever is not answered is repeated, and every step may be: a claim goes the same way again, an
 install is noted once. A decision that fails is asked for again with the next repeated report. One
 that comes when its settlement has been given up is dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
@@ -32,8 +34,7 @@ from decod.protocol.core.messages.negotiation import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.flows.negotiation.deciding import flows_of, unsettled
-from decod.protocol.flows.negotiation.draft import Draft
+from decod.protocol.flows.negotiation.deciding import as_claimed, flows_of, unsettled
 from decod.protocol.flows.position import Position
 
 _REPEAT_TICKS = 16
@@ -62,6 +63,9 @@ class SettledHop:
     downstream: NodeId
 
 
+Way = tuple[NodeId, NodeId, NodeId]
+"""Of a claim: the data node where it begins, where it came from, and where it went on."""
+
 Hops = dict[FlowId, SettledHop]
 Flows = dict[FlowId, SettledFlow]
 
@@ -76,17 +80,40 @@ class SettlementPart:
     """At a data node: its own; at the settling node those of all."""
 
 
+class Units(Protocol):
+    """What one node knows of the units that a search has found so far."""
+
+    held: bool
+    """A claim has passed: nothing changes here meanwhile."""
+
+    @property
+    def passable(self) -> bool:
+        """Whether every unit that comes in goes on, and nothing is under way."""
+
+    def beginning(self) -> Sequence[NodeId]:
+        """At a data node: where each unit that begins here goes on."""
+
+    def onward(self, data_node: NodeId, upstream: NodeId, taken: Iterable[Way]) -> NodeId | None:
+        """Return where a unit goes on that no other claim has taken; None: it has been let go.
+
+        Args:
+            data_node: Where it begins.
+            upstream: Where it comes from.
+            taken: Of the claims that have gone on from here.
+        """
+
+
 @dataclass(slots=True)
 class Settling:
-    """One node's part in settling one draft."""
+    """One node's part in settling the units of one search."""
 
     position: Position
-    draft: Draft
+    units: Units
     view_version: int
     settler: NodeId
     """The data node that decides whose flows the claims become."""
-    compute: ComputeQueue
-    """At the settling node: takes the job of deciding."""
+    compute: ComputeQueue | None = None
+    """At the settling node: takes the job of deciding. None: flows are what was claimed."""
     deciding: DecideFlows | None = None
     """At the settling node: the job whose result is awaited."""
     hops: Hops = field(default_factory=dict)
@@ -100,9 +127,9 @@ class Settling:
     """The newest of these of which all flows stood."""
     _age: int = 0
     _waiting: dict[FlowId, Claim] = field(default_factory=dict)
-    """Claims that can't go on yet, because the draft still changes here."""
-    _forwarding: dict[FlowId, NodeId] = field(default_factory=dict)
-    """Where each claim went from here."""
+    """Claims that can't go on yet, because the units still change here."""
+    _forwarding: dict[FlowId, Way] = field(default_factory=dict)
+    """The way of each claim past here."""
     _claimed: dict[FlowId, tuple[Hop, ...]] = field(default_factory=dict)
     _begun: bool = False
     _gathered: dict[NodeId, Claims] = field(default_factory=dict)
@@ -115,9 +142,9 @@ class Settling:
         """At a data node: claim the draft's units that begin here."""
         if epoch != self.epoch:
             self._enter(epoch)
-        self.draft.held = True
+        self.units.held = True
         self._begun = True
-        return self._tell_others() + self._go_on()
+        return self._tell_others() + self.go_on()
 
     def _tell_others(self) -> list[Effect]:
         """At the settling node: have all data nodes claim."""
@@ -175,10 +202,10 @@ class Settling:
         return SettlementPart(dict(self.hops), {**others, **self.flows})
 
     def tick(self) -> list[Effect]:
-        effects = self._go_on()
+        effects = self.go_on()
         self._age += 1
-        if self.draft.held and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
-            self.draft.held = False
+        if self.units.held and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
+            self.units.held = False
         return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
 
     def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
@@ -225,7 +252,7 @@ class Settling:
         if not hops:
             return True
         data_nodes = {self.position.node_id, *self.position.data_peers}
-        return sender in data_nodes and hops[0].node_id == way and self._complete_path(hops)
+        return sender in data_nodes and hops[0].node_id == way[-1] and self._complete_path(hops)
 
     def _complete_path(self, hops: tuple[Hop, ...]) -> bool:
         """Whether the hops are one for each stage, each linked to the one before."""
@@ -252,9 +279,9 @@ class Settling:
         self._standing.clear()
         self._waiting.clear()
 
-    def _go_on(self) -> list[Effect]:
+    def go_on(self) -> list[Effect]:
         """Send claims on, as soon as the draft stands still here."""
-        if not self.draft.held or not self.draft.passable:
+        if not self.units.held or not self.units.passable:
             return []
         effects: list[Effect] = []
         if self._begun and not self._forwarding:
@@ -265,24 +292,22 @@ class Settling:
         return effects
 
     def _claim_own(self) -> list[Effect]:
-        node_id, slot = self.position.node_id, 0
+        node_id = self.position.node_id
         effects: list[Effect] = []
-        for peer, link in self.draft.links.outward.items():
-            for _ in range(link.units):
-                flow_id = FlowId(node_id, slot)
-                self._forwarding[flow_id] = peer
-                effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
-                slot += 1
+        for slot, peer in enumerate(self.units.beginning()):
+            flow_id = FlowId(node_id, slot)
+            self._forwarding[flow_id] = (node_id, node_id, peer)
+            effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
         return effects or self._report()
 
     def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
         if sender not in self.position.previous or not self._can_go_on(claim):
             return []
-        self.draft.held = True
+        self.units.held = True
         if self.position.data:
             return self._end(claim, claim.hops)
         self._waiting[claim.flow_id] = claim
-        return self._go_on()
+        return self.go_on()
 
     def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> list[Effect]:
         """Tell the data node that sent a claim what has become of it."""
@@ -297,15 +322,15 @@ class Settling:
         return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
     def _pass_on(self, claim: Claim) -> list[Effect]:
-        peer = self._forwarding.get(claim.flow_id)
-        if peer is None:
-            taken = list(self._forwarding.values())
-            links = self.draft.links.outward
-            free = [p for p, link in links.items() if taken.count(p) < link.units]
-            if not free:  # Its unit has been let go before it came.
+        way = self._forwarding.get(claim.flow_id)
+        if way is None:
+            data_node = claim.flow_id.data_node
+            upstream = claim.hops[-1].node_id if claim.hops else data_node
+            onward = self.units.onward(data_node, upstream, self._forwarding.values())
+            if onward is None:  # Its unit has been let go before it came.
                 return self._end(claim, ())
-            peer = self._forwarding[claim.flow_id] = free[0]
-        position = self.position
+            way = self._forwarding[claim.flow_id] = (data_node, upstream, onward)
+        peer, position = way[-1], self.position
         hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
         hops = (*claim.hops, hop)
         return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
@@ -357,6 +382,8 @@ class Settling:
             position.heard(hops)
         if self._gathered.keys() != everybody:
             return []
+        if self.compute is None:
+            return self._tell(as_claimed(self._gathered))
         self.deciding = DecideFlows(unsettled(self._gathered, position))
         return self.compute.submit(self.deciding, self)
 
@@ -366,7 +393,10 @@ class Settling:
             return []
         assert isinstance(event.result, FlowsDecided)
         self.deciding = None
-        for data_node, flows in flows_of(event.result.flows, self._gathered).items():
+        return self._tell(flows_of(event.result.flows, self._gathered))
+
+    def _tell(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> list[Effect]:
+        for data_node, flows in decided.items():
             self._settled[data_node] = Routes(self.view_version, self.epoch, flows)
         effects: list[Effect] = []
         for data_node in sorted(self._settled):
@@ -395,7 +425,7 @@ class Settling:
             return []
         if self._routes is not None:
             return self._tell_standing()
-        self.draft.held = False
+        self.units.held = False
         node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
         self._routes = {
             FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
@@ -441,7 +471,7 @@ class Settling:
             return []
         if downstream not in self.position.next:
             return []
-        self.draft.held = False  # All claims have ended, wherever they went.
+        self.units.held = False  # All claims have ended, wherever they went.
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
             return []
@@ -458,7 +488,7 @@ class Settling:
             return routes + self._send_installs()
         open_claims = [
             Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
-            for flow_id, peer in self._forwarding.items()
+            for flow_id, (_, _, peer) in self._forwarding.items()
             if flow_id not in self._claimed
         ]
         return [*self._tell_others(), *open_claims, *self._report()]

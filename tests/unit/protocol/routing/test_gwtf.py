@@ -11,12 +11,8 @@ import pytest
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow
 from decod.protocol.core.messages.gwtf import (
-    DenialNoted,
-    DenyHop,
     ExchangeHops,
-    FlowTrace,
     HopsAnswer,
     HopsDecision,
     LinkUse,
@@ -25,12 +21,17 @@ from decod.protocol.core.messages.gwtf import (
     PeerQuery,
     RequestRedirect,
 )
-from decod.protocol.core.messages.negotiation import HOPS_MAX
 from decod.protocol.flows.gwtf.annealing import Annealing, difference
 from decod.protocol.flows.gwtf.hops import FlowHop
-from decod.protocol.flows.gwtf.search import GwtfNegotiation
+from decod.protocol.flows.gwtf.search import GwtfSearch
 from decod.protocol.flows.position import Position
-from decod.sim.routing import Algorithm, Negotiated, Society, Weather, negotiate, settling_rounds
+from decod.sim.routing import (
+    Negotiated,
+    Society,
+    Weather,
+    negotiate,
+    settling_rounds,
+)
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)
 
@@ -99,28 +100,23 @@ def paths(negotiated: Negotiated) -> set[str]:
 
 def check(society: Society) -> None:
     """No node carries too much; what is not being changed is the same at both its ends."""
-    nodes = {k: n for k, n in society.nodes.items() if isinstance(n, GwtfNegotiation)}
-    taken: Counter[tuple[NodeId, int]] = Counter()
-    for node_id, negotiation in nodes.items():
-        hops, capacity = negotiation.hops.hops, society.graph.nodes[node_id].capacity
-        if negotiation.hops.position.data:
-            assert sum(hop.upstream == node_id for hop in hops.values()) == capacity
-            assert sum(hop.upstream != node_id for hop in hops.values()) == capacity
+    nodes = {k: n for k, n in society.nodes.items() if isinstance(n, GwtfSearch)}
+    taken: Counter[tuple[NodeId, FlowId]] = Counter()
+    for node_id, search in nodes.items():
+        capacity = society.graph.nodes[node_id].capacity
+        if search.hops.position.data:
+            assert sum(hop.upstream == node_id for hop in search.hops) <= capacity
+            assert sum(hop.upstream != node_id for hop in search.hops) <= capacity
         else:
-            assert len(hops) <= capacity
-        for number, hop in hops.items():
-            assert hop.number == number
-            assert hop.upstream is not None or hop.next is not None
-            if not negotiation.hops.free(hop) or hop.next is None or hop.next.peer == node_id:
+            assert len(search.hops.hops) + search.hops.num_reserved <= capacity
+        for name, hop in search.hops.hops.items():
+            assert hop.name == name
+            if hop.locked or hop.next.peer == node_id:
                 continue
-            taken[hop.next.peer, hop.next.number] += 1
-            end = nodes[hop.next.peer]
-            other = end.hops.hops.get(hop.next.number)
-            if other is None:
-                assert hop.next.number in end.build._denials
-                continue
-            assert other.data_node == hop.data_node
-            assert other.upstream == node_id or not end.hops.free(other)
+            following = FlowId(hop.data_node, hop.next.number)
+            taken[hop.next.peer, following] += 1
+            other = nodes[hop.next.peer].hops.hops.get(following)
+            assert other is None or other.locked or other.upstream == node_id
     assert all(times == 1 for times in taken.values())
 
 
@@ -131,7 +127,7 @@ def go_on(society: Society, rounds: int) -> None:
 
 
 def gwtf(graph: FlowGraph, *, seed: int = 0, weather: Weather | None = None) -> Society:
-    return Society(graph, seed=seed, algorithm=Algorithm.GWTF, weather=weather or Weather())
+    return Society(graph, seed=seed, algorithm="gwtf", weather=weather or Weather())
 
 
 def end(society: Society) -> int:
@@ -142,9 +138,8 @@ def end(society: Society) -> int:
     assert broken_rules(society.graph, routes) == []
     go_on(society, 20)
     for negotiation in society.nodes.values():
-        assert isinstance(negotiation, GwtfNegotiation)
-        if negotiation.traces.held:
-            assert not any(hop.locked for hop in negotiation.hops.hops.values())
+        assert isinstance(negotiation, GwtfSearch)
+        assert not negotiation.hops.held
     return len(routes)
 
 
@@ -169,7 +164,7 @@ def test_request_change_leaves_what_is_the_least_sum() -> None:
         assert broken_rules(CHANGE, negotiated.routes) == []
     society = gwtf(CHANGE)
     for negotiation in society.nodes.values():
-        assert isinstance(negotiation, GwtfNegotiation)
+        assert isinstance(negotiation, GwtfSearch)
         negotiation.annealing.temperature = 0.0
     go_on(society, 60)
     assert end(society) == 2
@@ -184,8 +179,7 @@ def test_request_redirect_takes_a_flow_over() -> None:
     society = gwtf(graph)
     go_on(society, 12)
     middle = society.nodes[node("n2")]
-    assert isinstance(middle, GwtfNegotiation)
-    assert len(middle.hops.hops) == 1  # It asked first: the flow costs 11 between n1 and n3.
+    assert isinstance(middle, GwtfSearch)
     go_on(society, 40)
     assert end(society) == 1
     assert society.routes()[0].path == ("d", "n1", "n4", "n3", "d")  # 9
@@ -198,7 +192,7 @@ def test_flows_on_drawn_graphs_are_as_many_as_fit(
     seed: int, num_data_nodes: int, objective: str
 ) -> None:
     graph = draw(seed, num_data_nodes=num_data_nodes)
-    society = Society(graph, seed=seed, objective=Objective(objective), algorithm=Algorithm.GWTF)
+    society = Society(graph, seed=seed, objective=Objective(objective), algorithm="gwtf")
     go_on(society, 94)
     assert end(society) == min(most_flows(graph), most_flows(without(graph, node("d1"))))
 
@@ -223,7 +217,7 @@ def test_searching_makes_flows_cheaper() -> None:
 def test_nodes_say_little_once_nothing_gets_better() -> None:
     society = gwtf(draw(2))
     for negotiation in society.nodes.values():
-        assert isinstance(negotiation, GwtfNegotiation)
+        assert isinstance(negotiation, GwtfSearch)
         negotiation.annealing.temperature = 0.0
     go_on(society, 200)
     before = sum(society.num_messages.values())
@@ -235,53 +229,32 @@ def test_nodes_say_little_once_nothing_gets_better() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_messages_that_are_lost_repeated_or_late_leave_nothing_half_done(seed: int) -> None:
     graph = draw(seed, num_data_nodes=1 + seed % 2)
-    society = gwtf(graph, seed=seed, weather=STORM)
-    go_on(society, 170)
-    assert end(society) == most_flows(without(graph, node("d1")))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_flows_through_a_node_that_vanishes_are_built_again(seed: int) -> None:
-    graph = draw(seed)
     society = gwtf(graph, seed=seed)
-    go_on(society, 40 + seed)
-    for victim in (node("r03"), node("r04")):
-        graph = without(graph, victim)
-        society.change(graph)
-        go_on(society, 70)
-    assert end(society) == most_flows(graph)
+    go_on(society, 45)  # What Request Flow loses, its own timeouts make good: see `test_flow`.
+    society.weather = STORM
+    go_on(society, 125)
+    assert end(society) == most_flows(without(graph, node("d1")))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_view_that_comes_amid_changes_leaves_nothing_half_done(seed: int) -> None:
+    """The search begins with the first flows of the new view, whatever the last one had."""
     graph = draw(seed)
-    society = gwtf(graph, seed=seed, weather=STORM)
-    for view in range(6):
-        go_on(society, 11 + seed)
-        society.change(graph if view % 2 else without(graph, node(f"r{view * 3 + seed:02}")))
+    society = gwtf(graph, seed=seed)
+    go_on(society, 45)
+    society.weather = STORM
+    go_on(society, 40)
+    society.weather = Weather()
+    graph = without(graph, node(f"r{seed + 3:02}"))
     society.change(graph)
-    go_on(society, 160)
-    assert end(society) == most_flows(graph)
-
-
-def test_a_flow_that_finds_no_way_on_goes_back_to_its_data_node() -> None:
-    graph = graph_of([{"d": 2}, {"a": 2}, {"b": 1, "c": 1}, {"e": 2}], {})
-    society = gwtf(graph)
-    go_on(society, 30)
-    society.change(without(graph, node("c")))
     go_on(society, 60)
-    last, first = society.nodes[node("a")], society.nodes[node("d")]
-    assert isinstance(last, GwtfNegotiation)
-    assert isinstance(first, GwtfNegotiation)
-    assert len(last.hops.hops) == 1
-    assert len(first.hops.unpaired_inflows) == 1
-    assert end(society) == 1
+    assert end(society) == most_flows(graph)
 
 
 # --- one node -----------------------------------------------------------------------------------
 
 
-def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegotiation:
+def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfSearch:
     """Return node `b`: before it u, v; after it x (costs 1), y (costs 5); beside it a, c."""
     costs = {node("x"): 1.0, node("y"): 5.0, node("u"): 1.0, node("v"): 1.0}
     position = Position(
@@ -297,23 +270,22 @@ def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfNegoti
         objective=objective,
         stage_peers=[node("a"), node("c")],
     )
-    return GwtfNegotiation(position, view_version=1, rng=Random(0), temperature=0.0)
+    return GwtfSearch(position, view_version=1, settler=node("d"), rng=Random(0), temperature=0.0)
 
 
-def carry(negotiation: GwtfNegotiation) -> FlowHop:
+def carry(negotiation: GwtfSearch) -> FlowHop:
     """Give it a flow from u to y."""
-    return negotiation.hops.add(node("d"), upstream=node("u"), next_hop=NextHop(node("y"), 7, 2.0))
+    return negotiation.hops.add(FlowId(node("d"), 1), node("u"), NextHop(node("y"), 7))
 
 
 def exchange(hop: FlowHop, *, version: int | None = None, change_id: int = 1) -> ExchangeHops:
     """Return a's request to give its x for this node's y, which saves 4 here."""
-    assert hop.next is not None
     return ExchangeHops(
         view_version=1,
         change_id=change_id,
         data_node=node("d"),
         number=3,
-        next=NextHop(node("x"), 9, 1.0),
+        next=NextHop(node("x"), 9),
         other=node("b"),
         other_number=hop.number,
         other_version=hop.version if version is None else version,
@@ -345,7 +317,7 @@ def test_a_hop_that_is_promised_is_refused_to_others_until_the_decision() -> Non
     assert answers(negotiation.received(node("c"), exchange(hop))) == [False]
     assert answers(negotiation.received(node("a"), exchange(hop))) == [True]  # The same again.
     negotiation.received(node("a"), HopsDecision(1, 1, made=False))
-    assert hop.next == NextHop(node("y"), 7, 2.0)
+    assert hop.next == NextHop(node("y"), 7)
     assert answers(negotiation.received(node("c"), exchange(hop, change_id=2))) == [True]
 
 
@@ -355,7 +327,7 @@ def test_a_participant_repeats_its_answer_until_it_hears_the_decision() -> None:
     negotiation.received(node("a"), exchange(hop))
     assert sum(len(answers(negotiation.tick())) for _ in range(12)) == 3
     negotiation.received(node("a"), HopsDecision(1, 1, made=True))
-    assert hop.next == NextHop(node("x"), 9, 1.0)
+    assert hop.next == NextHop(node("x"), 9)
     assert sum(len(answers(negotiation.tick())) for _ in range(12)) == 0
     # A late copy of the request finds the matter closed.
     assert negotiation.received(node("a"), exchange(hop)) == []
@@ -363,10 +335,10 @@ def test_a_participant_repeats_its_answer_until_it_hears_the_decision() -> None:
 
 def test_the_other_node_refuses_what_costs_more_by_its_own_measure() -> None:
     negotiation = relay()
-    hop = negotiation.hops.add(node("d"), upstream=node("u"), next_hop=NextHop(node("x"), 9, 1.0))
+    hop = negotiation.hops.add(FlowId(node("d"), 1), node("u"), NextHop(node("x"), 9))
     request = ExchangeHops(
-        1, 1, node("d"), 3, NextHop(node("y"), 7, 1.0), node("b"), hop.number, 0,
-        NextHop(node("x"), 9, 1.0), LinkUse(2.0, 1), LinkUse(1.0, 0),
+        1, 1, node("d"), 3, NextHop(node("y"), 7), node("b"), hop.number, 0,
+        NextHop(node("x"), 9), LinkUse(2.0, 1), LinkUse(1.0, 0),
     )  # fmt: skip
     assert answers(negotiation.received(node("a"), request)) == [False]
 
@@ -381,9 +353,9 @@ def test_a_flow_to_another_sink_is_not_exchanged() -> None:
 def test_an_asker_drops_what_is_not_answered_and_says_so_for_ever() -> None:
     negotiation = relay()
     hop = carry(negotiation)
-    theirs = NextHop(node("x"), 9, 1.0)
+    theirs = NextHop(node("x"), 9)
     request = ExchangeHops(
-        1, 1, node("d"), hop.number, NextHop(node("y"), 7, 2.0), node("a"), 3, 0, theirs,
+        1, 1, node("d"), hop.number, NextHop(node("y"), 7), node("a"), 3, 0, theirs,
         LinkUse(5.0, 1), LinkUse(1.0, 0),
     )  # fmt: skip
     assert len(negotiation.changes.ask(request)) == 3
@@ -399,9 +371,8 @@ def test_an_asker_drops_what_is_not_answered_and_says_so_for_ever() -> None:
 
 def redirect(hop: FlowHop) -> RequestRedirect:
     """Return a's request to take over this node's flow."""
-    assert hop.next is not None
     return RequestRedirect(
-        1, 1, node("d"), 4, 3.0, node("b"), hop.number, hop.version, node("u"), hop.next,
+        1, 1, node("d"), 4, node("b"), hop.number, hop.version, node("u"), hop.next,
         (LinkUse(1.0, 0), LinkUse(1.0, 0)),
     )  # fmt: skip
 
@@ -424,68 +395,16 @@ def test_only_nodes_of_the_stage_change_where_its_flows_go(
     before = replace(hop)
     assert answers(negotiation.received(node(asker), request_of(hop))) == [False]
     negotiation.received(node(asker), HopsDecision(1, 1, made=True))
-    assert negotiation.hops.hops == {hop.number: before}
-
-
-def test_a_request_for_a_flow_is_refused_at_too_low_a_cost_and_answered_once() -> None:
-    negotiation = relay()
-    hop = negotiation.hops.add(node("d"), upstream=None, next_hop=NextHop(node("y"), 7, 2.0))
-    low = negotiation.received(node("u"), RequestFlow(1, 1, node("d"), 6.0))
-    assert low == [Send(node("u"), FlowAnswer(1, 1, None, 7.0, 1))]
-    granted = negotiation.received(node("u"), RequestFlow(1, 2, node("d"), 7.0))
-    grant = FlowAnswer(1, 2, FlowId(node("d"), hop.number), 7.0, 0)
-    assert granted == [Send(node("u"), grant)]
-    assert negotiation.received(node("u"), RequestFlow(1, 2, node("d"), 7.0)) == granted
-    assert negotiation.received(node("u"), RequestFlow(1, 1, node("d"), 7.0)) == low
-
-
-def test_a_denied_hop_is_an_unpaired_inflow_again() -> None:
-    negotiation = relay()
-    hop = carry(negotiation)
-    noted = negotiation.received(node("y"), DenyHop(1, 7))
-    assert noted == [Send(node("y"), DenialNoted(1, 7))]
-    assert negotiation.hops.unpaired_inflows == [hop]
-    assert negotiation.received(node("y"), DenyHop(1, 7)) == noted
-
-
-def test_a_hop_that_loses_its_upstream_gets_a_new_number() -> None:
-    negotiation = relay()
-    hop = carry(negotiation)
-    before = hop.number
-    negotiation.hops.lose_upstream(hop)
-    assert negotiation.hops.unpaired_outflows == [hop]
-    assert hop.number != before
-    assert list(negotiation.hops.hops) == [hop.number]
-
-
-def test_a_grant_that_was_denied_before_it_came_is_not_taken() -> None:
-    negotiation = relay()
-    negotiation.received(node("x"), FlowCost(1, node("d"), 1.0, 1, 0.0))
-    assert Send(node("x"), RequestFlow(1, 1, node("d"), 1.0)) in negotiation.tick()
-    negotiation.received(node("x"), DenyHop(1, 5))
-    negotiation.received(node("x"), FlowAnswer(1, 1, FlowId(node("d"), 5), 1.0, 0))
-    assert negotiation.hops.hops == {}
-
-
-def test_a_request_for_a_flow_is_repeated_until_it_is_answered() -> None:
-    negotiation = relay()
-    negotiation.received(node("x"), FlowCost(1, node("d"), 1.0, 1, 0.0))
-    request = Send(node("x"), RequestFlow(1, 1, node("d"), 1.0))
-    sent = [effect for _ in range(9) for effect in negotiation.tick()]
-    assert sent.count(request) == 3
-    answer = FlowAnswer(1, 1, FlowId(node("d"), 5), 1.0, 0)
-    for _ in range(2):  # The second copy changes nothing.
-        negotiation.received(node("x"), answer)
-    assert [hop.next for hop in negotiation.hops.hops.values()] == [NextHop(node("x"), 5, 1.0)]
+    assert negotiation.hops.hops == {hop.name: before}
 
 
 def test_the_next_node_refuses_a_change_of_a_flow_that_comes_from_another() -> None:
     negotiation = relay()
     hop = carry(negotiation)  # From u.
-    here = NextHop(node("b"), hop.number, 7.0)
+    here = NextHop(node("b"), hop.number)
     for owner, agreed in ((node("v"), False), (node("u"), True)):
         request = RequestRedirect(
-            1, 1 + agreed, node("d"), 4, 8.0, owner, 2, 0, node("t"), here,
+            1, 1 + agreed, node("d"), 4, owner, 2, 0, node("t"), here,
             (LinkUse(1.0, 0), LinkUse(1.0, 0)),
         )  # fmt: skip
         assert answers(negotiation.received(node("v"), request)) == [agreed]
@@ -502,31 +421,6 @@ def test_only_nodes_of_the_stage_are_told_of_flows() -> None:
 
 
 # --- what a change is worth ---------------------------------------------------------------------
-
-
-def test_a_trace_that_could_not_be_sent_on_goes_no_further() -> None:
-    """A peer may send one that has been here, or is as long as a path can be."""
-    hop = carry(negotiation := relay())
-    flow_id = FlowId(node("d"), 1)
-
-    def sent_on(*path: NodeId) -> list[Effect]:
-        negotiation.received(node("u"), FlowTrace(1, 1, flow_id, hop.number, path))
-        return [e for e in negotiation.tick() if isinstance(e, Send) and e.to == node("y")]
-
-    assert sent_on(node("u"), node("b")) == []
-    assert sent_on(*(node(f"r{index}") for index in range(HOPS_MAX))) == []
-    onward = FlowTrace(1, 1, flow_id, 7, (node("u"), node("b")))
-    assert sent_on(node("u")) == [Send(node("y"), onward)]
-
-
-def test_a_flow_of_infinite_cost_is_not_asked_for() -> None:
-    """A request says what the asker believes that it costs, and infinity can't be said."""
-    negotiation = relay()
-    negotiation.received(node("x"), FlowCost(1, node("d"), math.inf, 1, 0.0))
-    sent = [effect.message for effect in negotiation.tick() if isinstance(effect, Send)]
-    assert not any(isinstance(message, RequestFlow) for message in sent)
-    negotiation.received(node("x"), FlowCost(1, node("d"), 3.0, 1, 0.0))
-    assert Send(node("x"), RequestFlow(1, 1, node("d"), 3.0)) in negotiation.tick()
 
 
 def test_the_objective_is_the_sum_or_the_largest_of_the_links_that_change() -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -172,12 +173,12 @@ def test_a_relay_installs_only_what_comes_by_its_own_links() -> None:
     for sender, path in ((EVIL, (R1, T1)), (D1, (R1, EVIL)), (D1, (R1,)), (D2, (R1, T1))):
         assert machine.received(sender, Install(1, 1, FlowId(D1, 0), path)) == []
     assert machine.received(EVIL, Claim(1, 1, FlowId(EVIL, 0), ())) == []
-    assert (machine.hops, machine.draft.held) == ({}, False)
+    assert (machine.hops, machine.units.held) == ({}, False)
 
 
 def test_claims_of_an_older_epoch_are_ignored() -> None:
     machine = settling(R1, units={T1: 1})
-    machine.draft.links.inward[D1].grow(1)
+    cast("Draft", machine.units).links.inward[D1].grow(1)
     machine.received(D1, Claim(1, 5, FlowId(D1, 0), ()))
     assert machine.received(D1, Claim(1, 4, FlowId(D1, 0), ())) == []
     assert machine.epoch == 5

@@ -1,34 +1,38 @@
-"""The search for better flows in a node that trains: when it acts, and when its result is used.
+"""Routings that search for better flows beside training: when they act, what becomes of it.
 
-In each version of the view the search begins with what the one before has left. The leader's node
-has it settled from time to time, and opens each iteration with the last settlement that stands with
-all data nodes and leaves none without a flow: in that iteration every node uses it.
+How they search is a `Search`: decod's own (`negotiation`) or GWTF's (`gwtf`). The leader's node has
+what was found settled from time to time, and opens each iteration with the last settlement that
+stands with all data nodes and leaves none without a flow: in that iteration every node uses it.
 """
 
 import math
-from dataclasses import dataclass
+from abc import abstractmethod
 from random import Random
+from typing import Any, ClassVar, Protocol
+
+from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
+from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.negotiation import RoutingMessage, SettledFlow
-from decod.protocol.core.params import Routing
-from decod.protocol.core.view import flow_quota, flow_room
+from decod.protocol.core.view import flow_quota, flow_room, stage_peers
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlows
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.negotiation.settling import Settling
 from decod.protocol.flows.position import Position
+from decod.protocol.flows.routing import KnownFlow, Routing
 from decod.protocol.flows.substitutes import replaced
 
 _SEARCH_TICKS = 16
-"""Iterations of search before the first settlement of a view, beyond those of building."""
+"""Rounds of search before the first settlement of a view, beyond those of building."""
 
 _PAUSE_TICKS = 8
-"""Iterations of search between a settlement that stands and the next: enough to find a way round a
+"""Rounds of search between a settlement that stands and the next: enough to find a way round a
 link that has become slow."""
 
 _SETTLE_TICKS_PER_STAGE = 8
-"""A settlement that does not stand after so many iterations for each stage is given up."""
+"""A settlement that does not stand after so many rounds for each stage is given up."""
 
 _SETTLE_WORK_MAX = 40_000
 """About a fifth of a second: enough to find the best that can be for a dozen flows, and for a
@@ -38,60 +42,95 @@ _NOISE = 0.05
 """Costs that move by a smaller share are noise: no change of flows should chase it."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFlow:
-    """What this node knows of a flow in use."""
+class Search(Protocol):
+    """One node's part in a search, for one version of the view."""
 
-    flow_id: FlowId
-    path: tuple[NodeId, ...]
-    """The whole way, from the data node and home again; or only the part that this node knows."""
-    costs_s: tuple[float, ...]
-    """d(i, j) of each hop of `path`, as it was when the flow was found."""
+    MESSAGES: ClassVar[tuple[type, ...]]
+    """What its peers may say."""
+    BEGINS_WITH_FLOWS: ClassVar[bool]
+    """Whether it begins with the first flows; else it builds something of its own."""
+
+    @property
+    def settling(self) -> Settling:
+        """How what was found becomes flows that can be used."""
+
+    def begin_with(self, flows: RelayFlows | DataFlows) -> None:
+        """Take up first flows that have become complete since it was called last."""
+
+    def end(self) -> None:
+        """Wait for nothing any more: the view is over."""
+
+    def tick(self) -> list[Effect]:
+        """Do what a node does once in each round."""
+
+    def received(self, sender: NodeId, message: Any) -> list[Effect]:
+        """Take in a peer's message, one of `MESSAGES`."""
+
+    def settle(self, epoch: int) -> list[Effect]:
+        """At a data node: have what was found made flows of."""
 
 
-class LiveRouting:
-    """One node's search, for as long as it is in the run."""
+class SearchingRouting(Routing):
+    """A routing with a search. Subclasses say which."""
 
     def __init__(self, context: Context, rng: Random) -> None:
-        self._context = context
-        self._rng = rng
-        self._negotiation: Negotiation | None = None
-        self.deadline_s: float | None = None
-        """When the next iteration of search begins."""
+        super().__init__(context, rng)
+        self._search: Search | None = None
         self._wait = 0
-        """Ticks until the leader's node has the draft settled."""
+        """Ticks until the leader's node has the search settled."""
         self._agreed_epoch = 0
         self._seen_epoch = 0
         """At the leader: the last settlement that stood, whether or not it is to be used."""
         self._costs: dict[NodeId, float] = {}
         self._compute_s = 0.0
-        self.epoch = 0
-        """The settlement that is in use; 0: none."""
         self._known: tuple[KnownFlow, ...] = ()
         self._last: dict[FlowId, SettledFlow] = {}
         """At a data node: its flows of the newest settlement that stood before this view."""
 
+    @staticmethod
+    @abstractmethod
+    def make_search(
+        position: Position,
+        *,
+        view_version: int,
+        settler: NodeId,
+        compute: ComputeQueue,
+        rng: Random,
+        previous: Search | None,
+    ) -> Search:
+        """Begin a search in a view.
+
+        Args:
+            position: This node's.
+            view_version: Of the view.
+            settler: The data node that has it settled.
+            compute: Takes the settler's job of deciding.
+            rng: Source of its draws.
+            previous: The search of the view before.
+        """
+
     @property
+    @override
     def agreed_epoch(self) -> int:
         """At the leader: the settlement to use from the next opening on."""
-        if self._negotiation is None or not self._negotiation.settling.knows(self._agreed_epoch):
+        if self._search is None or not self._search.settling.knows(self._agreed_epoch):
             return self.epoch
         return self._agreed_epoch
 
+    @override
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
         context, view = self._context, self._context.view
-        if self._negotiation is not None:
-            self._negotiation.end()
+        if self._search is not None:
+            self._search.end()
         self.epoch, self._agreed_epoch, self._seen_epoch, self._known = 0, 0, 0, ()
-        idle = not context.member.capacity or view.idle_stages
-        if context.config.routing is not Routing.FLOW or idle:
-            self._negotiation, self.deadline_s = None, None
+        if not context.member.capacity or view.idle_stages:
+            self._search, self.deadline_s = None, None
             return
-        before = self._negotiation
+        before = self._search
         if before is not None and before.settling.stood:
             self._last = dict(before.settling.stood)
-        self._negotiation = Negotiation(
+        self._search = self.make_search(
             self._position(),
             view_version=view.version,
             settler=view.leader,
@@ -105,7 +144,7 @@ class LiveRouting:
 
     def _position(self) -> Position:
         context, view, node_id = self._context, self._context.view, self._context.node_id
-        data = context.member.stage_index == 0
+        data, limit = context.member.stage_index == 0, context.config.max_peers_per_stage
         others = [m.node_id for m in view.data_nodes if m.node_id != node_id]
         return Position(
             node_id=node_id,
@@ -115,6 +154,7 @@ class LiveRouting:
             previous=context.previous,
             next=context.next,
             data_peers=others if data else (),
+            stage_peers=() if data else stage_peers(view, node_id, max_peers=limit),
             cost_to=self._steady_cost,
             cost_from=self._steady_cost,
             share=None if data else sum(flow_quota(view, node_id).values()),
@@ -147,20 +187,23 @@ class LiveRouting:
             self._compute_s = compute_s
         return self._compute_s
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    @override
+    def overdue(self, now_s: float, flows: RelayFlows | DataFlows | None) -> list[Effect]:
         """Take part in the search, if it is time."""
-        negotiation = self._negotiation
-        if negotiation is None or self.deadline_s is None or self.deadline_s > now_s:
+        search = self._search
+        if search is None or self.deadline_s is None or self.deadline_s > now_s:
             return []
         self.deadline_s = now_s + self._context.config.negotiation_interval_s
-        effects = negotiation.tick()
+        if flows is not None and not flows.final:
+            search.begin_with(flows)
+        effects = search.tick()
         if self._context.node_id == self._context.view.leader:
-            effects += self._settle(negotiation)
+            effects += self._settle(search)
         return effects
 
-    def _settle(self, negotiation: Negotiation) -> list[Effect]:
+    def _settle(self, search: Search) -> list[Effect]:
         """Have the draft settled, if it is time: some search after the last settlement stood."""
-        settling = negotiation.settling
+        settling = search.settling
         if settling.agreed and settling.epoch > self._seen_epoch:
             self._seen_epoch = settling.epoch
             self._wait = _PAUSE_TICKS
@@ -172,19 +215,21 @@ class LiveRouting:
         if self._wait > 0:
             return []
         self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
-        return negotiation.settle(settling.epoch + 1)
+        return search.settle(settling.epoch + 1)
 
+    @override
     def received(self, sender: NodeId, message: RoutingMessage) -> list[Effect]:
         """Take in a peer's message of the context's view."""
-        if self._negotiation is None or not isinstance(message, self._negotiation.MESSAGES):
+        if self._search is None or not isinstance(message, self._search.MESSAGES):
             return []
-        return self._negotiation.received(sender, message)
+        return self._search.received(sender, message)
 
+    @override
     def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:
         """Use the flows of a settlement from now on. Returns whether that changes anything."""
-        if self._negotiation is None or epoch <= self.epoch:
+        if self._search is None or epoch <= self.epoch:
             return False
-        part, node_id = self._negotiation.settling.of(epoch), self._context.node_id
+        part, node_id = self._search.settling.of(epoch), self._context.node_id
         if isinstance(flows, DataFlows):
             flows.adopt({k: flow for k, flow in part.flows.items() if k.data_node == node_id})
         else:
@@ -198,13 +243,14 @@ class LiveRouting:
         self._wait = max(self._wait, _PAUSE_TICKS)
         return True
 
+    @override
     def carried(self) -> dict[FlowId, Granted]:
         """Return a data node's flows of an earlier view, as long as none are settled in this one.
 
         Wherever a relay is gone, or loads its stage's state first, another takes its place.
         """
         context, view = self._context, self._context.view
-        if self.epoch or not self._last or self._negotiation is None:
+        if self.epoch or not self._last or self._search is None:
             return {}
         ids, flows = [*self._last], [*self._last.values()]
         if any(len(flow.path) != view.num_stages - 1 for flow in flows):
@@ -215,23 +261,7 @@ class LiveRouting:
             for k, path, flow in zip(ids, paths, flows, strict=True)
         }
 
+    @override
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
-        """Return the flows in use: whole ones at data nodes (at the leader all), else the hops."""
-        if self._known:
-            return self._known
-        node_id, cost_s = self._context.node_id, self._context.links.cost_s
-        if isinstance(flows, DataFlows):
-            firsts = {flow_id: granted.peer for flow_id, granted in flows.complete.items()}
-            return tuple(
-                KnownFlow(flow_id, (node_id, first), (cost_s(first),))
-                for flow_id, first in sorted(firsts.items())
-            )
-        return tuple(
-            KnownFlow(
-                flow_id,
-                (upstream, node_id, flows.entries[flow_id].downstream),
-                (cost_s(upstream), cost_s(flows.entries[flow_id].downstream)),
-            )
-            for flow_id, upstream in sorted(flows.outflows.paired.items())
-            if flow_id in flows.entries
-        )
+        """Return the flows in use: the settled ones at data nodes (at the leader all), or hops."""
+        return self._known or super().known_flows(flows)

@@ -1,0 +1,25 @@
+"""All routings that a run file can name. Another one is a class, and a line here."""
+
+from collections.abc import Mapping
+from random import Random
+from types import MappingProxyType
+
+from decod.protocol.core.context import Context
+from decod.protocol.flows.greedy import GreedyRouting
+from decod.protocol.flows.gwtf.routing import GwtfRouting
+from decod.protocol.flows.negotiation.routing import FlowRouting
+from decod.protocol.flows.routing import Routing
+
+ROUTINGS: Mapping[str, type[Routing]] = MappingProxyType(
+    {
+        "flow": FlowRouting,
+        "gwtf": GwtfRouting,
+        "greedy": GreedyRouting,
+    }
+)
+"""By the name that `protocol.routing` has in a run file. The first is the default."""
+
+
+def make_routing(context: Context, rng: Random) -> Routing:
+    """Return a node's routing, as the run's protocol names it."""
+    return ROUTINGS[context.config.routing](context, rng)
