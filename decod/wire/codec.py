@@ -30,7 +30,8 @@ from decod.protocol.core.era import (
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Followed
-from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view import Member, Opening, Role, View, fault_of
+from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
 from decod.wire import fields as f
@@ -72,24 +73,44 @@ def _verify_member(member: Member) -> None:
 
 
 def _verify_view(view: View) -> None:
-    """Check the rules by which each node finds its place in a view; see `core.view`."""
-    if len(view.by_id) != len(view.members):
-        raise validate.malformed("members", "a node twice", allowed="each node once")
-    leader = view.by_id.get(view.leader)
-    if leader is None or leader.stage_index != 0:
-        raise validate.malformed("leader", view.leader, allowed="a member at stage 0")
-    stage_index_max = max(member.stage_index for member in view.members)
-    if stage_index_max >= view.num_stages:
-        allowed = f"less than num_stages, which is {view.num_stages}"
-        raise validate.malformed("stage_index", stage_index_max, allowed=allowed)
-    data_node_indexes = [m.data_node_index for m in view.members if m.role is Role.DATA]
-    if len(set(data_node_indexes)) != len(data_node_indexes):
-        raise validate.malformed("data_node_index", "given twice", allowed="each given once")
-    ordered = View.of(
-        view.members, version=0, leader=view.leader, term=0, num_stages=view.num_stages
-    )
-    if view.members != ordered.members:
-        raise validate.malformed("members", "unordered", allowed="by stage, leader first, node id")
+    """Check a view's rules, unless it is one without members, which a change goes with."""
+    if view.members and (fault := fault_of(view)) is not None:
+        raise validate.malformed(fault.field, fault.value, allowed=fault.allowed)
+
+
+def _verify_change(change: ViewChange) -> None:
+    nodes = [*change.gone, *(member.node_id for member in change.changed)]
+    if len(set(nodes)) != len(nodes):
+        allowed = "each node once, gone or changed"
+        raise validate.malformed("changed", "a node twice", allowed=allowed)
+    if change.base == change.result and nodes:
+        raise validate.malformed("result", change.result, allowed="another hash than base's")
+
+
+def _verify_electors(change: ElectorChange) -> None:
+    validate.unique("former", (*change.without_vote, *change.former))
+    if change.first in change.without_vote:
+        raise validate.malformed("first", change.first, allowed="an elector")
+
+
+def _verify_told(view: View, change: ViewChange | None) -> None:
+    """A view is told whole or as a change, never both."""
+    if view.members and change is not None:
+        raise validate.malformed("members", "given", allowed="none beside a change of the view")
+    if not view.members and change is None:
+        raise validate.malformed("members", "0 entries", allowed="1 entry or a change of the view")
+
+
+def _verify_open(message: m.Open) -> None:
+    _verify_told(message.opening.view, message.change)
+    if message.change is not None and message.opening.electors:
+        raise validate.malformed("electors", "given", allowed="none beside a change of the view")
+
+
+def _verify_mend(message: m.Mend) -> None:
+    _verify_told(message.view, message.change)
+    if message.change is not None and message.change.electors is not None:
+        raise validate.malformed("electors", "given", allowed="none: only an opening tells them")
 
 
 def _verify_mark(mark: Mark) -> None:
@@ -165,9 +186,29 @@ _VIEW = f.Struct(
         "leader": f.NODE_ID,
         "term": f.ITERATION,
         "num_stages": f.NUM_STAGES,
-        "members": f.Repeated(_MEMBER, validate.MEMBERS_MAX, num_min=1),
+        "members": f.Repeated(_MEMBER, validate.MEMBERS_MAX),
     },
     _verify_view,
+)
+_NODES = f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True)
+_CHANGE = f.Optional(
+    f.Struct(
+        ViewChange,
+        {
+            "base": f.SHA256,
+            "result": f.SHA256,
+            "gone": _NODES,
+            "changed": f.Repeated(_MEMBER, validate.MEMBERS_MAX),
+            "electors": f.Optional(
+                f.Struct(
+                    ElectorChange,
+                    {"first": f.NODE_ID, "without_vote": _NODES, "former": _NODES},
+                    _verify_electors,
+                )
+            ),
+        },
+        _verify_change,
+    )
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
@@ -206,7 +247,7 @@ _OPENING = f.Struct(
         "view": _VIEW,
         "paused": f.BOOLEAN,
         "epoch": f.NUMBER,
-        "electors": f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True),
+        "electors": _NODES,
         "marks": f.Repeated(_MARK, MARKS_MAX),
         "origin": f.Optional(_ORIGIN),
     },
@@ -312,7 +353,9 @@ BODIES: Mapping[str, f.Struct] = {
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
     "capacity": f.Struct(m.Capacity, {"request_id": f.NUMBER, "capacity": f.USABLE_CAPACITY}),
     "capacity_answer": f.Struct(m.CapacityAnswer, {"request_id": f.NUMBER, "refusal": f.REASON}),
-    "catch_up": f.Struct(m.CatchUp, {"iteration": _ITERATION}),
+    "catch_up": f.Struct(
+        m.CatchUp, {"iteration": _ITERATION, "view_hash": f.Plain(validate.known_sha256)}
+    ),
     "link_report": f.Struct(
         m.LinkReport,
         {
@@ -449,9 +492,15 @@ BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
             "view_term": f.ITERATION,
             "failed": f.BOOLEAN,
+            "change": _CHANGE,
         },
+        _verify_open,
     ),
-    "mend": f.Struct(m.Mend, {"iteration": _ITERATION, "view": _VIEW, "reason": f.REASON}),
+    "mend": f.Struct(
+        m.Mend,
+        {"iteration": _ITERATION, "view": _VIEW, "reason": f.REASON, "change": _CHANGE},
+        _verify_mend,
+    ),
     "can_take": f.Struct(m.CanTake, {"iteration": _ITERATION}),
     "utilisation_query": f.Struct(
         m.UtilisationQuery, {"query_id": f.NUMBER, "iteration": _ITERATION, "with_kept": f.BOOLEAN}
@@ -517,9 +566,10 @@ def encode(
 ) -> pb.Envelope:
     """Return the envelope of this node's own message, or of a message that it passes on.
 
-    Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
-    member, and 54 bytes an elector if the electors differ from the members. So it reaches the limit
-    of 4 MiB a message at some 29000 members. A message with a `way` carries the way's term.
+    Reasons are cut to one printable line of 200 characters. A whole view takes about 90 bytes a
+    member, and 54 bytes an elector if the electors differ from the members. So an opening with one
+    reaches the limit of 4 MiB a message at some 29000 members. A message with a `way` carries the
+    way's term.
 
     Raises:
         AssertionError: A peer would not accept a field, which is a bug of this node.

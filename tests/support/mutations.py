@@ -62,12 +62,9 @@ MUTATIONS = (
         name="term",
         without="a decision counts by its iteration, whoever has made it",
         owner=NodeMachine,
-        function="_decided",
-        old=(
-            "(opening.view.term, opening.iteration)"
-            " <= (self.context.view.term, self.context.iteration)"
-        ),
-        new="opening.iteration <= self.context.iteration",
+        function="_opened",
+        old="(told.opening.view.term, told.opening.iteration) <= here",
+        new="told.opening.iteration <= here[1]",
         seed=10,
     ),
     Mutation(

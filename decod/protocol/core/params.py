@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Grows when members of two releases can no longer train together."""
 
 

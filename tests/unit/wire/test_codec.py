@@ -19,6 +19,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
 from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
@@ -102,6 +103,39 @@ openings = st.builds(
     marks,
     st.none() | origins,
 )
+elector_changes = st.lists(node_ids, min_size=1, max_size=6, unique=True).map(
+    lambda ids: ElectorChange(ids[0], tuple(ids[1:3]), tuple(ids[3:]))
+)
+
+
+@st.composite
+def view_changes(draw: st.DrawFn, *, electors: bool = True) -> ViewChange:
+    nodes = draw(st.lists(node_ids, max_size=3, unique=True))
+    new = draw(views()).members
+    gone = tuple(node for node in nodes if node not in {m.node_id for m in new})
+    told = draw(st.none() | elector_changes) if electors else None
+    base, result = draw(st.lists(hashes, min_size=2, max_size=2, unique=True))
+    return ViewChange(base, result, gone, new, told)
+
+
+@st.composite
+def opens(draw: st.DrawFn, opens_of: st.SearchStrategy[m.Open]) -> m.Open:
+    """Openings with a whole view, or with a change."""
+    message, change = draw(opens_of), draw(st.none() | view_changes())
+    if change is None:
+        return message
+    told = dataclasses.replace(message.opening, view=message.opening.view.outline, electors=())
+    return dataclasses.replace(message, opening=told, change=change)
+
+
+@st.composite
+def mends(draw: st.DrawFn, mends_of: st.SearchStrategy[m.Mend]) -> m.Mend:
+    message, change = draw(mends_of), draw(st.none() | view_changes(electors=False))
+    if change is None:
+        return message
+    return dataclasses.replace(message, view=message.view.outline, change=change)
+
+
 loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32), kept)
 
 places = st.tuples(node_ids, st.booleans())
@@ -246,6 +280,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "path_version": versions,
     "owing": st.just(()) | paths,
     "view": views(),
+    "view_hash": st.just("") | hashes,
+    "change": st.none(),
     "number": counts,
     "next": next_hops,
     "other": node_ids,
@@ -293,7 +329,10 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         f.name: SPECIAL.get((cls, f.name), BY_NAME[f.name]) if f.name in BY_NAME else st.nothing()
         for f in dataclasses.fields(cls)
     }
-    return st.builds(cls, **fields)
+    built = st.builds(cls, **fields)
+    if cls is m.Open:
+        return opens(built)
+    return mends(built) if cls is m.Mend else built
 
 
 def over_the_wire(message: m.Message) -> codec.Decoded:
@@ -329,7 +368,7 @@ def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None
     "cls",
     [
         *(*MESSAGE_TYPES, Iteration, MicrobatchId, FlowId, Member, Opening, View),
-        *(Mark, Kept, Holders, Origin),
+        *(Mark, Kept, Holders, Origin, ViewChange, ElectorChange),
         *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
     ],
 )
@@ -374,6 +413,26 @@ def opening(**changes: Any) -> pb.Envelope:
     view = pb.View(leader="a" * 52, num_stages=1, members=[member(0)])
     whole = pb.Opening(iteration=pb.Iteration(), committed=pb.Iteration(), view=view, **changes)
     return envelope(open=pb.Open(closed=pb.Iteration(), outcome=pb.OUTCOME_REPEATED, opening=whole))
+
+
+def changed(*, view: pb.View | None = None, **changes: Any) -> pb.Envelope:
+    """An opening that changes a view."""
+    fields: dict[str, Any] = {"base": "0" * 64, "result": "1" * 64}
+    outline = view or pb.View(leader="a" * 52, num_stages=1)
+    told = pb.Opening(iteration=pb.Iteration(), committed=pb.Iteration(), view=outline)
+    change = pb.ViewChange(**{**fields, **changes})
+    return envelope(
+        open=pb.Open(
+            closed=pb.Iteration(), outcome=pb.OUTCOME_REPEATED, opening=told, change=change
+        )
+    )
+
+
+def mended(**changes: Any) -> pb.Envelope:
+    """A Mend that changes a view."""
+    change = pb.ViewChange(base="0" * 64, result="1" * 64, **changes)
+    outline = pb.View(leader="a" * 52, num_stages=1)
+    return envelope(mend=pb.Mend(iteration=pb.Iteration(), view=outline, change=change))
 
 
 BAD: dict[str, pb.Envelope] = {
@@ -487,6 +546,38 @@ BAD: dict[str, pb.Envelope] = {
     "stage beyond num_stages": commit(member(0), member(1, stage_index=2)),
     "num_stages 0": commit(member(0), num_stages=0),
     "name with a space": commit(member(0, name="bob 2")),
+    "a change without its base": changed(base=""),
+    "a change with half a hash": changed(result="1" * 32),
+    "a change of nothing to something": changed(result="0" * 64, gone=["b" * 52]),
+    "a change beside a whole view": changed(
+        view=pb.View(leader="a" * 52, num_stages=1, members=[member(0)])
+    ),
+    "gone twice": changed(gone=["b" * 52] * 2),
+    "changed twice": changed(changed=[member(1)] * 2),
+    "gone and changed": changed(gone=["b" * 52], changed=[member(1)]),
+    "gone of no node": changed(gone=["b"]),
+    "a changed data node at stage 1": changed(changed=[member(1, role=1)]),
+    "electors without the first": changed(electors=pb.ElectorChange()),
+    "the first elector without a vote": changed(
+        electors=pb.ElectorChange(first="a" * 52, without_vote=["a" * 52])
+    ),
+    "an elector with and without a vote": changed(
+        electors=pb.ElectorChange(first="a" * 52, without_vote=["b" * 52], former=["b" * 52])
+    ),
+    "a mended view whole and changed": envelope(
+        mend=pb.Mend(
+            iteration=pb.Iteration(),
+            view=pb.View(leader="a" * 52, num_stages=1, members=[member(0)]),
+            change=pb.ViewChange(base="0" * 64, result="1" * 64),
+        )
+    ),
+    "a mended view with electors": mended(electors=pb.ElectorChange(first="a" * 52)),
+    "a mended view without members": envelope(
+        mend=pb.Mend(iteration=pb.Iteration(), view=pb.View(leader="a" * 52, num_stages=1))
+    ),
+    "what is missed with half a hash": envelope(
+        catch_up=pb.CatchUp(iteration=pb.Iteration(), view_hash="0")
+    ),
 }
 
 
@@ -494,6 +585,11 @@ BAD: dict[str, pb.Envelope] = {
 def test_bad_fields_are_malformed(name: str) -> None:
     with pytest.raises(MalformedMessageError):
         codec.decode(BAD[name])
+
+
+def test_the_good_changes_that_the_bad_ones_vary_are_accepted() -> None:
+    for good in (changed(gone=["b" * 52]), changed(changed=[member(1)]), mended()):
+        codec.decode(good)
 
 
 def test_the_good_view_that_the_bad_ones_vary_is_accepted() -> None:
