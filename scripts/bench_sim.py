@@ -1,11 +1,17 @@
 """Measure the simulator's speed and the core's quietness: `python scripts/bench_sim.py`.
 
-First one data node with 96 relays in 8 stages for 50 iterations, in real time. Then runs of growing
-size at fixed degree, with one data node for every 24 relays so that each node has the same work:
-control messages must not grow with the run (I8), because each node deals with a bounded number of
-others. They are of three kinds: what an iteration needs; heartbeats, questions and utilisation
-queries, which go by time; and the search for better flows, which goes by its own rounds, and takes
-more of them in a larger run before it becomes quiet.
+    python scripts/bench_sim.py                one data node with 96 relays in 8 stages for 50
+                                               iterations, in real time; then growing runs
+    python scripts/bench_sim.py 24 96          runs with so many relays
+    python scripts/bench_sim.py --volunteers 1000
+                                               so many volunteers come to a run within a minute
+
+Growing runs have a fixed degree, and one data node for every 24 relays so that each node has the
+same work: what a node sends and computes must not grow with the run (I8), because each node deals
+with a bounded number of others. Its control messages are of three kinds: what an iteration needs;
+heartbeats, questions and utilisation queries, which go by time; and the search for better flows,
+which goes by its own rounds, and takes more of them in a larger run before it becomes quiet. The
+leader is shown beside the others: it answers for all.
 """
 
 import argparse
@@ -14,11 +20,12 @@ import time
 from decod.protocol.core.dispatch import KINDS
 from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.core.params import ProtocolConfig
+from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario
-from decod.sim.simulation import Result, run_scenario
+from decod.sim.simulation import Result, Simulation
 
 NUM_STAGES = 8
-SIZES = (24, 96, 384)
+SIZES = (24, 96, 384, 1536)
 RELAYS_PER_DATA_NODE = 24
 MICROBATCHES_PER_DATA_NODE = 8
 NUM_PEERS_MAX = 3
@@ -48,20 +55,29 @@ def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scena
 def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result:
     """Run a scenario and print its line."""
     start_s = time.perf_counter()
-    result = run_scenario(scenario(num_relays, num_data_nodes, num_iterations))
+    planned = scenario(num_relays, num_data_nodes, num_iterations)
+    simulation = Simulation(planned, stopwatch=time.process_time)
+    result = simulation.run()
     real_s = time.perf_counter() - start_s
     iteration_s = result.duration_s / result.num_iterations
     kinds = dict(result.control_by_kind)
     by_time = sum(num for kind, num in kinds.items() if kind in BY_TIME)
     search = sum(num for kind, num in kinds.items() if kind in OF_SEARCH)
     rounds = iteration_s / ProtocolConfig().negotiation_interval_s
+    costs = simulation.meter.costs
+    leader = costs.pop(simulation.leader.name)
     print(
         f"{num_relays:6}  {num_data_nodes:10}  {result.num_iterations:10}  {real_s:6.1f}"
         f"  {iteration_s:12.2f}  {sum(kinds.values()) - by_time - search:12.1f}"
-        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}",
+        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}"
+        f"  {_shown(NodeCost.mean(list(costs.values())))}  {_shown(leader)}",
         flush=True,
     )
     return result
+
+
+def _shown(cost: NodeCost) -> str:
+    return f"{cost.num_control:8.0f} {cost.control_bytes / 1000:6.1f} {1000 * cost.core_s:7.1f}"
 
 
 def main() -> None:

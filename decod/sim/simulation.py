@@ -95,9 +95,16 @@ class Simulation:
     Args:
         scenario: The scenario.
         wrap: Wraps every machine before it starts.
+        stopwatch: Seconds of this computer's processor, if the cores are to be timed.
     """
 
-    def __init__(self, scenario: Scenario, *, wrap: Wrap | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        wrap: Wrap | None = None,
+        stopwatch: Callable[[], float] | None = None,
+    ) -> None:
         self.scenario = scenario
         self.trace = Trace()
         self.kernel = Kernel()
@@ -118,6 +125,8 @@ class Simulation:
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
         self.world = World(self.kernel, network, scenario.profile, self.meter, scenario.protocol)
+        if stopwatch is not None:
+            self.world.stopwatch = stopwatch
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world)
