@@ -426,12 +426,12 @@ class Simulation:
     def _result(self, lost_stage: int | None) -> Result:
         per_iteration = [
             num
-            for _, counts in sorted(self.checker.nodes.items())
+            for _, counts in sorted(self.checker.traffic.nodes.items())
             for num in counts.control_per_iteration
         ]
         steady = [
             num
-            for counts in self.checker.nodes.values()
+            for counts in self.checker.traffic.nodes.values()
             for num in counts.control_per_iteration[1:]
         ]
         hosts = self.hosts.values()

@@ -1,7 +1,8 @@
 """How many bytes a message takes on the wire, without encoding each one.
 
 Fields of fixed size differ by a few bytes at most, so the first message of a kind stands for all
-that have as many entries in their repeated fields, and the same optional ones. Only that one is encoded.
+that have as many entries in their repeated fields, and the same optional ones. Only that one is
+encoded.
 """
 
 from collections.abc import Callable, Iterator, Mapping

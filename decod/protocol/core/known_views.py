@@ -18,7 +18,7 @@ from decod.protocol.core.messages import CatchUp, Mend, Message, Open
 from decod.protocol.core.view import View
 from decod.protocol.core.view_change import change_between, changed_electors, changed_view
 
-_KNOWN_MAX = 4
+_KNOWN_MAX = 8
 """Views that a node keeps, the newest included: a member may have missed some."""
 
 _Place = tuple[int, Iteration, int]
