@@ -53,6 +53,8 @@ class NodeCost:
     """Control messages sent, admission included."""
     control_bytes: float
     """What they take on the wire."""
+    num_events: float
+    """Events that its core takes in."""
     core_s: float
     """Time that its core computes; 0 if the world has no stopwatch."""
 
@@ -62,16 +64,21 @@ class NodeCost:
         return NodeCost(
             statistics.mean(cost.num_control for cost in costs),
             statistics.mean(cost.control_bytes for cost in costs),
+            statistics.mean(cost.num_events for cost in costs),
             statistics.mean(cost.core_s for cost in costs),
         )
+
+
+_Spent = tuple[int, int, int, float]
+"""The sums of a `NodeCost`."""
 
 
 @dataclass(slots=True)
 class _Totals:
     """One host's totals at its first commit and its last."""
 
-    first: tuple[int, int, float]
-    last: tuple[int, int, float]
+    first: _Spent
+    last: _Spent
     num_iterations: int = 0
 
 
@@ -170,7 +177,7 @@ class Meter:
 
     def committed(self, host: SimHost, step: Step) -> None:
         """Close the tally of a host's step."""
-        now = (host.num_control_sent, host.control_bytes_sent, host.core_s)
+        now = (host.num_control_sent, host.control_bytes_sent, host.num_events, host.core_s)
         totals = self._totals.setdefault(host.name, _Totals(now, now, -1))
         totals.last, totals.num_iterations = now, totals.num_iterations + 1
         kept = {microbatch for microbatch, _ in step.counts}

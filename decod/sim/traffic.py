@@ -232,7 +232,9 @@ class Traffic:
         num_stages = 1 if view is None else view.num_stages
         paths = counts.num_long * 2 * num_stages * _STEP_BYTES * config.max_peers_per_stage
         opened = 3 * _STAGE_BYTES * num_stages + _MEMBER_BYTES * num_changed
-        below = subtree_size(host.machine, config.tree_fanout) if host.reachable else 0
+        place = place_of(host.machine) if host.reachable else None
+        answers = place is not None and not place.leads
+        below = subtree_size(host.machine, config.tree_fanout) if answers else 0
         told = self._queries(spent) * below * _LOAD_BYTES + counts.num_kept * _KEPT_BYTES
         return int(_MESSAGE_BYTES * spent.control + paths + counts.num_words * opened + told)
 

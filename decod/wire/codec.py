@@ -1,9 +1,9 @@
 """Encoding of the core's messages as envelopes, and decoding. The only user of control.proto.
 
 One table says which protobuf message stands for which dataclass and how each field is checked.
-`routing_codec` and `gwtf_codec` contain its parts about the search for better flows. Fields have
-the same names on both sides. A test compares the table with the dataclasses and the descriptors, so
-that no field can be forgotten.
+`view_codec` contains its part about members, `routing_codec` and `gwtf_codec` those about the
+search for better flows. Fields have the same names on both sides. A test compares the table with
+the dataclasses and the descriptors, so that no field can be forgotten.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,11 @@ from decod.protocol.core.era import (
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Followed
-from decod.protocol.core.view import Member, Opening, Role, View, fault_of
-from decod.protocol.core.view_change import ElectorChange, ViewChange
+from decod.protocol.core.view import Opening
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
 from decod.wire import fields as f
-from decod.wire import gwtf_codec, routing_codec, validate
+from decod.wire import gwtf_codec, routing_codec, validate, view_codec
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
@@ -61,54 +60,14 @@ class _MemberHash(NamedTuple):
     parameter_hash: str
 
 
-def _verify_member(member: Member) -> None:
-    if (member.role is Role.DATA) != (member.stage_index == 0):
-        allowed = "0 for data nodes and only for them"
-        raise validate.malformed("stage_index", member.stage_index, allowed=allowed)
-    if (member.role is Role.DATA) != (member.data_node_index >= 0):
-        allowed = "-1 for relays and only for them"
-        raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
-    if member.role is Role.DATA and not member.capacity:
-        raise validate.malformed("capacity", 0, allowed="at least 1 for data nodes")
-
-
-def _verify_view(view: View) -> None:
-    """Check a view's rules, unless it is one without members, which a change goes with."""
-    if view.members and (fault := fault_of(view)) is not None:
-        raise validate.malformed(fault.field, fault.value, allowed=fault.allowed)
-
-
-def _verify_change(change: ViewChange) -> None:
-    nodes = [*change.gone, *(member.node_id for member in change.changed)]
-    if len(set(nodes)) != len(nodes):
-        allowed = "each node once, gone or changed"
-        raise validate.malformed("changed", "a node twice", allowed=allowed)
-    if change.base == change.result and nodes:
-        raise validate.malformed("result", change.result, allowed="another hash than base's")
-
-
-def _verify_electors(change: ElectorChange) -> None:
-    validate.unique("former", (*change.without_vote, *change.former))
-    if change.first in change.without_vote:
-        raise validate.malformed("first", change.first, allowed="an elector")
-
-
-def _verify_told(view: View, change: ViewChange | None) -> None:
-    """A view is told whole or as a change, never both."""
-    if view.members and change is not None:
-        raise validate.malformed("members", "given", allowed="none beside a change of the view")
-    if not view.members and change is None:
-        raise validate.malformed("members", "0 entries", allowed="1 entry or a change of the view")
-
-
 def _verify_open(message: m.Open) -> None:
-    _verify_told(message.opening.view, message.change)
+    view_codec.verify_told(message.opening.view, message.change)
     if message.change is not None and message.opening.electors:
         raise validate.malformed("electors", "given", allowed="none beside a change of the view")
 
 
 def _verify_mend(message: m.Mend) -> None:
-    _verify_told(message.view, message.change)
+    view_codec.verify_told(message.view, message.change)
     if message.change is not None and message.change.electors is not None:
         raise validate.malformed("electors", "given", allowed="none: only an opening tells them")
 
@@ -140,7 +99,6 @@ def _verify_average(average: Average) -> None:
         raise validate.malformed("part", average.part, allowed="less than num_parts")
 
 
-_ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY})
 _OUTCOME = f.Choice(
     {
         m.Outcome.BEGUN: pb.OUTCOME_BEGUN,
@@ -164,51 +122,6 @@ _ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "er
 _AVERAGING = f.Struct(AveragingId, {"iteration": _ITERATION, "view_version": f.ITERATION})
 _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
-)
-_MEMBER = f.Struct(
-    Member,
-    {
-        "node_id": f.NODE_ID,
-        "address": f.ADDRESS,
-        "role": _ROLE,
-        "stage_index": f.STAGE,
-        "capacity": f.USABLE_CAPACITY,
-        "data_node_index": f.DATA_NODE_INDEX,
-        "since_iteration": f.ITERATION,
-        "name": f.NAME,
-    },
-    _verify_member,
-)
-_VIEW = f.Struct(
-    View,
-    {
-        "version": f.ITERATION,
-        "leader": f.NODE_ID,
-        "term": f.ITERATION,
-        "num_stages": f.NUM_STAGES,
-        "members": f.Repeated(_MEMBER, validate.MEMBERS_MAX),
-    },
-    _verify_view,
-)
-_NODES = f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True)
-_CHANGE = f.Optional(
-    f.Struct(
-        ViewChange,
-        {
-            "base": f.SHA256,
-            "result": f.SHA256,
-            "gone": _NODES,
-            "changed": f.Repeated(_MEMBER, validate.MEMBERS_MAX),
-            "electors": f.Optional(
-                f.Struct(
-                    ElectorChange,
-                    {"first": f.NODE_ID, "without_vote": _NODES, "former": _NODES},
-                    _verify_electors,
-                )
-            ),
-        },
-        _verify_change,
-    )
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
@@ -244,10 +157,10 @@ _OPENING = f.Struct(
     {
         "iteration": _ITERATION,
         "committed": _ITERATION,
-        "view": _VIEW,
+        "view": view_codec.VIEW,
         "paused": f.BOOLEAN,
         "epoch": f.NUMBER,
-        "electors": _NODES,
+        "electors": view_codec.NODES,
         "marks": f.Repeated(_MARK, MARKS_MAX),
         "origin": f.Optional(_ORIGIN),
     },
@@ -296,7 +209,7 @@ BODIES: Mapping[str, f.Struct] = {
         m.Join,
         {
             "address": f.ADDRESS,
-            "role": _ROLE,
+            "role": view_codec.ROLE,
             "capacity": f.CAPACITY,
             "stage_index": f.Optional(f.STAGE),
             "manifest_sha256": f.SHA256,
@@ -312,7 +225,7 @@ BODIES: Mapping[str, f.Struct] = {
             "data_node_index": f.DATA_NODE_INDEX,
             "reason": f.REASON,
             "begun": f.BOOLEAN,
-            "donors": f.Repeated(_MEMBER, DONORS_MAX),
+            "donors": f.Repeated(view_codec.MEMBER, DONORS_MAX),
             "view_term": f.ITERATION,
             "view_version": f.ITERATION,
         },
@@ -492,13 +405,18 @@ BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
             "view_term": f.ITERATION,
             "failed": f.BOOLEAN,
-            "change": _CHANGE,
+            "change": view_codec.CHANGE,
         },
         _verify_open,
     ),
     "mend": f.Struct(
         m.Mend,
-        {"iteration": _ITERATION, "view": _VIEW, "reason": f.REASON, "change": _CHANGE},
+        {
+            "iteration": _ITERATION,
+            "view": view_codec.VIEW,
+            "reason": f.REASON,
+            "change": view_codec.CHANGE,
+        },
         _verify_mend,
     ),
     "can_take": f.Struct(m.CanTake, {"iteration": _ITERATION}),

@@ -118,6 +118,11 @@ class View:
         """Members of every stage that take microbatches: all but the paused."""
         return tuple(tuple(m for m in roster if m.capacity) for roster in self.rosters)
 
+    @cached_property
+    def worker_places(self) -> dict[NodeId, int]:
+        """Each worker's position among those of its stage."""
+        return {m.node_id: index for stage in self.workers for index, m in enumerate(stage)}
+
     @property
     def idle_stages(self) -> tuple[int, ...]:
         """Stages that nobody works on: they have no member, or all of theirs are paused."""
@@ -293,7 +298,7 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     here, there = view.workers[stage], _workers_after(view, stage)
     if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
-    index = next(i for i, m in enumerate(here) if m.node_id == node_id)
+    index = view.worker_places[node_id]
     num = max(max_peers, -(-len(there) // len(here)))
     start = index * len(there) // len(here)
     return tuple(there[(start + k) % len(there)].node_id for k in range(num))
