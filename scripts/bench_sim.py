@@ -3,15 +3,17 @@
     python scripts/bench_sim.py                one data node with 96 relays in 8 stages for 50
                                                iterations, in real time; then growing runs
     python scripts/bench_sim.py 24 96          runs with so many relays
+    python scripts/bench_sim.py --search 24    ... that search for better flows
     python scripts/bench_sim.py --volunteers 1000
                                                so many volunteers come to a run within a minute
 
-Growing runs have a fixed degree, and one data node for every 24 relays so that each node has the
-same work: what a node sends and computes must not grow with the run (I8), because each node deals
-with a bounded number of others. Its control messages are of three kinds: what an iteration needs;
-heartbeats, questions and utilisation queries, which go by time; and the search for better flows,
-which goes by its own rounds, and takes more of them in a larger run before it becomes quiet. The
-leader is shown beside the others: it answers for all.
+Without `--search` flows stay as they were built, since the search goes on for longer in larger
+runs. Growing runs have a fixed degree, and one data node for every 24 relays so that each node has
+the same work: what a node sends and computes must not grow with the run (I8), because each node
+deals with a bounded number of others. Its control messages are of three kinds: what an iteration
+needs; heartbeats, questions and utilisation queries, which go by time; and the search for better
+flows, which goes by its own rounds, and takes more of them in a larger run before it becomes quiet.
+The leader is shown beside the others: it answers for all.
 """
 
 import argparse
@@ -19,13 +21,16 @@ import time
 
 from decod.protocol.core.dispatch import KINDS
 from decod.protocol.core.messages.scopes import OfView
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.sim.meter import NodeCost
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import Scenario, rush_scenario
 from decod.sim.simulation import Result, Simulation
 
 NUM_STAGES = 8
 SIZES = (24, 96, 384, 1536)
+NUM_ITERATIONS = 6
+LARGE, FEW_ITERATIONS = 1000, 2
+"""A run of so many relays has fewer iterations: it takes minutes."""
 RELAYS_PER_DATA_NODE = 24
 MICROBATCHES_PER_DATA_NODE = 8
 NUM_PEERS_MAX = 3
@@ -35,7 +40,9 @@ BY_TIME = {"Heartbeat", "Ping", "Pong", "UtilisationQuery", "UtilisationAnswer"}
 OF_SEARCH = {kind.__name__ for kind in KINDS if issubclass(kind, OfView)}
 
 
-def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scenario:
+def scenario(
+    num_relays: int, num_data_nodes: int, num_iterations: int, *, search: bool
+) -> Scenario:
     """Return a run whose nodes are all present from the start."""
     return Scenario(
         seed=1,
@@ -48,14 +55,14 @@ def scenario(num_relays: int, num_data_nodes: int, num_iterations: int) -> Scena
             min_nodes_per_stage=num_relays // NUM_STAGES,
             min_data_nodes=num_data_nodes,
             max_peers_per_stage=NUM_PEERS_MAX,
+            routing=Routing.FLOW if search else Routing.GREEDY,
         ),
     )
 
 
-def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result:
-    """Run a scenario and print its line."""
+def measure(planned: Scenario) -> Result:
+    """Run a scenario and print its lines."""
     start_s = time.perf_counter()
-    planned = scenario(num_relays, num_data_nodes, num_iterations)
     simulation = Simulation(planned, stopwatch=time.process_time)
     result = simulation.run()
     real_s = time.perf_counter() - start_s
@@ -67,17 +74,36 @@ def measure(num_relays: int, num_data_nodes: int, num_iterations: int) -> Result
     costs = simulation.meter.costs
     leader = costs.pop(simulation.leader.name)
     print(
-        f"{num_relays:6}  {num_data_nodes:10}  {result.num_iterations:10}  {real_s:6.1f}"
-        f"  {iteration_s:12.2f}  {sum(kinds.values()) - by_time - search:12.1f}"
-        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}"
-        f"  {_shown(NodeCost.mean(list(costs.values())))}  {_shown(leader)}",
+        f"{planned.num_relays:6}  {planned.num_data_nodes:10}  {result.num_iterations:10}"
+        f"  {real_s:6.1f}  {iteration_s:12.2f}  {sum(kinds.values()) - by_time - search:12.1f}"
+        f"  {by_time / iteration_s:8.2f}  {search / rounds:7.1f}\n"
+        f"      {_shown(NodeCost.mean(list(costs.values())))}; {_shown(leader)}",
         flush=True,
     )
     return result
 
 
 def _shown(cost: NodeCost) -> str:
-    return f"{cost.num_control:8.0f} {cost.control_bytes / 1000:6.1f} {1000 * cost.core_s:7.1f}"
+    return (
+        f"{cost.num_control:.0f}, {cost.control_bytes / 1000:.1f}, {cost.num_events:.0f},"
+        f" {1000 * cost.core_s:.1f}"
+    )
+
+
+def rush(num_volunteers: int) -> None:
+    """Let volunteers come to a run within a minute; print how its members become more."""
+    planned = rush_scenario(
+        num_volunteers, num_relay_stages=max(3, num_volunteers // 25), num_iterations=8
+    )
+    simulation = Simulation(planned, stopwatch=time.process_time)
+    result = simulation.run()
+    for now_s, num in simulation.meter.members:
+        print(f"{now_s:7.1f} s: {num} members")
+    leader = simulation.leader
+    print(
+        f"{result.record.counts['iteration.aborted']} iterations lost; the leader's core computed"
+        f" for {leader.core_s:.1f} s, and it sent {leader.control_bytes_sent / 1e6:.1f} MB"
+    )
 
 
 def main() -> None:
@@ -85,19 +111,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    help_text = "relays, instead of the first run and 24, 96 and 384"
+    help_text = "relays, instead of the first run and 24, 96, 384 and 1536"
     parser.add_argument("sizes", type=int, nargs="*", help=help_text)
-    sizes = parser.parse_args().sizes
+    parser.add_argument("--search", action="store_true", help="with the search for better flows")
+    parser.add_argument("--volunteers", type=int, help="only a run to which so many come at once")
+    options = parser.parse_args()
+    if options.volunteers is not None:
+        rush(options.volunteers)
+        return
+    sizes = options.sizes
     if any(size < NUM_STAGES for size in sizes):
         parser.error(f"each of {NUM_STAGES} stages needs a relay")
     print(
         "relays  data nodes  iterations  real s  virtual s/it"
         "  an iteration  a second  a round   (control messages per node:"
-        " an iteration's own, those that go by time, and the search's)"
+        " an iteration's own, those that go by time, and the search's)\n"
+        "      per node and iteration: messages, kB, events, ms of its core; the leader's"
     )
     if not sizes:
-        measure(96, 1, 50)
-    results = [measure(size, max(1, size // RELAYS_PER_DATA_NODE), 6) for size in (sizes or SIZES)]
+        measure(scenario(96, 1, 50, search=True))
+    results = [
+        measure(scenario(size, max(1, size // RELAYS_PER_DATA_NODE), num, search=options.search))
+        for size in (sizes or SIZES)
+        for num in [FEW_ITERATIONS if size >= LARGE else NUM_ITERATIONS]
+    ]
     print("of each kind, per node and iteration:")
     for result in results:
         print("  " + "  ".join(f"{kind} {num:.1f}" for kind, num in result.control_by_kind[:10]))

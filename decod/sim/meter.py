@@ -113,6 +113,8 @@ class Meter:
     _stepped_s: dict[str, float] = field(default_factory=dict)
     """When each host took its last step or opened its first iteration."""
     _totals: dict[str, _Totals] = field(default_factory=dict)
+    members: list[tuple[float, int]] = field(default_factory=list)
+    """Each opening of an iteration by its leader: when, and with how many members."""
 
     @property
     def costs(self) -> dict[str, NodeCost]:
@@ -198,7 +200,10 @@ class Meter:
         """Note the opening of an iteration, or the end of a host."""
         if event == "iteration.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
-            self._open(iteration_of(str(dict(fields)["iteration"])))
+            told = dict(fields)
+            if told["leader"] == host.node_id:
+                self.members.append((self.kernel.now_s, int(str(told["num_members"]))))
+            self._open(iteration_of(str(told["iteration"])))
         elif event in _ENDS:
             self._tallies[self._num_committed + 1].lost_s += self._throw_away(host)
         self.inner.noted(host, event, fields)

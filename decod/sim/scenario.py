@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from decod.errors import ConfigError
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.sim.churn import Churn
 from decod.sim.compute import ComputeProfile
 from decod.sim.kernel import seeded
@@ -402,6 +402,25 @@ def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
         rng.choice((FaultKind.KILL, FaultKind.VANISH)),
         f"relay{rng.randrange(scenario.num_relays)}",
         after_num_events=rng.randint(1, num_events_max),
+    )
+
+
+def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations: int) -> Scenario:
+    """Return a run that begins with its first relays, while volunteers come for a minute.
+
+    Its flows are not improved, since that has nothing to do with how volunteers enter.
+    """
+    return Scenario(
+        seed=1,
+        num_relays=num_volunteers,
+        num_relay_stages=num_relay_stages,
+        num_microbatches=4,
+        num_iterations=num_iterations,
+        join_spread_s=60.0,
+        duration_max_s=2000.0,
+        protocol=ProtocolConfig(
+            min_nodes_per_stage=1, max_peers_per_stage=3, routing=Routing.GREEDY
+        ),
     )
 
 
