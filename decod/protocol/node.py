@@ -19,6 +19,7 @@ its receiver, and tried again as long as its iteration lasts.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import get_args
 
@@ -35,6 +36,7 @@ from decod.protocol.core.effects import (
     Stop,
     StopReason,
     UseMembers,
+    noted,
 )
 from decod.protocol.core.events import (
     CheckpointRead,
@@ -61,6 +63,7 @@ from decod.protocol.core.events import (
     VotePersisted,
 )
 from decod.protocol.core.identity import Identity, NodeState, RunFacts
+from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.negotiation import RoutingMessage
@@ -154,6 +157,7 @@ class NodeMachine:
         )
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
         self._standing = Availability(self.context, identity.capacity)
+        self._views = KnownViews(self.context)
         self._ending: Ending | None = None
         """The run has ended."""
         self._stopped = False
@@ -223,6 +227,9 @@ class NodeMachine:
         if self._stopped:
             tensor = event.tensor if isinstance(event, (Received, StateFetched)) else None
             return [FreeTensor(tensor.id)] if tensor is not None else []
+        self._views.answered()
+        if isinstance(event, Received) and isinstance(event.message, messages.CatchUp):
+            self._views.asked(event.sender, event.message)
         if self._ending is not None:
             effects = self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
             return self._settle(now_s, effects)
@@ -245,6 +252,9 @@ class NodeMachine:
                     continue
             if isinstance(effect, (Send, SendTensor)) and effect.way is None:
                 self._liveness.told(now_s, effect.to)
+                if isinstance(effect, Send):
+                    told = self._views.told(effect.to, effect.message)
+                    effect = effect if told is effect.message else replace(effect, message=told)
                 effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
                 settled += self._dispatch.end()
@@ -375,13 +385,16 @@ class NodeMachine:
 
     def _opened(self, now_s: float, received: Received) -> list[Effect]:
         """An iteration is over, one way or the other; pass the word on and open the next."""
-        message = received.message
-        assert isinstance(message, messages.Open)
-        opening, node_id = message.opening, self.identity.node_id
-        place = (opening.view.term, opening.iteration)
-        if place <= (self.context.view.term, self.context.iteration):
+        told, node_id = received.message, self.identity.node_id
+        assert isinstance(told, messages.Open)
+        here = (self.context.view.term, self.context.iteration)
+        if (told.opening.view.term, told.opening.iteration) <= here:
             return []
-        effects: list[Effect] = []
+        message = self._views.whole(told)
+        if not isinstance(message, messages.Open):
+            return self._ask_view(received.sender)
+        self._views.taken(message)
+        opening, effects = message.opening, list[Effect]()
         if node_id in opening.view:
             fanout = self.context.config.tree_fanout
             tree = tree_place(opening.view, node_id, fanout=fanout)
@@ -412,11 +425,15 @@ class NodeMachine:
 
     def _mended(self, now_s: float, received: Received) -> list[Effect]:
         """Members are lost, but the iteration is not: pass the word on, and go on without them."""
-        message = received.message
-        assert isinstance(message, messages.Mend)
-        context, view = self.context, message.view
-        if view.term != context.view.term or view.version <= context.view.version:
+        word, context = received.message, self.context
+        assert isinstance(word, messages.Mend)
+        if word.view.term != context.view.term or word.view.version <= context.view.version:
             return []
+        message = self._views.whole(word)
+        if not isinstance(message, messages.Mend):
+            return self._ask_view(received.sender)
+        self._views.taken(message)
+        view = message.view
         if self.identity.node_id not in view:
             return [self._dismissed(view)]
         place = tree_place(view, self.identity.node_id, fanout=context.config.tree_fanout)
@@ -428,6 +445,11 @@ class NodeMachine:
         self._measuring.opened(now_s, renewed=True)
         effects += self.forwarding.adopt()
         return [*effects, *self.strategy.mend(now_s), *self._dispatch.replay(now_s)]
+
+    def _ask_view(self, sender: NodeId) -> list[Effect]:
+        """This node can't make the view of a decision: it has missed the one before."""
+        note = noted("view.missed", peer=sender)
+        return [note, Send(sender, messages.CatchUp(self.context.iteration))]
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id

@@ -16,7 +16,7 @@ from decod.protocol.core.identity import NO_PROMISE, Identity, Promise, RunFacts
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
 from decod.protocol.core.messages.negotiation import RoutingMessage
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.quorum import electors_of, ids_of
@@ -173,6 +173,26 @@ def positions_of(machine: object) -> Positions | None:
     """Return a node's count of the data, or None for a stand-in."""
     core = _core_of(machine)
     return pipeline_of(core).positions if core is not None else None
+
+
+def view_of(machine: object) -> View | None:
+    """Return a node's view, or None for a stand-in."""
+    core = _core_of(machine)
+    return core.context.view if core is not None else None
+
+
+def subtree_size(machine: object, fanout: int) -> int:
+    """Return how many members hear the leader's announcements through a node, itself included.
+
+    0 before it is a member.
+    """
+    core = _core_of(machine)
+    if core is None or not core.in_view:
+        return 0
+    view, nodes = core.context.view, [core.context.node_id]
+    for node in nodes:
+        nodes += tree_place(view, node, fanout=fanout).children
+    return len(nodes)
 
 
 def term_of(machine: object) -> int:

@@ -29,6 +29,7 @@ from decod.sim.disk import Disk
 from decod.sim.kernel import Kernel
 from decod.sim.network import InFlight, Network
 from decod.sim.probe import Probe, RoundTrips
+from decod.sim.sizes import wire_bytes
 from decod.sim.states import States
 from decod.sim.tensors import TensorTable
 
@@ -74,6 +75,9 @@ class World:
     observer: Observer
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     hosts: dict[NodeId, "SimHost"] = field(default_factory=dict)
+    stopwatch: Callable[[], float] = lambda: 0.0
+    """Seconds of this computer's processor, to time the cores. The default measures nothing, since
+    a run must not depend on it."""
 
 
 @dataclass(slots=True)
@@ -96,6 +100,8 @@ class SimHost:
     Attributes:
         stop: Why the machine has ended, or None while it runs.
         num_control_sent: Number of control messages that the machine has sent.
+        control_bytes_sent: What they take on the wire.
+        core_s: Time that the machine has computed, if the world has a stopwatch.
         num_bulk_sent: Number of messages with a tensor that the machine has sent.
         num_probes: Number of link probes that the machine has asked for.
         tensors: The tensors that the host holds.
@@ -126,6 +132,8 @@ class SimHost:
         self.on_stop: Callable[[SimHost], None] = _nothing
         self.num_events = 0
         self.num_control_sent = 0
+        self.control_bytes_sent = 0
+        self.core_s = 0.0
         self.control_by_kind: Counter[type] = Counter()
         self.num_bulk_sent = 0
         self.num_probes = 0
@@ -284,14 +292,16 @@ class SimHost:
         self.num_events += 1
         if self._on_event and self.num_events in self._on_event:
             self._on_event.pop(self.num_events)()
-        machine = self._machine
+        machine, stopwatch = self._machine, world.stopwatch
         assert machine is not None
+        begin_s = stopwatch()
         try:
             effects = machine.start(now_s) if event is None else machine.step(now_s, event)
         except Exception as error:
             text = f"{type(error).__name__} at {event}: {error}"
             world.observer.misused(self, text, error)
             raise
+        self.core_s += stopwatch() - begin_s
         try:
             if effects:
                 self._perform(effects)
@@ -360,6 +370,7 @@ class SimHost:
         if self._on_sent and not self._leaves(effect.message):
             return
         self.num_control_sent += 1
+        self.control_bytes_sent += wire_bytes(effect.message)
         self.control_by_kind[type(effect.message)] += 1
         world, to, message = self._world, effect.to, effect.message
         self._says(effect)

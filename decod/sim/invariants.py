@@ -14,8 +14,9 @@
   exactly the missing microbatches as put off or skipped.
 - I6 memory: a node's storage stays within bounds that follow from its capacity and its stage.
 - I7 progress: all iterations are committed within the scenario's time.
-- I8 quiet: control messages per node and iteration stay within a bound that follows from the
-  node's peers, whatever the size of the run.
+- I8 quiet: control messages per node and iteration, and their bytes, stay within a bound that
+  follows from the node's peers, whatever the size of the run. So does the time that its core
+  computes, if that is measured. `decod.sim.traffic` has the bounds.
 
 `CORE` stands for a core that fails an assertion, or misuses its tensors or its compute process.
 """
@@ -31,14 +32,10 @@ from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.election import ElectionMessage
-from decod.protocol.core.messages.forwarding import Passed
-from decod.protocol.core.messages.replay import Average, Follow, Followed
+from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import Opening
 from decod.protocol.flows.negotiation.draft import DraftMessage
-from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
-from decod.protocol.links.measuring import SURVEY_INTERVAL_S
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
 from decod.sim.compute import ComputeProfile, Counts, SimulatedStep
 from decod.sim.core import FlowTable, NodeProgress, Whereabouts, flow_table, place_of, stage_peers
@@ -46,25 +43,7 @@ from decod.sim.data import DataChecker
 from decod.sim.forks import Commits, Decisions, missed
 from decod.sim.host import SimHost, World
 from decod.sim.trace import Trace
-
-_ADMISSION = frozenset(
-    (
-        msg.Join,
-        msg.Assign,
-        msg.Refuse,
-        msg.Prepared,
-        Follow,
-        Followed,
-        msg.Suspect,
-        msg.Ping,
-        msg.Pong,
-        Passed,
-        *get_args(ElectionMessage),
-    )
-)
-"""Messages that are due per candidate, suspect, broken link, election or wait for a silent node,
-not per iteration."""
-
+from decod.sim.traffic import Traffic
 
 _FLOWLESS = frozenset(
     (
@@ -111,19 +90,6 @@ class InvariantViolation(AssertionError):  # noqa: N818 - It is what it says, no
         super().__init__(f"{invariant} at {node}, {now_s:.6f} s: {what}\nReplay: {replay}")
 
 
-@dataclass(slots=True)
-class NodeCounts:
-    """The checker's counts of one node."""
-
-    control_at_commit: int = 0
-    microbatches_at_commit: int = 0
-    committed_s: float = 0.0
-    num_admission: int = 0
-    view_at_commit: int = 0
-    """Version of its view."""
-    control_per_iteration: list[int] = field(default_factory=list)
-
-
 _Term = tuple[int, Iteration]
 """An iteration with the term that opened it: two leaders may give the same attempt number."""
 
@@ -167,7 +133,7 @@ class Checker:
         self._capacity_max = max(capacities.values())
         self._batch, self._num_put_off, self._replay, self._trace = batch, 0, replay, trace
         self._world: World | None = None
-        self.nodes: dict[str, NodeCounts] = {}
+        self.traffic = Traffic(config, capacity_max=self._capacity_max, batch=batch)
         self.num_iterations = 0
         """Number of iterations that at least one node has committed."""
         self._made_up: set[int] = set()
@@ -238,9 +204,7 @@ class Checker:
         self._check_term(host, event)
 
     def sent(self, host: SimHost, to: NodeId, message: Message) -> None:
-        del to
-        if type(message) in _ADMISSION:
-            self._counts(host).num_admission += 1
+        self.traffic.sent(host, to, message)
         look = self._per_message.get(type(message))
         if look is not None:
             look(host, message)
@@ -253,7 +217,7 @@ class Checker:
         self._check_once(host, step, era)
         self._check_same(host, step, era)
         self._commits.stepped(host, era, step.iteration)
-        self._check_quiet(host)
+        self._refuse("I8", host, self.traffic.committed(host, self._now_s))
         self.num_iterations = max(self.num_iterations, step.iteration)
 
     def noted(self, host: SimHost, event: str, fields: tuple[tuple[str, object], ...]) -> None:
@@ -484,61 +448,6 @@ class Checker:
         num, capacity = len(host.compute.held), self._capacities[host.node_id]
         if num > capacity:
             raise self.violated("I6", host, f"{num} microbatches held, the capacity is {capacity}")
-
-    # --- I8 -----------------------------------------------------------------------------------
-
-    def quiet_bound(
-        self, host: SimHost, *, duration_s: float, num_microbatches: int, num_views: int = 1
-    ) -> int:
-        """Return how many control messages a node may send in an iteration.
-
-        - By the clock: heartbeats to watchers and deputies, and link reports to adjacent stages.
-        - Announcements, reports and the leader's queries, to neighbours in the tree.
-        - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
-          on either side, and repeats by the clock.
-        - News of two unchanged walks to each neighbour and data node, every other search round.
-        - One or two acknowledgements per pass of a microbatch.
-        - With each further view, new link reports, new walks and new paths of microbatches.
-        """
-        config = self._config
-        table = flow_table(host.machine) if host.reachable else None
-        num_peers = 2 * config.max_peers_per_stage if table is None else table.num_peers
-        beats = config.num_watchers * (duration_s / config.heartbeat_interval_s + 2)
-        place = place_of(host.machine) if host.reachable else None
-        if place is not None and place.leads:
-            beat_s = config.election_timeout_s / BEATS_PER_TIMEOUT
-            beats += DEPUTIES_MAX * (duration_s / beat_s + 2)
-        repeats = duration_s / config.answer_timeout_s + 2
-        queries = duration_s / config.utilisation_interval_s + 2
-        tree = (2 * config.tree_fanout + 1) * (8 + queries)
-        flows = num_peers * (4 * self._capacity_max + repeats)
-        reports = num_peers * (duration_s / SURVEY_INTERVAL_S + 2 * num_views)
-        walks = 2 * (num_peers + config.max_peers_per_stage)
-        search = walks * (duration_s / config.negotiation_interval_s / 2 + 2 * num_views)
-        search += 3 * self._batch * (num_views - 1)
-        return int(beats + reports + search + tree + flows + 2 * num_microbatches + repeats) + 16
-
-    def _check_quiet(self, host: SimHost) -> None:
-        counts = self._counts(host)
-        num = host.num_control_sent - counts.num_admission - counts.control_at_commit
-        table = flow_table(host.machine) if host.reachable else None
-        view = counts.view_at_commit if table is None else table.version[0]
-        bound = self.quiet_bound(
-            host,
-            num_views=max(1, view - counts.view_at_commit),
-            duration_s=self._now_s - counts.committed_s,
-            num_microbatches=host.device.num_microbatch_jobs - counts.microbatches_at_commit,
-        )
-        counts.view_at_commit = view
-        counts.control_per_iteration.append(num)
-        counts.control_at_commit += num
-        counts.microbatches_at_commit = host.device.num_microbatch_jobs
-        counts.committed_s = self._now_s
-        if num > bound:
-            raise self.violated("I8", host, f"{num} control messages sent, {bound} allowed")
-
-    def _counts(self, host: SimHost) -> NodeCounts:
-        return self.nodes.setdefault(host.name, NodeCounts())
 
 
 def _era_of(host: SimHost, step: SimulatedStep) -> int:

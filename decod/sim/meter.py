@@ -45,6 +45,43 @@ class IterationFigures:
         return self.duration_s / self.num_microbatches if self.num_microbatches else None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What one node's part in the run costs it, per iteration from its first commit to its last."""
+
+    num_control: float
+    """Control messages sent, admission included."""
+    control_bytes: float
+    """What they take on the wire."""
+    num_events: float
+    """Events that its core takes in."""
+    core_s: float
+    """Time that its core computes; 0 if the world has no stopwatch."""
+
+    @staticmethod
+    def mean(costs: "Sequence[NodeCost]") -> "NodeCost":
+        """Return the means over nodes."""
+        return NodeCost(
+            statistics.mean(cost.num_control for cost in costs),
+            statistics.mean(cost.control_bytes for cost in costs),
+            statistics.mean(cost.num_events for cost in costs),
+            statistics.mean(cost.core_s for cost in costs),
+        )
+
+
+_Spent = tuple[int, int, int, float]
+"""The sums of a `NodeCost`."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    """One host's totals at its first commit and its last."""
+
+    first: _Spent
+    last: _Spent
+    num_iterations: int = 0
+
+
 @dataclass(slots=True)
 class _Tally:
     """Running sums of one iteration."""
@@ -75,6 +112,23 @@ class Meter:
     """Compute of each host since its last step, by microbatch."""
     _stepped_s: dict[str, float] = field(default_factory=dict)
     """When each host took its last step or opened its first iteration."""
+    _totals: dict[str, _Totals] = field(default_factory=dict)
+    members: list[tuple[float, int]] = field(default_factory=list)
+    """Each opening of an iteration by its leader: when, and with how many members."""
+
+    @property
+    def costs(self) -> dict[str, NodeCost]:
+        """What each host's part costs it, for hosts that have committed twice at least."""
+        return {
+            name: NodeCost(
+                *(
+                    (last - first) / totals.num_iterations
+                    for first, last in zip(totals.first, totals.last, strict=True)
+                )
+            )
+            for name, totals in self._totals.items()
+            if totals.num_iterations
+        }
 
     @property
     def figures(self) -> list[IterationFigures]:
@@ -125,6 +179,9 @@ class Meter:
 
     def committed(self, host: SimHost, step: SimulatedStep) -> None:
         """Close the tally of a host's step."""
+        now = (host.num_control_sent, host.control_bytes_sent, host.num_events, host.core_s)
+        totals = self._totals.setdefault(host.name, _Totals(now, now, -1))
+        totals.last, totals.num_iterations = now, totals.num_iterations + 1
         kept = {microbatch for microbatch, _ in step.counts}
         spent_s = self._spent_s.pop(host.name, {})
         tally = self._tallies[step.iteration]
@@ -143,7 +200,10 @@ class Meter:
         """Note the opening of an iteration, or the end of a host."""
         if event == "iteration.opened":
             self._stepped_s.setdefault(host.name, self.kernel.now_s)
-            self._open(iteration_of(str(dict(fields)["iteration"])))
+            told = dict(fields)
+            if told["leader"] == host.node_id:
+                self.members.append((self.kernel.now_s, int(str(told["num_members"]))))
+            self._open(iteration_of(str(told["iteration"])))
         elif event in _ENDS:
             self._tallies[self._num_committed + 1].lost_s += self._throw_away(host)
         self.inner.noted(host, event, fields)

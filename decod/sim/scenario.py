@@ -411,6 +411,23 @@ def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
     )
 
 
+def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations: int) -> Scenario:
+    """Return a run that begins with its first relays, while volunteers come for a minute.
+
+    Its flows are not improved, since that has nothing to do with how volunteers enter.
+    """
+    return Scenario(
+        seed=1,
+        num_relays=num_volunteers,
+        num_relay_stages=num_relay_stages,
+        num_microbatches=4,
+        num_iterations=num_iterations,
+        join_spread_s=60.0,
+        duration_max_s=2000.0,
+        protocol=ProtocolConfig(min_nodes_per_stage=1, max_peers_per_stage=3, routing="greedy"),
+    )
+
+
 def faulty_scenario(seed: int) -> Scenario:
     """Return a small run with one to four faults of relays. Every third also has bad links."""
     stages = 1 + seed % 4

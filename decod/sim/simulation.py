@@ -94,9 +94,16 @@ class Simulation:
     Args:
         scenario: The scenario.
         wrap: Wraps every machine before it starts.
+        stopwatch: Seconds of this computer's processor, if the cores are to be timed.
     """
 
-    def __init__(self, scenario: Scenario, *, wrap: Wrap | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        wrap: Wrap | None = None,
+        stopwatch: Callable[[], float] | None = None,
+    ) -> None:
         self.scenario = scenario
         self.trace = Trace()
         self.kernel = Kernel()
@@ -116,6 +123,8 @@ class Simulation:
         network = Network(self.kernel, scenario.links, scenario.link_faults, seed=scenario.seed)
         self.meter = Meter(self.kernel, self.checker)
         self.world = World(self.kernel, network, scenario.profile, self.meter, scenario.protocol)
+        if stopwatch is not None:
+            self.world.stopwatch = stopwatch
         self.hosts = {name: self._host(name, ids[name]) for name in names}
         self.world.hosts.update({host.node_id: host for host in self.hosts.values()})
         self.checker.watch(self.world)
@@ -415,12 +424,12 @@ class Simulation:
     def _result(self, lost_stage: int | None) -> Result:
         per_iteration = [
             num
-            for _, counts in sorted(self.checker.nodes.items())
+            for _, counts in sorted(self.checker.traffic.nodes.items())
             for num in counts.control_per_iteration
         ]
         steady = [
             num
-            for counts in self.checker.nodes.values()
+            for counts in self.checker.traffic.nodes.values()
             for num in counts.control_per_iteration[1:]
         ]
         hosts = self.hosts.values()

@@ -1,9 +1,9 @@
 """Encoding of the core's messages as envelopes, and decoding. The only user of control.proto.
 
 One table says which protobuf message stands for which dataclass and how each field is checked.
-`routing_codec` and `gwtf_codec` contain its parts about the search for better flows. Fields have
-the same names on both sides. A test compares the table with the dataclasses and the descriptors, so
-that no field can be forgotten.
+`view_codec` contains its part about members, `routing_codec` and `gwtf_codec` those about the
+search for better flows. Fields have the same names on both sides. A test compares the table with
+the dataclasses and the descriptors, so that no field can be forgotten.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ from decod.protocol.core.era import (
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed, Way
 from decod.protocol.core.messages.replay import DONORS_MAX, Average, Follow, Followed
-from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view import Opening
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.protocol.links.liveness import AWAITED_MAX
 from decod.wire import fields as f
-from decod.wire import gwtf_codec, routing_codec, validate
+from decod.wire import gwtf_codec, routing_codec, validate, view_codec
 from decod.wire.v1 import control_pb2 as pb
 
 P = TypeVar("P", bound=Proto)
@@ -60,36 +60,16 @@ class _MemberHash(NamedTuple):
     parameter_hash: str
 
 
-def _verify_member(member: Member) -> None:
-    if (member.role is Role.DATA) != (member.stage_index == 0):
-        allowed = "0 for data nodes and only for them"
-        raise validate.malformed("stage_index", member.stage_index, allowed=allowed)
-    if (member.role is Role.DATA) != (member.data_node_index >= 0):
-        allowed = "-1 for relays and only for them"
-        raise validate.malformed("data_node_index", member.data_node_index, allowed=allowed)
-    if member.role is Role.DATA and not member.capacity:
-        raise validate.malformed("capacity", 0, allowed="at least 1 for data nodes")
+def _verify_open(message: m.Open) -> None:
+    view_codec.verify_told(message.opening.view, message.change)
+    if message.change is not None and message.opening.electors:
+        raise validate.malformed("electors", "given", allowed="none beside a change of the view")
 
 
-def _verify_view(view: View) -> None:
-    """Check the rules by which each node finds its place in a view; see `core.view`."""
-    if len(view.by_id) != len(view.members):
-        raise validate.malformed("members", "a node twice", allowed="each node once")
-    leader = view.by_id.get(view.leader)
-    if leader is None or leader.stage_index != 0:
-        raise validate.malformed("leader", view.leader, allowed="a member at stage 0")
-    stage_index_max = max(member.stage_index for member in view.members)
-    if stage_index_max >= view.num_stages:
-        allowed = f"less than num_stages, which is {view.num_stages}"
-        raise validate.malformed("stage_index", stage_index_max, allowed=allowed)
-    data_node_indexes = [m.data_node_index for m in view.members if m.role is Role.DATA]
-    if len(set(data_node_indexes)) != len(data_node_indexes):
-        raise validate.malformed("data_node_index", "given twice", allowed="each given once")
-    ordered = View.of(
-        view.members, version=0, leader=view.leader, term=0, num_stages=view.num_stages
-    )
-    if view.members != ordered.members:
-        raise validate.malformed("members", "unordered", allowed="by stage, leader first, node id")
+def _verify_mend(message: m.Mend) -> None:
+    view_codec.verify_told(message.view, message.change)
+    if message.change is not None and message.change.electors is not None:
+        raise validate.malformed("electors", "given", allowed="none: only an opening tells them")
 
 
 def _verify_mark(mark: Mark) -> None:
@@ -119,7 +99,6 @@ def _verify_average(average: Average) -> None:
         raise validate.malformed("part", average.part, allowed="less than num_parts")
 
 
-_ROLE = f.Choice({Role.DATA: pb.ROLE_DATA, Role.RELAY: pb.ROLE_RELAY})
 _OUTCOME = f.Choice(
     {
         m.Outcome.BEGUN: pb.OUTCOME_BEGUN,
@@ -143,31 +122,6 @@ _ITERATION = f.Struct(Iteration, {"number": f.ITERATION, "attempt": f.COUNT, "er
 _AVERAGING = f.Struct(AveragingId, {"iteration": _ITERATION, "view_version": f.ITERATION})
 _MICROBATCH = f.Struct(
     MicrobatchId, {"iteration": f.ITERATION, "data_node_index": f.INDEX, "index": f.COUNT}
-)
-_MEMBER = f.Struct(
-    Member,
-    {
-        "node_id": f.NODE_ID,
-        "address": f.ADDRESS,
-        "role": _ROLE,
-        "stage_index": f.STAGE,
-        "capacity": f.USABLE_CAPACITY,
-        "data_node_index": f.DATA_NODE_INDEX,
-        "since_iteration": f.ITERATION,
-        "name": f.NAME,
-    },
-    _verify_member,
-)
-_VIEW = f.Struct(
-    View,
-    {
-        "version": f.ITERATION,
-        "leader": f.NODE_ID,
-        "term": f.ITERATION,
-        "num_stages": f.NUM_STAGES,
-        "members": f.Repeated(_MEMBER, validate.MEMBERS_MAX, num_min=1),
-    },
-    _verify_view,
 )
 _HASH = f.Struct(_StageHash, {"stage_index": f.STAGE, "parameter_hash": f.SHA256})
 _SQUARES = f.Struct(_StageSquares, {"stage_index": f.STAGE, "square_sum": f.MAGNITUDE})
@@ -203,10 +157,10 @@ _OPENING = f.Struct(
     {
         "iteration": _ITERATION,
         "committed": _ITERATION,
-        "view": _VIEW,
+        "view": view_codec.VIEW,
         "paused": f.BOOLEAN,
         "epoch": f.NUMBER,
-        "electors": f.Scalars(validate.node_id, validate.MEMBERS_MAX, unique=True),
+        "electors": view_codec.NODES,
         "marks": f.Repeated(_MARK, MARKS_MAX),
         "origin": f.Optional(_ORIGIN),
     },
@@ -255,7 +209,7 @@ BODIES: Mapping[str, f.Struct] = {
         m.Join,
         {
             "address": f.ADDRESS,
-            "role": _ROLE,
+            "role": view_codec.ROLE,
             "capacity": f.CAPACITY,
             "stage_index": f.Optional(f.STAGE),
             "manifest_sha256": f.SHA256,
@@ -271,7 +225,7 @@ BODIES: Mapping[str, f.Struct] = {
             "data_node_index": f.DATA_NODE_INDEX,
             "reason": f.REASON,
             "begun": f.BOOLEAN,
-            "donors": f.Repeated(_MEMBER, DONORS_MAX),
+            "donors": f.Repeated(view_codec.MEMBER, DONORS_MAX),
             "view_term": f.ITERATION,
             "view_version": f.ITERATION,
         },
@@ -312,7 +266,9 @@ BODIES: Mapping[str, f.Struct] = {
     "leave": f.Struct(m.Leave, {"reason": f.REASON, "at_once": f.BOOLEAN}),
     "capacity": f.Struct(m.Capacity, {"request_id": f.NUMBER, "capacity": f.USABLE_CAPACITY}),
     "capacity_answer": f.Struct(m.CapacityAnswer, {"request_id": f.NUMBER, "refusal": f.REASON}),
-    "catch_up": f.Struct(m.CatchUp, {"iteration": _ITERATION}),
+    "catch_up": f.Struct(
+        m.CatchUp, {"iteration": _ITERATION, "view_hash": f.Plain(validate.known_sha256)}
+    ),
     "link_report": f.Struct(
         m.LinkReport,
         {
@@ -449,9 +405,20 @@ BODIES: Mapping[str, f.Struct] = {
             "view_version": f.ITERATION,
             "view_term": f.ITERATION,
             "failed": f.BOOLEAN,
+            "change": view_codec.CHANGE,
         },
+        _verify_open,
     ),
-    "mend": f.Struct(m.Mend, {"iteration": _ITERATION, "view": _VIEW, "reason": f.REASON}),
+    "mend": f.Struct(
+        m.Mend,
+        {
+            "iteration": _ITERATION,
+            "view": view_codec.VIEW,
+            "reason": f.REASON,
+            "change": view_codec.CHANGE,
+        },
+        _verify_mend,
+    ),
     "can_take": f.Struct(m.CanTake, {"iteration": _ITERATION}),
     "utilisation_query": f.Struct(
         m.UtilisationQuery, {"query_id": f.NUMBER, "iteration": _ITERATION, "with_kept": f.BOOLEAN}
@@ -517,9 +484,10 @@ def encode(
 ) -> pb.Envelope:
     """Return the envelope of this node's own message, or of a message that it passes on.
 
-    Reasons are cut to one printable line of 200 characters. An opening takes about 90 bytes a
-    member, and 54 bytes an elector if the electors differ from the members. So it reaches the limit
-    of 4 MiB a message at some 29000 members. A message with a `way` carries the way's term.
+    Reasons are cut to one printable line of 200 characters. A whole view takes about 90 bytes a
+    member, and 54 bytes an elector if the electors differ from the members. So an opening with one
+    reaches the limit of 4 MiB a message at some 29000 members. A message with a `way` carries the
+    way's term.
 
     Raises:
         AssertionError: A peer would not accept a field, which is a bug of this node.

@@ -1,5 +1,6 @@
 """Every invariant catches a core that breaks it: each test breaks the real core in one way."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core import messages as msg
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
-from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.params import ProtocolConfig, Routing
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import Counts, SimulatedStep
@@ -153,6 +154,32 @@ def test_i8_sees_a_chatterbox() -> None:
         return effects + beats * 300
 
     assert violation("relay0", chatter).invariant == "I8"
+
+
+def test_i8_sees_a_leader_that_tells_all_members_each_time() -> None:
+    """They know them: an opening says what changes."""
+    protocol = ProtocolConfig(min_nodes_per_stage=5, routing=Routing.GREEDY)
+    many = replace(SMALL, num_relays=40, num_relay_stages=8, num_iterations=3, protocol=protocol)
+
+    def verbose(core: NodeMachine, effects: list[Effect]) -> list[Effect]:
+        return [_whole(core, effect) for effect in effects]
+
+    found = violation("data0", verbose, many)
+    assert found.invariant == "I8"
+    assert "bytes" in found.what
+
+
+def _whole(core: NodeMachine, effect: Effect) -> Effect:
+    last = core.leadership.election.last
+    if last is None or not isinstance(effect, fx.Send) or not isinstance(effect.message, msg.Open):
+        return effect
+    return replace(effect, message=last)
+
+
+def test_i8_sees_a_core_that_takes_its_time() -> None:
+    ticks = itertools.count()
+    with pytest.raises(InvariantViolation, match=r"I8 .* its core has computed for"):
+        Simulation(SMALL, stopwatch=lambda: 0.1 * next(ticks)).run()
 
 
 @pytest.mark.parametrize(

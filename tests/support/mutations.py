@@ -64,8 +64,8 @@ MUTATIONS = (
         without="a decision counts by its iteration, whoever has made it",
         owner=NodeMachine,
         function="_opened",
-        old="place <= (self.context.view.term, self.context.iteration)",
-        new="opening.iteration <= self.context.iteration",
+        old="(told.opening.view.term, told.opening.iteration) <= here",
+        new="told.opening.iteration <= here[1]",
         seed=10,
     ),
     Mutation(

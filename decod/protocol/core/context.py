@@ -6,6 +6,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.messages.membership import CatchUp
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.tensor_store import TensorStore
@@ -64,6 +65,11 @@ class Context:
         if self.node_id in (begin, end):
             return self.links.cost_s(end if begin == self.node_id else begin)
         return self.remote_links.cost_s(begin, end)
+
+    @property
+    def catch_up(self) -> CatchUp:
+        """What asks another for what this node may have missed."""
+        return CatchUp(self.iteration, self.view.hash if self.node_id in self.view else "")
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

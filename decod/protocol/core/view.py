@@ -10,13 +10,18 @@ under their first. A node therefore deals with at most `2 * fanout + 1` others, 
 the run (invariant I8).
 """
 
+import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.era import Mark, Origin
+
+T = TypeVar("T")
 
 
 class Role(StrEnum):
@@ -113,6 +118,11 @@ class View:
         """Members of every stage that take microbatches: all but the paused."""
         return tuple(tuple(m for m in roster if m.capacity) for roster in self.rosters)
 
+    @cached_property
+    def worker_places(self) -> dict[NodeId, int]:
+        """Each worker's position among those of its stage."""
+        return {m.node_id: index for stage in self.workers for index, m in enumerate(stage)}
+
     @property
     def idle_stages(self) -> tuple[int, ...]:
         """Stages that nobody works on: they have no member, or all of theirs are paused."""
@@ -135,6 +145,66 @@ class View:
 
     def __contains__(self, node_id: object) -> bool:
         return node_id in self.by_id
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of everything in the view, in hexadecimal digits."""
+        head = f"{self.version} {self.term} {self.num_stages} {self.leader}"
+        text = "\n".join((head, *map(_line_of, self.members)))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def outline(self) -> "View":
+        """The view without its members."""
+        return replace(self, members=()) if self.members else self
+
+    @cached_property
+    def places(self) -> dict[NodeId, int]:
+        """Each member's position in its stage's roster."""
+        return {m.node_id: index for roster in self.rosters for index, m in enumerate(roster)}
+
+    @cached_property
+    def ring(self) -> tuple[NodeId, ...]:
+        """All members in the order of their ids."""
+        return tuple(sorted(self.by_id))
+
+
+def _line_of(m: Member) -> str:
+    # No field can hold a line's end; only the name may be empty, and it stands last.
+    return (
+        f"{m.node_id} {m.address} {m.role.value} {m.stage_index} {m.capacity} "
+        f"{m.data_node_index} {m.since_iteration} {m.name}"
+    )
+
+
+class ViewFault(NamedTuple):
+    """A rule of views that one breaks."""
+
+    field: str
+    value: object
+    allowed: str
+
+
+def fault_of(view: View) -> ViewFault | None:
+    """Return the first rule that a view breaks: those by which a node finds its place in it."""
+    if len(view.by_id) != len(view.members):
+        return ViewFault("members", "a node twice", "each node once")
+    leader = view.by_id.get(view.leader)
+    if leader is None or leader.stage_index != 0:
+        return ViewFault("leader", view.leader, "a member at stage 0")
+    stage_index_max = max(member.stage_index for member in view.members)
+    if stage_index_max >= view.num_stages:
+        allowed = f"less than num_stages, which is {view.num_stages}"
+        return ViewFault("stage_index", stage_index_max, allowed)
+    data_node_indexes = [m.data_node_index for m in view.members if m.role is Role.DATA]
+    if len(set(data_node_indexes)) != len(data_node_indexes):
+        return ViewFault("data_node_index", "given twice", "each given once")
+    ordered = View.of(
+        view.members, version=0, leader=view.leader, term=0, num_stages=view.num_stages
+    )
+    if view.members != ordered.members:
+        return ViewFault("members", "unordered", "by stage, leader first, node id")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +234,7 @@ class Opening:
         return next((mark for mark in self.marks if mark.iteration == iteration), None)
 
 
-def _heap_children(items: Sequence[NodeId], index: int, fanout: int) -> Sequence[NodeId]:
+def _heap_children(items: Sequence[T], index: int, fanout: int) -> Sequence[T]:
     return items[index * fanout + 1 : index * fanout + 1 + fanout]
 
 
@@ -179,9 +249,8 @@ class TreePlace:
 def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
     """Return whom `node_id` hears announcements from and passes them on to."""
     member = view.by_id[node_id]
-    roster = view.roster(member.stage_index)
-    index = next(i for i, other in enumerate(roster) if other.node_id == node_id)
-    children = list(_heap_children([m.node_id for m in roster], index, fanout))
+    roster, index = view.roster(member.stage_index), view.places[node_id]
+    children = [m.node_id for m in _heap_children(roster, index, fanout)]
     if index:
         return TreePlace(roster[(index - 1) // fanout].node_id, tuple(children))
     heads = [stage[0].node_id for stage in view.rosters if stage]
@@ -208,8 +277,8 @@ def watched(view: View, node_id: NodeId, *, num_watchers: int) -> tuple[NodeId, 
 
 
 def _ring(view: View, node_id: NodeId, offsets: Iterable[int]) -> tuple[NodeId, ...]:
-    ring = sorted(view.by_id)
-    start = ring.index(node_id)
+    ring = view.ring
+    start = bisect_left(ring, node_id)
     found = (ring[(start + offset) % len(ring)] for offset in offsets)
     return tuple(other for other in dict.fromkeys(found) if other != node_id)
 
@@ -229,7 +298,7 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     here, there = view.workers[stage], _workers_after(view, stage)
     if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
-    index = next(i for i, m in enumerate(here) if m.node_id == node_id)
+    index = view.worker_places[node_id]
     num = max(max_peers, -(-len(there) // len(here)))
     start = index * len(there) // len(here)
     return tuple(there[(start + k) % len(there)].node_id for k in range(num))

@@ -48,7 +48,7 @@ from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.identity import Promise
-from decod.protocol.core.messages import CatchUp, Heartbeat, Mend, Open
+from decod.protocol.core.messages import Heartbeat, Mend, Open
 from decod.protocol.core.messages.election import (
     Candidacy,
     Canvass,
@@ -504,4 +504,4 @@ class Election:
         stopped = self.superseded(now_s, message.term)
         if message.leader is None or message.leader == self._context.node_id:
             return stopped, []
-        return stopped, [Send(message.leader, CatchUp(self._context.iteration))]
+        return stopped, [Send(message.leader, self._context.catch_up)]

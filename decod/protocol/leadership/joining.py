@@ -28,7 +28,7 @@ from decod.protocol.core.events import (
 )
 from decod.protocol.core.identity import Identity
 from decod.protocol.core.jobs import Build, Built, Job, Load
-from decod.protocol.core.messages import Assign, CatchUp, Join, Prepared, Refuse
+from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.messages.election import Candidacy, Canvass
 from decod.protocol.core.messages.replay import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
@@ -83,7 +83,7 @@ class Joining:
         if asks or self._ask_s is None:
             # Not at once: as a rule it is on its way.
             self._ask_s = now_s + context.config.heartbeat_interval_s
-        return [Send(sender, CatchUp(context.iteration))] if asks else []
+        return [Send(sender, context.catch_up)] if asks else []
 
     def knock(self, now_s: float) -> list[Effect]:
         """Offer this node, or say that it is prepared."""

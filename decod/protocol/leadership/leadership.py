@@ -192,7 +192,7 @@ class Leadership:
         if any_term:
             return Fate.TAKE, effects
         if self._rarely(now_s, sender):
-            effects.append(Send(sender, messages.CatchUp(context.iteration)))
+            effects.append(Send(sender, context.catch_up))
         return Fate.KEEP, effects
 
     def _rarely(self, now_s: float, node: NodeId) -> bool:

@@ -29,7 +29,7 @@ from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import OF_TENSORS, CatchUp, Heartbeat, Ping, Pong, Suspect
+from decod.protocol.core.messages import OF_TENSORS, Heartbeat, Ping, Pong, Suspect
 from decod.protocol.core.view import watched, watchers
 from decod.protocol.links.failure_detector import Accrual
 
@@ -229,4 +229,4 @@ class Liveness:
         if waited_s < context.config.heartbeat_interval_s or context.node_id == context.view.leader:
             return []
         self._asked_s = now_s
-        return [Send(context.view.leader, CatchUp(context.iteration))]
+        return [Send(context.view.leader, context.catch_up)]

@@ -318,6 +318,30 @@ class View(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
+class ViewChange(_message.Message):
+    __slots__ = ("base", "result", "gone", "changed", "electors")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ELECTORS_FIELD_NUMBER: _ClassVar[int]
+    base: str
+    result: str
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    changed: _containers.RepeatedCompositeFieldContainer[Member]
+    electors: ElectorChange
+    def __init__(self, base: _Optional[str] = ..., result: _Optional[str] = ..., gone: _Optional[_Iterable[str]] = ..., changed: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., electors: _Optional[_Union[ElectorChange, _Mapping]] = ...) -> None: ...
+
+class ElectorChange(_message.Message):
+    __slots__ = ("first", "without_vote", "former")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_VOTE_FIELD_NUMBER: _ClassVar[int]
+    FORMER_FIELD_NUMBER: _ClassVar[int]
+    first: str
+    without_vote: _containers.RepeatedScalarFieldContainer[str]
+    former: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, first: _Optional[str] = ..., without_vote: _Optional[_Iterable[str]] = ..., former: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Opening(_message.Message):
     __slots__ = ("iteration", "committed", "view", "paused", "epoch", "electors", "marks", "origin")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
@@ -495,10 +519,12 @@ class CapacityAnswer(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("iteration",)
+    __slots__ = ("iteration", "view_hash")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    VIEW_HASH_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
+    view_hash: str
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view_hash: _Optional[str] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("view_version", "latency_s", "bandwidth_bytes_per_s", "compute_s", "byways")
@@ -745,7 +771,7 @@ class Differs(_message.Message):
     def __init__(self, base: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed")
+    __slots__ = ("closed", "outcome", "opening", "reason", "hashes", "loss", "num_tokens", "view_version", "view_term", "failed", "change")
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +782,7 @@ class Open(_message.Message):
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     closed: Iteration
     outcome: Outcome
     opening: Opening
@@ -766,17 +793,20 @@ class Open(_message.Message):
     view_version: int
     view_term: int
     failed: bool
-    def __init__(self, closed: _Optional[_Union[Iteration, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
+    change: ViewChange
+    def __init__(self, closed: _Optional[_Union[Iteration, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., reason: _Optional[str] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., loss: _Optional[float] = ..., num_tokens: _Optional[int] = ..., view_version: _Optional[int] = ..., view_term: _Optional[int] = ..., failed: _Optional[bool] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ...) -> None: ...
 
 class Mend(_message.Message):
-    __slots__ = ("iteration", "view", "reason")
+    __slots__ = ("iteration", "view", "reason", "change")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     iteration: Iteration
     view: View
     reason: str
-    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    change: ViewChange
+    def __init__(self, iteration: _Optional[_Union[Iteration, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., reason: _Optional[str] = ..., change: _Optional[_Union[ViewChange, _Mapping]] = ...) -> None: ...
 
 class Reroute(_message.Message):
     __slots__ = ("iteration", "microbatch", "flow_id", "path", "path_version", "owing")

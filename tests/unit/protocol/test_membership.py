@@ -134,8 +134,9 @@ def test_nobody_doubts_a_stranger_and_the_leader_is_not_told_of_itself() -> None
 def test_a_node_that_hears_no_announcement_asks_and_then_gives_up() -> None:
     membership = machine(leader_timeout_s=20.0)
     membership.announced(1.0)
-    assert CatchUp(ITERATION) not in [m for _, m in sent(membership.overdue(7.0))]
-    assert (D0, CatchUp(ITERATION)) in sent(membership.overdue(8.1))
+    asked = CatchUp(ITERATION, VIEW.hash)
+    assert asked not in [m for _, m in sent(membership.overdue(7.0))]
+    assert (D0, asked) in sent(membership.overdue(8.1))
     assert not any(isinstance(e, Stop) for e in membership.overdue(21.0))
     stop = membership.overdue(22.1)[-1]
     assert stop == Stop(StopReason.LEADER_LOST, "no announcement of the leader for 21 s")
@@ -150,9 +151,10 @@ def test_the_leader_waits_for_nobodys_announcement() -> None:
 
 def test_what_was_missed_is_asked_for_once_an_interval() -> None:
     membership = machine()
-    assert membership.catch_up(3.0) == [Send(D0, CatchUp(Iteration(1, 1)))]
+    asked = [Send(D0, CatchUp(Iteration(1, 1), VIEW.hash))]
+    assert membership.catch_up(3.0) == asked
     assert membership.catch_up(3.9) == []
-    assert membership.catch_up(4.0) == [Send(D0, CatchUp(Iteration(1, 1)))]
+    assert membership.catch_up(4.0) == asked
 
 
 @pytest.mark.parametrize("node", ["d0"])

@@ -217,7 +217,7 @@ def test_a_message_of_a_higher_term_waits_for_the_opening_that_it_asks_for() -> 
     opening = next_opening(view, iteration, leader=D1, without=D0)
     query = m.UtilisationQuery(1, opening.opening.iteration)
     effects = machine.step(world.now_s, ev.Received(D1, query, term=2))
-    assert sent(effects) == [(D1, m.CatchUp(iteration))]
+    assert sent(effects) == [(D1, m.CatchUp(iteration, view.hash))]
     effects = machine.step(world.now_s, ev.Received(D1, opening, term=2))
     assert any(isinstance(message, m.UtilisationAnswer) for _, message in sent(effects))
 
@@ -252,7 +252,7 @@ def test_an_old_leader_hears_of_the_new_one_and_stops() -> None:
     machine = world.hosts[D0].machine
     view, iteration = machine.context.view, machine.context.iteration
     effects = machine.step(world.now_s, ev.Received(R1A, em.LeaderIs(2, D1, "d1:1"), term=2))
-    assert sent(effects) == [(D1, m.CatchUp(iteration))]
+    assert sent(effects) == [(D1, m.CatchUp(iteration, view.hash))]
     assert machine.leader is None, "it decides nothing any more"
     opening = next_opening(view, iteration, leader=D1, without=D0)
     (stop,) = machine.step(world.now_s, ev.Received(D1, opening, term=2))

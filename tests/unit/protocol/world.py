@@ -20,7 +20,8 @@ from decod.protocol.core.identity import Identity, RunFacts, RunShape
 from decod.protocol.core.messages import Message, Open
 from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Role
+from decod.protocol.core.view import Member, Role
+from decod.protocol.core.view_change import ViewChange
 from decod.protocol.node import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.strategy import StrategyFactory
@@ -371,8 +372,19 @@ def text_of(thing: object) -> str:
     return type(thing).__name__ + text_of_fields(fields)
 
 
-_HIDDEN = {"digest", "manifest_sha256", "incarnation", "address", "name", "manifest", "compute_s"}
+_HIDDEN = {
+    "digest",
+    "view_hash",
+    "manifest_sha256",
+    "incarnation",
+    "address",
+    "name",
+    "manifest",
+    "compute_s",
+}
 """Fields that say nothing to a reader of a scenario."""
+
+_OFTEN_EMPTY = ("kept", "votes", "change")
 
 
 def text_of_fields(fields: object) -> str:
@@ -381,18 +393,25 @@ def text_of_fields(fields: object) -> str:
     return "".join(
         f" {name}={_text(value)}"
         for name, value in fields
-        if name not in _HIDDEN and value != "" and (name not in ("kept", "votes") or value)
+        if name not in _HIDDEN and value != "" and (name not in _OFTEN_EMPTY or value)
     )
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ",".join(m.node_id if m.capacity else f"{m.node_id}:0" for m in members)
 
 
 def _text(value: object) -> str:
     if hasattr(value, "view"):  # An opening.
         members = value.view.members
-        names = ",".join(m.node_id if m.capacity else f"{m.node_id}:0" for m in members)
+        names = _names(members) if members else f"view {value.view.version}"
         flags = ["paused"] if value.paused else []  # type: ignore[attr-defined]
         return f"{value.iteration}[{' '.join([names, *flags])}]"  # type: ignore[attr-defined]
     if hasattr(value, "members"):  # A view.
         return f"{value.version}[{','.join(m.node_id for m in value.members)}]"
+    if isinstance(value, ViewChange):
+        gone, new = ",".join(value.gone), _names(value.changed)
+        return f"[{' '.join(filter(None, (gone and f'-{gone}', new and f'+{new}')))}]"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):

@@ -19,6 +19,7 @@ from decod.protocol.core.messages.forwarding import Way
 from decod.protocol.core.messages.replay import Average
 from decod.protocol.core.residual import MAX_STEPS, Place, Walk
 from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view_change import ElectorChange, ViewChange
 from decod.protocol.flows.position import LINK_COST_MAX
 from decod.protocol.links.failure_detector import SLACK_MAX
 from decod.wire import codec, routing_codec, validate
@@ -102,6 +103,39 @@ openings = st.builds(
     marks,
     st.none() | origins,
 )
+elector_changes = st.lists(node_ids, min_size=1, max_size=6, unique=True).map(
+    lambda ids: ElectorChange(ids[0], tuple(ids[1:3]), tuple(ids[3:]))
+)
+
+
+@st.composite
+def view_changes(draw: st.DrawFn, *, electors: bool = True) -> ViewChange:
+    nodes = draw(st.lists(node_ids, max_size=3, unique=True))
+    new = draw(views()).members
+    gone = tuple(node for node in nodes if node not in {m.node_id for m in new})
+    told = draw(st.none() | elector_changes) if electors else None
+    base, result = draw(st.lists(hashes, min_size=2, max_size=2, unique=True))
+    return ViewChange(base, result, gone, new, told)
+
+
+@st.composite
+def opens(draw: st.DrawFn, opens_of: st.SearchStrategy[m.Open]) -> m.Open:
+    """Openings with a whole view, or with a change."""
+    message, change = draw(opens_of), draw(st.none() | view_changes())
+    if change is None:
+        return message
+    told = dataclasses.replace(message.opening, view=message.opening.view.outline, electors=())
+    return dataclasses.replace(message, opening=told, change=change)
+
+
+@st.composite
+def mends(draw: st.DrawFn, mends_of: st.SearchStrategy[m.Mend]) -> m.Mend:
+    message, change = draw(mends_of), draw(st.none() | view_changes(electors=False))
+    if change is None:
+        return message
+    return dataclasses.replace(message, view=message.view.outline, change=change)
+
+
 loads = st.builds(m.NodeLoad, node_ids, flows, flows, numbers, st.text("abc_-", max_size=32), kept)
 
 places = st.tuples(node_ids, st.booleans())
@@ -245,6 +279,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "path_version": versions,
     "owing": st.just(()) | paths,
     "view": views(),
+    "view_hash": st.just("") | hashes,
+    "change": st.none(),
     "number": counts,
     "next": next_hops,
     "other": node_ids,
@@ -289,7 +325,10 @@ def messages_of(cls: type) -> st.SearchStrategy[Any]:
         f.name: SPECIAL.get((cls, f.name), BY_NAME[f.name]) if f.name in BY_NAME else st.nothing()
         for f in dataclasses.fields(cls)
     }
-    return st.builds(cls, **fields)
+    built = st.builds(cls, **fields)
+    if cls is m.Open:
+        return opens(built)
+    return mends(built) if cls is m.Mend else built
 
 
 def over_the_wire(message: m.Message) -> codec.Decoded:
@@ -325,7 +364,7 @@ def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None
     "cls",
     [
         *(*MESSAGE_TYPES, Iteration, MicrobatchId, FlowId, Member, Opening, View),
-        *(Mark, Kept, Holders, Origin),
+        *(Mark, Kept, Holders, Origin, ViewChange, ElectorChange),
         *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
     ],
 )

@@ -157,3 +157,5 @@ class CatchUp(OfRun):
     """The sender may have missed a commit or abort: the leader repeats the last one to it."""
 
     iteration: Iteration
+    view_hash: str = ""
+    """Of its view: what is repeated may change that. Empty: it needs the whole view."""

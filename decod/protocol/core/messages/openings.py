@@ -7,6 +7,7 @@ from decod.ids import Iteration
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages.scopes import OfBatch, OfRun
 from decod.protocol.core.view import Opening, View
+from decod.protocol.core.view_change import ViewChange
 
 
 class Outcome(StrEnum):
@@ -50,6 +51,9 @@ class Open(OfRun):
     """Of that view: two leaders may count iterations and views alike."""
     failed: bool = False
     """If ended: the run could not go on."""
+    change: ViewChange | None = None
+    """Set between nodes: what makes the opening's view, which has no members then, of an earlier
+    one. Only `protocol.known_views` sees it."""
 
     @property
     def committed(self) -> bool:
@@ -72,3 +76,5 @@ class Mend(OfBatch):
     iteration: Iteration
     view: View
     reason: str
+    change: ViewChange | None = None
+    """Set between nodes, as in `Open`."""

@@ -1,0 +1,88 @@
+"""How many bytes a message takes on the wire, without encoding each one.
+
+Fields of fixed size differ by a few bytes at most, so the first message of a kind stands for all
+that have as many entries in their repeated fields, and the same optional ones. Only that one is
+encoded.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from decod.ids import NodeId, RunId
+from decod.protocol.core.messages import Message
+from decod.wire import codec
+from decod.wire import fields as f
+
+_RUN, _SENDER = RunId("a" * 26), NodeId("a" * 52)
+_TERM, _SEQUENCE = 1, 1000
+
+_Count = Callable[[Any], Iterator[int]]
+"""Yields the numbers of entries of a value's repeated and optional fields, at any depth."""
+
+
+def _counter_of(struct: f.Struct) -> _Count | None:
+    """Return what counts the entries of a message; None if it has no such field."""
+    parts = {field: found for field, part in struct.parts.items() if (found := _part_of(part))}
+    if not parts:
+        return None
+
+    def count(value: Any) -> Iterator[int]:
+        for field, part in parts.items():
+            yield from part(getattr(value, field))
+
+    return count
+
+
+def _part_of(part: f.Field) -> _Count | None:
+    if isinstance(part, f.Optional):
+        return _optional(_part_of(part.inner))
+    if isinstance(part, f.Converted):
+        return lambda value: iter((_num_values(value),))
+    num_max, struct = f.extent(part)
+    inner = None if struct is None else _counter_of(struct)
+    if num_max == 1:
+        return inner
+
+    def count(values: Any) -> Iterator[int]:
+        yield len(values)
+        if inner is not None and not isinstance(part, f.Tuples):
+            yield sum(sum(inner(value)) for value in values)
+
+    return count
+
+
+def _optional(within: _Count | None) -> _Count:
+    def count(value: Any) -> Iterator[int]:
+        yield value is not None
+        if value is not None and within is not None:
+            yield from within(value)
+
+    return count
+
+
+def _num_values(value: Any) -> int:
+    """Return how many single values a value holds."""
+    if isinstance(value, tuple):
+        return sum(map(_num_values, value))
+    if is_dataclass(value):
+        return sum(_num_values(getattr(value, field.name)) for field in fields(value))
+    return 1
+
+
+_COUNTERS: Mapping[type, _Count | None] = {
+    struct.cls: _counter_of(struct) for struct in codec.BODIES.values()
+}
+
+_known: dict[tuple[type, tuple[int, ...]], int] = {}
+
+
+def wire_bytes(message: Message) -> int:
+    """Return the size of a message's envelope, to within the length of its texts and numbers."""
+    count = _COUNTERS[type(message)]
+    key = (type(message), () if count is None else tuple(count(message)))
+    size = _known.get(key)
+    if size is None:
+        size = codec.encode(_RUN, _SENDER, _TERM, _SEQUENCE, message).ByteSize()
+        _known[key] = size
+    return size
