@@ -5,7 +5,7 @@ from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Prepared, Re
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.leadership.leadership import for_leader
 from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
-from tests.unit.protocol.test_leader import CONFIG, Run
+from tests.unit.protocol.leading import CONFIG, Run
 
 FULL = Refuse("the run takes 2 data nodes and has them all", again_s=2.0)
 

@@ -1,7 +1,6 @@
 """Flows are built from the sinks backwards, and stay paired whatever happens to messages."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -359,10 +358,8 @@ class Mesh:
     def start(self, *names: str) -> None:
         view = view_of(*(member(n, capacity=self.rng.randint(1, 3)) for n in names))
         for node in view.by_id:
-            kind: Callable[..., DataFlows | RelayFlows] = (
-                DataFlows if node.startswith("d") else RelayFlows
-            )
-            self.flows[node] = kind(0.0, context_of(node, view))
+            made = data_flows if node.startswith("d") else relay_flows
+            self.flows[node] = made(context_of(node, view))
         for node, flows in self.flows.items():
             self.carry(node, flows.activate(0.0))
 

@@ -7,7 +7,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.leadership.leader import LeaderState
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, STRANGER, notes_of, sent
-from tests.unit.protocol.test_leader import LEAVE, Run, report
+from tests.unit.protocol.leading import LEAVE, Run, report
 
 
 def pause(run: Run, node: NodeId, request_id: int = 1, capacity: int = 0) -> list[Effect]:

@@ -29,7 +29,7 @@ from tests.unit.protocol.cast import (
     sent,
     suspect,
 )
-from tests.unit.protocol.test_leader import CONFIG, Run, decision, opening_view
+from tests.unit.protocol.leading import CONFIG, Run, decision, opening_view
 from tests.unit.protocol.world import World
 
 

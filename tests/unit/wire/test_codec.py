@@ -169,7 +169,7 @@ def claim_lists(draw: st.DrawFn) -> tuple[tuple[routing.Hop, ...], ...]:
     return tuple(draw(st.lists(claims.map(tuple) | hop_lists(min_size=1), max_size=4)))
 
 
-next_hops = st.builds(gwtf.NextHop, node_ids, counts, st.floats(0, routing_codec.PATH_COST_MAX))
+next_hops = st.builds(gwtf.NextHop, node_ids, counts)
 link_uses = st.builds(gwtf.LinkUse, st.floats(0, LINK_COST_MAX), flows)
 peer_flows = st.builds(
     gwtf.PeerFlow,
