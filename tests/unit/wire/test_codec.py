@@ -322,7 +322,7 @@ MESSAGE_TYPES = get_args(m.Message)
 
 def messages_of(cls: type) -> st.SearchStrategy[Any]:
     fields = {
-        f.name: SPECIAL.get((cls, f.name), BY_NAME[f.name]) if f.name in BY_NAME else st.nothing()
+        f.name: SPECIAL.get((cls, f.name), BY_NAME.get(f.name, st.nothing()))
         for f in dataclasses.fields(cls)
     }
     built = st.builds(cls, **fields)
