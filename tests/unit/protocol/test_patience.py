@@ -36,6 +36,8 @@ def looked(patience: Patience, since_s: float, until_s: float) -> float | None:
         (300, "export", 1.0, 0, 600),
         (300, "export", 100.0, 0, 1000),
         (300, "build", None, 0, 600),
+        (300, "measure", None, 0, 600),
+        (300, "measure", 0.1, 0, 60),
         (20, "forward", 0.1, 0, 5),
         (20, "forward", None, 0, 10),
         (20, "configure", None, 0, 600),
