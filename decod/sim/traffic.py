@@ -11,7 +11,7 @@ from typing import get_args
 
 from decod.ids import NodeId
 from decod.protocol.core import messages as msg
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages import Message, gwtf
 from decod.protocol.core.messages import negotiation as routing
 from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
@@ -43,9 +43,16 @@ _ADMISSION = frozenset(
 not per iteration."""
 
 _LONG = frozenset(
-    (routing.ResidualWalk, routing.Claim, routing.Claimed, routing.Claims, routing.Routes)
+    (
+        routing.ResidualWalk,
+        routing.Claim,
+        routing.Claimed,
+        routing.Claims,
+        routing.Routes,
+        gwtf.PeerFlows,
+    )
 )
-"""Messages of the search for flows that name the nodes of paths."""
+"""Messages of the search for flows that name the nodes of paths, or what passes a node."""
 
 _MESSAGE_BYTES = 300
 """Most that a message takes that is none of the following, on the average of an iteration."""

@@ -106,7 +106,7 @@ def test_a_leader_whose_heir_could_not_stand_resigns_again_when_an_iteration_is_
     resigned = lines(result, "data0    this node gives up term")
     assert len(resigned) == 2
     won = instant(result, "data0    this node leads term")
-    done = [line for line in lines(result, "data0    step of iteration") if "is committed" in line]
+    done = [line for line in lines(result, "data0    iteration") if "is committed" in line]
     assert won < float(done[-1].split()[0]) <= float(resigned[1].split()[0])
     assert lines(result, "data1    this node leads term")
 

@@ -12,7 +12,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core import messages as msg
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node import NodeMachine
 from decod.sim.compute import Counts, SimulatedStep
@@ -22,7 +22,7 @@ from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation, Wrap, run_scenario
-from tests.unit.protocol.cast import commits, repeated
+from tests.unit.protocol.cast import commits
 
 Tamper = Callable[[NodeMachine, list[Effect]], Sequence[Effect]]
 
@@ -123,7 +123,17 @@ def test_i3_sees_an_iteration_that_one_commits_and_another_aborts() -> None:
             return effects
         victim = sent[-1]
         assert commits(victim.message)
-        abort = repeated(victim.message.closed, victim.message.opening, "told otherwise")
+        told, reason = victim.message, "told otherwise"
+        abort = replace(
+            told,
+            outcome=msg.Outcome.REPEATED,
+            reason=reason,
+            loss=0.0,
+            num_tokens=0,
+            hashes=(),
+            view_version=0,
+            view_term=0,
+        )
         return [fx.Send(victim.to, abort) if effect is victim else effect for effect in effects]
 
     assert violation("data0", split).invariant == "I3"
@@ -158,7 +168,7 @@ def test_i8_sees_a_chatterbox() -> None:
 
 def test_i8_sees_a_leader_that_tells_all_members_each_time() -> None:
     """They know them: an opening says what changes."""
-    protocol = ProtocolConfig(min_nodes_per_stage=5, routing=Routing.GREEDY)
+    protocol = ProtocolConfig(min_nodes_per_stage=5, routing="greedy")
     many = replace(SMALL, num_relays=40, num_relay_stages=8, num_iterations=3, protocol=protocol)
 
     def verbose(core: NodeMachine, effects: list[Effect]) -> list[Effect]:

@@ -65,7 +65,7 @@ def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobod
     assert float(committed_s[1]) - loaded_s < 3.0
 
 
-@pytest.mark.parametrize("seed", [0, 1, 8, 10, 13, 14, 19, 22, 24, 26, 27, 31])
+@pytest.mark.parametrize("seed", [0, 1, 8, 10, 13, 14, 19, 22, 24, 26, 31])
 def test_the_word_that_the_run_is_over_does_not_overtake_the_last_commit(seed: int) -> None:
     """Most messages are late by up to two seconds, or come before earlier ones."""
     late = LinkFaults(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.protocol.core.params import ProtocolConfig, Routing
+from decod.protocol.core.params import ProtocolConfig
 from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -42,7 +42,7 @@ def costs(num_relays: int) -> tuple[float, NodeCost]:
             min_nodes_per_stage=num_relays // NUM_STAGES,
             min_data_nodes=num_data_nodes,
             max_peers_per_stage=3,
-            routing=Routing.GREEDY,
+            routing="greedy",
         ),
     )
     simulation = Simulation(scenario, stopwatch=time.process_time)
