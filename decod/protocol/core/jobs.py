@@ -3,7 +3,7 @@
 Each kind of job says when it is run (`turn`) and what makes it stale (`scope`). A new kind needs a
 class here, its words in `driver/jobs.py`, and its arithmetic in `worker/jobs.py` and
 `sim/compute.py`. A job with `beside_device` needs no tensors: another process runs it, at once and
-whatever the device does. Its arithmetic is in `worker/planning/` and `sim/planning.py`.
+whatever the device does. Its arithmetic is in `worker/planning/` and `sim/device.py`.
 """
 
 from dataclasses import dataclass

@@ -174,7 +174,7 @@ class Story:
     def do_run(self, words: list[str]) -> None:
         """Begin: hosts, `later` and hosts that `start` starts, fields of the configuration."""
         pairs = (word.split(":") for word in words if ":" in word)
-        options: dict[str, Any] = {key: _number(value) for key, value in pairs}
+        options: dict[str, Any] = {key: _value(value) for key, value in pairs}
         named = [word for word in words if ":" not in word]
         later = named[named.index("later") + 1 :] if "later" in named else []
         casting = [_host(word, options) for word in named if word != "later"]
@@ -440,7 +440,9 @@ def _host(word: str, options: Mapping[str, Any]) -> HostSpec:
     )
 
 
-def _number(word: str) -> int | float:
+def _value(word: str) -> int | float | str:
+    if word.isalpha():
+        return word
     return float(word) if "." in word else int(word)
 
 
