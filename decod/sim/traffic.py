@@ -49,7 +49,7 @@ _LONG = frozenset(
         routing.Claimed,
         routing.Claims,
         routing.Routes,
-        gwtf.PeerFlows,
+        *get_args(gwtf.GwtfMessage),
     )
 )
 """Messages of the search for flows that name the nodes of paths, or what passes a node."""
