@@ -56,6 +56,8 @@ _LONG = frozenset(
 
 _MESSAGE_BYTES = 300
 """Most that a message takes that is none of the following, on the average of an iteration."""
+_SPARE_BYTES = 2000
+"""In an iteration with few messages, one may be longer than they are on the average."""
 _STEP_BYTES = 75
 """A node on a walk, and the cost up to it."""
 _STAGE_BYTES = 68
@@ -243,7 +245,8 @@ class Traffic:
         answers = place is not None and not place.leads
         below = subtree_size(host.machine, config.tree_fanout) if answers else 0
         told = self._queries(spent) * below * _LOAD_BYTES + counts.num_kept * _KEPT_BYTES
-        return int(_MESSAGE_BYTES * spent.control + paths + counts.num_words * opened + told)
+        usual = _MESSAGE_BYTES * spent.control + _SPARE_BYTES
+        return int(usual + paths + counts.num_words * opened + told)
 
     def _queries(self, spent: "_Totals") -> float:
         return spent.at_s / self._config.utilisation_interval_s + 2
