@@ -44,6 +44,7 @@ not per iteration."""
 
 _LONG = frozenset(
     (
+        routing.RequestChange,
         routing.ResidualWalk,
         routing.Claim,
         routing.Claimed,
