@@ -81,7 +81,7 @@ class Transport(StateTransport, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPorts:
-    """Where the effects of a core go, beside its compute process."""
+    """The receivers of a core's effects, beside its compute process."""
 
     transport: Transport
     on_note: Callable[[fx.Note], None]

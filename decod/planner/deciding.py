@@ -47,7 +47,7 @@ class Unsettled:
     """The power to which the load and cost of a link are raised. 1 minimises the sum of costs. A
     large one minimises the largest cost."""
     work_max: float
-    """What settling may take, as in `settle`."""
+    """Limit of the work of `settle`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Length of a round: microbatches on their ways, one at a time on each link and device.
+"""Length of an iteration: microbatches on their ways, one at a time on each link and device.
 
 Flows are found by the sum of link costs, which ignores that two microbatches may want the same
 link. This model includes that. Each microbatch goes from its data node through its relays and home,

@@ -1,8 +1,9 @@
-"""Routes that shorten a round, found from the routes of least cost.
+"""Routes that shorten an iteration, found from the routes of least cost.
 
-Links carry one tensor at a time, and a round ends when its last microbatch is home. The least sum
-of costs is then not the shortest round, because all flows want the cheapest links. Settled routes
-are therefore changed as long as that shortens the round (`planner.schedule` computes its length).
+Links carry one tensor at a time, and an iteration ends when its last microbatch is home. The least
+sum of costs is then not the shortest iteration, because all flows want the cheapest links. Settled
+routes are therefore changed as long as that shortens the iteration. `planner.schedule` computes its
+length.
 A change does one of three things. A flow among the last takes another relay with room. Two flows
 exchange a part of their ways. Or a flow is dropped, because two microbatches on a good way are
 often home before one on a bad way. When no change helps, a few are made at random and the search
@@ -54,7 +55,7 @@ def shortened(
     numbers: Mapping[NodeId, int],
     work_max: float,
 ) -> list[Route]:
-    """Return routes with which a round is not longer: per data node, as many as before or fewer.
+    """Return routes with which an iteration is not longer: as many for each data node, or fewer.
 
     Args:
         routes: Whole ways. Each hop is in `costs`.
@@ -138,16 +139,16 @@ class _Search:
         pairs = zip(self._owners, best, strict=True)
         return tuple(Route((owner, *way, owner)) for owner, way in pairs if way is not None)
 
-    # --- how long a round takes ---------------------------------------------------------------
+    # --- how long an iteration takes ----------------------------------------------------------
 
     def _measure(self) -> None:
-        """Update the length of a round with the present flows."""
+        """Update the length of an iteration with the present flows."""
         found = self._try({}, math.inf)
         assert found is not None
         self._length, self._last = found
 
     def _try(self, change: _Change, limit_s: float) -> tuple[_Length, list[int]] | None:
-        """Return the length of a round with a change, and the flows that end it.
+        """Return the length of an iteration with a change, and the flows that end it.
 
         None if the length exceeds the limit.
         """
@@ -179,13 +180,13 @@ class _Search:
     # --- changes ------------------------------------------------------------------------------
 
     def _descend(self) -> None:
-        """Change the flows that end the round, as long as that helps."""
+        """Change the flows that end the iteration, as long as that helps."""
         while self._work_left > 0:
             if not any(self._improve(i) for i in [*self._last]):
                 return
 
     def _improve(self, i: int) -> bool:
-        """Make the first change of a flow that shortens the round. Return whether there was one."""
+        """Make the first change of a flow that shortens the iteration. Return whether one does."""
         changes = [*self._changes(i)]
         self._rng.shuffle(changes)
         for change in changes:
@@ -256,7 +257,7 @@ class _Search:
 
 
 def _shorter(this: _Length, than: _Length) -> bool:
-    """Return whether a round ends sooner, or as soon with its microbatches home sooner."""
+    """Return whether an iteration ends sooner, or as soon with its microbatches home sooner."""
     if this[0] < than[0] - _SAVES_S:
         return True
     return this[0] <= than[0] + _SAVES_S and this[1] < than[1] - _SAVES_S

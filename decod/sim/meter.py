@@ -31,7 +31,7 @@ class IterationFigures:
     """Number of committed microbatches."""
     communication_s: float
     """Time of activations and gradients from sender to receiver, including the wait for the link.
-    The sum over all of them, in repeated iterations too."""
+    The sum over all of them, in repeated attempts too."""
     wasted_s: float
     """Compute on microbatches whose result is in no committed step, over all hosts."""
     useful_s: float

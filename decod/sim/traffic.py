@@ -207,7 +207,7 @@ class Traffic:
         - Announcements, reports and the leader's queries, to neighbours in the tree.
         - Offers, requests and answers to peers of the adjacent stages, per slot that changes hands
           on either side, and repeats by the clock.
-        - News of two unchanged walks to each neighbour and data node, every other search iteration.
+        - News of two unchanged walks to each neighbour and data node, every other search round.
         - One or two acknowledgements per pass of a microbatch.
         - With each further view, new link reports, new walks and new paths of microbatches.
         """

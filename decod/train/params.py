@@ -64,5 +64,5 @@ class ReductionConfig:
     """Settings for the sum of gradients over a stage's members."""
 
     wire_dtype: WireDtype = WireDtype.FLOAT32
-    """What travels. `bfloat16` halves the traffic and iterations each contribution once. Models in
+    """What travels. `bfloat16` halves the traffic and rounds each contribution once. Models in
     float64 always travel as float64."""

@@ -93,7 +93,7 @@ class Clipping:
 
 
 def _sum(numbers: Mapping[int, float]) -> float:
-    # Not `sum`, which iterations otherwise in some releases of Python; and always in the same
+    # Not `sum`, which rounds otherwise in some releases of Python; and always in the same
     # order.
     total = 0.0
     for _, number in sorted(numbers.items()):

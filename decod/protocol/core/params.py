@@ -23,7 +23,7 @@ class ProtocolConfig:
     routing: str = "flow"
     """How flows are found: a name in `protocol.flows.registry`."""
     negotiation_interval_s: float = 0.5
-    """Length of an iteration in the search for better flows: above the time of one exchange."""
+    """Length of a round in the search for better flows: above the time of one exchange."""
     complete_timeout_s: float = 30.0
     """Least time for a COMPLETE before its peer is suspected; grows with measured times."""
     iteration_timeout_s: float = 300.0

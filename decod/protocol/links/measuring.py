@@ -147,7 +147,7 @@ class LinkMeasuring:
         """Report and probe, if it is time."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        # Counted from now: after a long stall one iteration of reports is owed, not a burst.
+        # Counted from now: after a long stall one round of reports is owed, not a burst.
         self.deadline_s = now_s + SURVEY_INTERVAL_S
         return [*self._report(now_s), *self._probe(now_s)]
 

@@ -52,8 +52,8 @@ class Open(OfRun):
     failed: bool = False
     """If ended: the run could not go on."""
     change: ViewChange | None = None
-    """Set between nodes: what makes the opening's view, which has no members then, of an earlier
-    one. Only `protocol.known_views` sees it."""
+    """Set between nodes: turns an earlier view into the opening's, which has no members then. Only
+    `protocol.core.known_views` sees it."""
 
     @property
     def committed(self) -> bool:

@@ -34,7 +34,7 @@ def works(simulation: Simulation) -> dict[str, Pipeline]:
 def test_settlements_are_used_however_long_an_iteration_takes(
     forward_s: float, num_iterations: int
 ) -> None:
-    """With long ones, many iterations of the search pass between two openings."""
+    """With long ones, many rounds of the search pass between two openings."""
     profile = replace(ComputeProfile(), forward_s=forward_s)
     scenario = replace(SCENARIO, profile=profile, num_iterations=num_iterations)
     simulation = Simulation(replace(scenario, duration_max_s=1e5))
