@@ -3,10 +3,13 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from decod.signals import LEAVE_SIGNALS
 
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +40,15 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    """Undo what a test did to signals. A daemon ignores them at its end; processes inherit that."""
+    before = [signal.getsignal(number) for number in LEAVE_SIGNALS]
+    yield
+    for number, handler in zip(LEAVE_SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(tryfirst=True)

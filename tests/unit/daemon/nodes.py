@@ -1,6 +1,5 @@
 """Nodes for tests: built like a daemon's, but nothing of them listens until a test says so."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from decod.driver.driver import NodeDriver
 from decod.ids import NodeId, RunId
 from decod.model.config import ModelConfig
 from decod.protocol.core.view import Role
-from decod.signals import LEAVE_SIGNALS
 
 RUN_ID = RunId("r" * 26)
 STRANGER = NodeId("b" * 52)
@@ -49,17 +47,6 @@ def make_node(
             leader_address="" if leads else "127.0.0.1:1",
         )
         yield Node(config, part, host, _say, again=again)
-
-
-@contextmanager
-def signals_kept() -> Iterator[None]:
-    """Undoes what a daemon leaves of this process's signals: it ignores them at its end."""
-    before = [signal.getsignal(number) for number in LEAVE_SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(LEAVE_SIGNALS, before, strict=True):
-            signal.signal(number, handler)
 
 
 def give_driver(node: Node, driver: object) -> None:

@@ -10,7 +10,6 @@ import pytest
 from decod.daemon import leaving as module
 from decod.daemon.leaving import Leaving, LeftEarlyError, run_until_left
 from decod.signals import LEAVE_SIGNALS
-from tests.unit.daemon.nodes import signals_kept
 from tests.waiting import wait_until
 
 
@@ -29,8 +28,7 @@ def heed(
         with Leaving(lines.append) as leaving:
             await test(leaving)
 
-    with signals_kept():
-        asyncio.run(work())
+    asyncio.run(work())
     return lines, codes
 
 
@@ -70,9 +68,8 @@ def test_under_nohup_a_closed_terminal_is_no_reason(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(0)
         assert not leaving.asked.is_set()
 
-    with signals_kept():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert heed(test, monkeypatch) == ([], [])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert heed(test, monkeypatch) == ([], [])
 
 
 def test_work_is_given_up_when_there_is_nothing_to_leave_yet() -> None:
@@ -95,8 +92,7 @@ def test_work_is_given_up_when_there_is_nothing_to_leave_yet() -> None:
                 await leaving.unless_asked(look())
             return await leaving.unless_asked(look())
 
-    with signals_kept():
-        assert run_until_left(command(), lines.append) == 0
+    assert run_until_left(command(), lines.append) == 0
     assert cancelled == [True, True]
     assert lines[-1] == "left before anything had begun"
 
@@ -107,5 +103,4 @@ def test_a_signal_that_comes_late_changes_no_exit_code() -> None:
             pass
         return [signal.getsignal(number) for number in LEAVE_SIGNALS]
 
-    with signals_kept():
-        assert asyncio.run(ended()) == [signal.SIG_IGN] * len(LEAVE_SIGNALS)
+    assert asyncio.run(ended()) == [signal.SIG_IGN] * len(LEAVE_SIGNALS)

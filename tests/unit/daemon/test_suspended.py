@@ -16,7 +16,7 @@ from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.suspended import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
-from tests.unit.daemon.nodes import make_node, signals_kept
+from tests.unit.daemon.nodes import make_node
 
 UNREACHABLE = NetworkError("no answer from h:1", why="refused", fix="wait")
 REFUSED = RejectedError("h:1 belongs to another run", why="it was resumed", fix="ask")
@@ -65,7 +65,7 @@ def leave(
         return await asyncio.to_thread(ask, folder, question, timeout_s=10.0)
 
     async def within() -> str | None:
-        with make_node(folder, leads=False) as node, signals_kept(), node._leaving:
+        with make_node(folder, leads=False) as node, node._leaving:
             away = SuspendedNode(
                 node.local_status(),
                 seek,
