@@ -88,17 +88,22 @@ class Delivery:
     def failed(self, now_s: float, event: SendFailed) -> list[Effect]:
         """Something did not arrive where it was sent to."""
         effects, failed = self.forwarding.undelivered(now_s, event)
-        if failed is None and event.fault is Fault.LINK:
+        # What was sent before the link was known to be broken fails as well, maybe seconds later.
+        # That is no news: it goes another way now.
+        known = event.way is None and self.forwarding.goes_around(event.to)
+        if failed is None and event.fault is Fault.LINK and not known:
             # Another's message, or one that was to be passed on: the receiver is doubted alike.
             return effects + self.liveness.undelivered(now_s, event.to, event.reason)
-        return effects + self._undelivered(now_s, failed)
+        return effects + self._undelivered(now_s, failed, doubted=not known)
 
     def passed(self, now_s: float, sender: NodeId, word: Passed) -> list[Effect]:
         """Somebody says what became of what it was to pass on."""
         effects, failed = self.forwarding.passed(sender, word)
         return effects + self._undelivered(now_s, failed)
 
-    def _undelivered(self, now_s: float, event: SendFailed | None) -> list[Effect]:
+    def _undelivered(
+        self, now_s: float, event: SendFailed | None, *, doubted: bool = True
+    ) -> list[Effect]:
         """Doubt the receiver, and try again later if the message still matters then."""
         if event is None:
             return []
@@ -115,4 +120,6 @@ class Delivery:
         handled = self._leadership.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:
             return effects + handled
+        if not doubted:
+            return effects
         return effects + self.liveness.undelivered(now_s, event.to, event.reason)

@@ -59,6 +59,18 @@ def test_two_relays_that_can_not_reach_each_other_both_keep_their_place(
     assert result.losses == whole.losses
 
 
+@pytest.mark.parametrize("retry_timeout_s", [8.0, 10.0, 12.0])
+def test_what_was_sent_before_the_link_broke_and_fails_late_casts_no_doubt(
+    retry_timeout_s: float,
+) -> None:
+    """Both ends know the link to be broken by then, and go round it."""
+    faults = LinkFaults(retry_timeout_s=retry_timeout_s)
+    scenario = replace(SCENARIO, seed=4, link_faults=faults)
+    result = run_with_cuts(scenario, [("relay0", "relay1"), ("relay1", "relay0")])
+    assert result.num_iterations == SCENARIO.num_iterations
+    assert not [line for line in result.trace if "is gone" in line]
+
+
 @pytest.mark.parametrize("others", [(1, 3, 5), (1, 3), (2, 4)], ids=str)
 def test_a_host_that_reaches_few_others_keeps_its_place(others: tuple[int, ...]) -> None:
     """Its links to a whole stage are down, say: the data node passes everything on."""

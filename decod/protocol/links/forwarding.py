@@ -40,7 +40,7 @@ from decod.protocol.core.messages.forwarding import Passed, Way
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
 
-_AITERATION = 2
+_NUM_AROUND = 2
 """Members by way of which a suspect is asked whether it lives."""
 
 _PROBE_PAUSE_S = 2.0
@@ -121,6 +121,12 @@ class Forwarding:
         """Members to whom a tensor is under way."""
         return {to for to, _ in self._direct}
 
+    def goes_around(self, node: NodeId) -> bool:
+        """Whether control messages for a member go by way of another."""
+        broken = self._broken.get(node)
+        around = broken is not None and not broken.tensors_only
+        return around and next(self._others(node), None) is not None
+
     # --- sending ------------------------------------------------------------------------------
 
     def routed(self, sending: _Sending) -> _Sending:
@@ -143,7 +149,7 @@ class Forwarding:
 
     def around(self, node: NodeId, message: Message) -> list[Effect]:
         """Send a control message by way of two others, whatever is known of the direct link."""
-        others = [by for by, _ in zip(self._others(node), range(_AITERATION), strict=False)]
+        others = [by for by, _ in zip(self._others(node), range(_NUM_AROUND), strict=False)]
         return [self._given(Send(node, message), by) for by in others]
 
     def _given(self, sending: _Sending, by: NodeId) -> _Sending:
