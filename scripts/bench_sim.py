@@ -22,9 +22,8 @@ step counts, which takes away the noise of a busy machine.
 """
 
 import argparse
-import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from decod.protocol.core.dispatch import KINDS
@@ -33,6 +32,7 @@ from decod.protocol.core.events import Event
 from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.node import NodeMachine
+from decod.sim.core_time import core_stopwatch
 from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario, rush_scenario
 from decod.sim.simulation import Result, Simulation
@@ -72,34 +72,28 @@ def scenario(
 
 
 @contextmanager
-def timed_steps() -> Iterator[list[float]]:
-    """Yield the processor time of each step of any node, in seconds, as they come."""
+def timed_steps(stopwatch: Callable[[], float]) -> Iterator[list[float]]:
+    """Yield the time of each step of any node, in seconds, as they come."""
     durations_s, step = list[float](), NodeMachine.step
-    collecting_s = [0.0]
-
-    def collected(phase: str, _: dict[str, int]) -> None:
-        collecting_s[0] += time.thread_time() if phase == "stop" else -time.thread_time()
 
     def timed(machine: NodeMachine, now_s: float, event: Event) -> list[Effect]:
-        start_s = time.thread_time() - collecting_s[0]
+        start_s = stopwatch()
         effects = step(machine, now_s, event)
-        durations_s.append(time.thread_time() - collecting_s[0] - start_s)
+        durations_s.append(stopwatch() - start_s)
         return effects
 
-    gc.callbacks.append(collected)
     NodeMachine.step = timed  # type: ignore[method-assign, assignment]
     try:
         yield durations_s
     finally:
         NodeMachine.step = step  # type: ignore[method-assign]
-        gc.callbacks.remove(collected)
 
 
 def play(planned: Scenario) -> tuple[Simulation, Result, float, list[float]]:
     """Run a scenario. Return it, its result, its real time, and the time of each step."""
     start_s = time.perf_counter()
-    simulation = Simulation(planned, stopwatch=time.process_time)
-    with timed_steps() as steps_s:
+    with core_stopwatch() as stopwatch, timed_steps(stopwatch) as steps_s:
+        simulation = Simulation(planned, stopwatch=stopwatch)
         result = simulation.run()
     return simulation, result, time.perf_counter() - start_s, steps_s
 
@@ -138,8 +132,9 @@ def rush(num_volunteers: int) -> None:
     planned = rush_scenario(
         num_volunteers, num_relay_stages=max(3, num_volunteers // 25), num_iterations=8
     )
-    simulation = Simulation(planned, stopwatch=time.process_time)
-    result = simulation.run()
+    with core_stopwatch() as stopwatch:
+        simulation = Simulation(planned, stopwatch=stopwatch)
+        result = simulation.run()
     for now_s, num in simulation.meter.members:
         print(f"{now_s:7.1f} s: {num} members")
     leader = simulation.leader

@@ -1,12 +1,12 @@
 """What a node sends and computes does not grow with the run."""
 
-import time
 from dataclasses import replace
 
 import pytest
 
 from decod.ids import NodeId, RunId
 from decod.protocol.core.params import ProtocolConfig
+from decod.sim.core_time import core_stopwatch
 from decod.sim.meter import NodeCost
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
@@ -45,8 +45,9 @@ def costs(num_relays: int) -> tuple[float, NodeCost]:
             routing="greedy",
         ),
     )
-    simulation = Simulation(scenario, stopwatch=time.process_time)
-    result = simulation.run()
+    with core_stopwatch() as stopwatch:
+        simulation = Simulation(scenario, stopwatch=stopwatch)
+        result = simulation.run()
     found = simulation.meter.costs
     del found[simulation.leader.name]
     return result.duration_s / result.num_iterations, NodeCost.mean(list(found.values()))
@@ -54,9 +55,10 @@ def costs(num_relays: int) -> tuple[float, NodeCost]:
 
 def test_costs_of_a_run_are_not_measured_unless_it_has_a_stopwatch() -> None:
     scenario = Scenario(seed=1, num_relays=2, num_relay_stages=1, num_iterations=3)
-    timed = Simulation(scenario, stopwatch=time.process_time)
     plain = Simulation(replace(scenario))
-    assert timed.run().trace == plain.run().trace
+    with core_stopwatch() as stopwatch:
+        timed = Simulation(scenario, stopwatch=stopwatch)
+        assert timed.run().trace == plain.run().trace
     for simulation, measured in ((timed, True), (plain, False)):
         for cost in simulation.meter.costs.values():
             assert cost.control_bytes > cost.num_control > 0
