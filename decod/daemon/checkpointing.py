@@ -82,7 +82,7 @@ class Checkpoints:
     Args:
         sources: The leader's sources of states.
         plan: Which checkpoints are written.
-        gathering: A lock that is held while states are gathered. Exports take it too.
+        snapshot_lock: Taken while states are collected. Exports take it too.
         note: Takes the name of an event, and its fields as keywords.
         on_written: Called with the iteration of each new checkpoint.
         free_memory_bytes: Returns the free memory of this host.
@@ -92,7 +92,7 @@ class Checkpoints:
         self,
         sources: SnapshotSources,
         plan: CheckpointPlan,
-        gathering: asyncio.Lock,
+        snapshot_lock: asyncio.Lock,
         *,
         note: Callable[..., None],
         on_written: Callable[[int], None],
@@ -101,7 +101,7 @@ class Checkpoints:
         self._sources, self._progress = sources, sources.progress
         self._part, self._state_dir = plan.part, plan.state_dir
         self._config = plan.config
-        self._gathering = gathering
+        self._snapshot_lock = snapshot_lock
         self._note, self._on_written = note, on_written
         self._folder = run_folder(plan.state_dir, plan.part.run_id)
         self._store = plan.store or CheckpointStore(self._folder)
@@ -206,7 +206,7 @@ class Checkpoints:
         try:
             self._require_memory()
             async with (
-                self._gathering,
+                self._snapshot_lock,
                 run_snapshot(self._sources, with_optimizer=True) as states,
             ):
                 iteration = states.iteration

@@ -14,7 +14,7 @@ from decod.daemon.contact import patiently
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.errors import not_begun, not_kept
 from decod.daemon.host import Host, Say
-from decod.daemon.leader_search import tell_elsewhere
+from decod.daemon.leader_search import warn_of_leader
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.node import Node
 from decod.daemon.peers import KnownPeers
@@ -35,7 +35,7 @@ from decod.errors import (
 from decod.ids import RunId
 from decod.net.join_string import LABEL
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.events import CheckpointWritten, CommitsHeld, DrainRequested
+from decod.protocol.core.events import BlockCommits, CheckpointWritten, DrainRequested
 from decod.tasks import beside, in_thread, until_first
 from decod.train.checkpoint.store import run_folder
 
@@ -70,7 +70,7 @@ async def _stay(options: LeaderOptions, host: Host, say: Say) -> int:
         if checkpoint_dir is not None:
             run_id = RunId(checkpoint_dir.parents[1].name)
             members = KnownPeers(options.node.state_dir).find(run_id)
-            await unless_asked(tell_elsewhere(run_id, members, own, say))
+            await unless_asked(warn_of_leader(run_id, members, own, say))
         joining = EntryFinder(options, own, manifest, data_dir)
         if (join := options.join) is not None:
             place = await unless_asked(patiently(lambda: joining.seek(join), say))
@@ -197,7 +197,7 @@ class _Leading:
         """Says which result was not kept at the end of the run, and why."""
         self._ending = False
         """No more commits follow, so the state that is kept is final."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._checkpoint_task: asyncio.Task[None] | None = None
         self._kept: int | None = None
         """Iteration of the kept model."""
         self._unkept: DecodError | None = None
@@ -291,7 +291,7 @@ class _Leading:
         self._cut_off = leading is not None and bool(leading.lacking)
         # Hold commits: iterations after the kept one would be lost.
         self._ending = True
-        driver.post(CommitsHeld(held=True))
+        driver.post(BlockCommits(blocked=True))
         if node.supply is not None:
             node.supply.give_up()
         try:
@@ -361,8 +361,8 @@ class _Leading:
 
     def _keep_early(self) -> None:
         """Keep the model now, because a stage is about to leave with its last member."""
-        if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(self._try_to_keep())
+        if self._checkpoint_task is None or self._checkpoint_task.done():
+            self._checkpoint_task = asyncio.create_task(self._try_to_keep())
 
     async def _try_to_keep(self) -> None:
         try:

@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 PAUSE_S = 1.0
 
 
-async def tell_elsewhere(
+async def warn_of_leader(
     run_id: RunId,
     addresses: tuple[str, ...],
     own: NodeId,

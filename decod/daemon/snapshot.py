@@ -25,7 +25,7 @@ from decod.driver.handle import CoreHandle
 from decod.errors import CheckpointError, DecodError, NetworkError
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
-from decod.protocol.core.events import CommitsHeld
+from decod.protocol.core.events import BlockCommits
 from decod.protocol.core.view import View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
@@ -99,18 +99,18 @@ async def run_snapshot(
         raise _not_there(0, "this node's compute process has ended, and no disk keeps its state")
     while attempts:
         mark = attempts.pop(0)
-        gathering = _Gathering(sources, mark, with_optimizer=with_optimizer)
+        collection = _Collection(sources, mark, with_optimizer=with_optimizer)
         try:
             try:
-                states = await gathering.run()
+                states = await collection.run()
             except NetworkError:
-                if attempts and (gathering.let_go or mark is not None):
+                if attempts and (collection.let_go or mark is not None):
                     continue
                 raise
             yield states
             return
         finally:
-            gathering.close()
+            collection.close()
 
 
 async def export_model(sources: SnapshotSources, device: HostDevice, folder: Path) -> int:
@@ -150,7 +150,7 @@ def kept_iterations(sources: SnapshotSources) -> list[int] | None:
     return sorted((i for i in marks if i <= leading.committed), reverse=True)
 
 
-class _Gathering:
+class _Collection:
     """One attempt to gather the states.
 
     Args:
@@ -184,7 +184,7 @@ class _Gathering:
     async def run(self) -> RunSnapshot:
         if self._view.empty_stages:
             raise no_member(self._view.empty_stages[0])
-        self._driver.post(CommitsHeld(held=True))
+        self._driver.post(BlockCommits(blocked=True))
         patience = asyncio.get_running_loop().call_later(HOLD_MAX_S, self._release)
         tasks = [asyncio.create_task(self._own_stage())]
         if self._driver.broken:
@@ -220,7 +220,7 @@ class _Gathering:
 
     def _release(self) -> None:
         """Let commits go on, unless the run is ending."""
-        self._driver.post(CommitsHeld(held=self._sources.ending()))
+        self._driver.post(BlockCommits(blocked=self._sources.ending()))
 
     async def _own_stage(self) -> StageSnapshot:
         if self._mark is not None:

@@ -251,8 +251,8 @@ class Dht:
         key = record_key(self._run_id, name)
         _, answers = await self._crawl(key, value=True)
         records = [record for data in answers if (record := self._checked(data, name))]
-        if (held := self._store.get(key)) is not None:
-            records.append(held)
+        if (stored := self._store.get(key)) is not None:
+            records.append(stored)
         if not records:
             return None
         newest = max(records, key=lambda record: record.rank)

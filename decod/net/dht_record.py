@@ -178,10 +178,10 @@ class RecordStore:
             Whether this node now holds it or a newer one.
         """
         key = record_key(self._run_id, record.name)
-        held = self._live(key)
-        if held is not None and held.rank >= record.rank:
+        stored = self._live(key)
+        if stored is not None and stored.rank >= record.rank:
             return True
-        if held is None and len(self._records) >= self._records_max:
+        if stored is None and len(self._records) >= self._records_max:
             self._drop_expired()
             if len(self._records) >= self._records_max:
                 self._counters.add("dht.full", source)

@@ -163,7 +163,7 @@ class PeerServer:
         `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`, `peer.dropped`."""
         self._door = Door(run_id, self.counters, limits)
         self._turns = Turns(limits.pass_max_s)
-        self._keeping_room: asyncio.Task[None] | None = None
+        self._room_task: asyncio.Task[None] | None = None
         self._reader: ThreadPoolExecutor | None = None
         """Parses large messages, one at a time."""
         self.donor = StateDonor(run_id, handler.state, self._door.blame, limits, self._watch)
@@ -193,7 +193,7 @@ class PeerServer:
         await server.start()
         self._server, self._door.port = server, bound_port
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="decod-read")
-        self._keeping_room = asyncio.create_task(self._door.keep_room())
+        self._room_task = asyncio.create_task(self._door.keep_room())
         self.donor.open()
         return bound_port
 
@@ -204,9 +204,9 @@ class PeerServer:
             self._server = None
         if self._reader is not None:
             self._reader.shutdown(wait=False, cancel_futures=True)
-        if self._keeping_room is not None:
-            self._keeping_room.cancel()
-            await asyncio.gather(self._keeping_room, return_exceptions=True)
+        if self._room_task is not None:
+            self._room_task.cancel()
+            await asyncio.gather(self._room_task, return_exceptions=True)
         self.donor.close()
 
     def _calls(self) -> Calls:

@@ -49,7 +49,7 @@ _SPECS = (
     EventSpec("capacity.agreed", "the leader agrees to a capacity of {capacity}", _D),
     EventSpec("capacity.refused", "this node stays as it is: {reason}", _W),
     EventSpec(
-        "stage.held", "nobody else serves stage {stage}: staying a while for a successor", _W
+        "successor.awaited", "nobody else serves stage {stage}: staying a while for a successor", _W
     ),
     EventSpec("worker.started", "compute process runs on {device}", _D),
     EventSpec(
@@ -99,7 +99,7 @@ _SPECS = (
     ),
     EventSpec("state.loaded", "state of iteration {iteration} loaded"),
     EventSpec(
-        "following.failed",
+        "replay.failed",
         "this node is not level with stage {stage}: {reason}; it tries again in {pause_s} s",
         _W,
     ),

@@ -14,7 +14,7 @@ _REASONED = frozenset(
         "member.aside",
         "peer.suspected",
         "state.failed",
-        "following.failed",
+        "replay.failed",
         "candidate.refused",
     )
 )

@@ -39,9 +39,9 @@ from decod.protocol.core.effects import (
     noted,
 )
 from decod.protocol.core.events import (
+    BlockCommits,
     CheckpointRead,
     CheckpointWritten,
-    CommitsHeld,
     DeadlinePassed,
     DrainRequested,
     Event,
@@ -156,7 +156,7 @@ class NodeMachine:
             self.context, self.forwarding, self.strategy, self.leadership, self._joining
         )
         self._liveness, self._measuring = self._delivery.liveness, self._delivery.measuring
-        self._standing = Availability(self.context, identity.capacity)
+        self._availability = Availability(self.context, identity.capacity)
         self._views = KnownViews(self.context)
         self._ending: Ending | None = None
         """The run has ended."""
@@ -181,11 +181,15 @@ class NodeMachine:
             return NodeState.STOPPED
         if not self.in_view:
             return NodeState.JOINING
-        if self._ending is not None or self._standing.draining or self.leadership.handover.wanted:
+        if (
+            self._ending is not None
+            or self._availability.draining
+            or self.leadership.handover.wanted
+        ):
             return NodeState.DRAINING
         if not self.strategy.copy.loaded:
             return NodeState.SYNCING
-        if self.strategy.paused or not self._standing.capacity:
+        if self.strategy.paused or not self._availability.capacity:
             return NodeState.PAUSED
         return NodeState.AGGREGATING if self.strategy.aggregating else NodeState.TRAINING
 
@@ -194,7 +198,7 @@ class NodeMachine:
         return messages.NodeLoad(
             node_id=self.identity.node_id,
             num_flows=self.strategy.num_flows,
-            capacity=self._standing.capacity,
+            capacity=self._availability.capacity,
             num_microbatches=self.strategy.num_committed,
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
@@ -209,7 +213,7 @@ class NodeMachine:
             return earliest(self._ending.deadline_s, self._delivery.outbox.deadline_s)
         return earliest(
             self._joining.deadline_s,
-            self._standing.deadline_s,
+            self._availability.deadline_s,
             self.strategy.deadline_s,
             self.leadership.deadline_s,
             self._delivery.deadline_s,
@@ -258,7 +262,7 @@ class NodeMachine:
                 effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
                 settled += self._dispatch.end()
-                effect = self.leadership.handover.ended(self._standing.ended(effect))
+                effect = self.leadership.handover.ended(self._availability.ended(effect))
                 self._stopped = True
             settled.append(effect)
         return settled
@@ -309,11 +313,15 @@ class NodeMachine:
                 return self.leadership.checkpointed(now_s, event)
             case DrainRequested(timeout_s):
                 effects = self.leadership.drain(now_s, event)
-                return self._standing.drain(now_s, timeout_s) if effects is None else effects
+                return self._availability.drain(now_s, timeout_s) if effects is None else effects
             case PauseRequested(paused, frees):
-                return self._standing.pause(now_s, paused=paused, frees_device=frees)
-            case CommitsHeld(held):
-                return self.leader.hold(now_s, held=held) if self.leader is not None else []
+                return self._availability.pause(now_s, paused=paused, frees_device=frees)
+            case BlockCommits(blocked):
+                return (
+                    self.leader.block_commits(now_s, blocked=blocked)
+                    if self.leader is not None
+                    else []
+                )
 
     def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
         """Let one machine after the other act, each in the iteration that the one before has
@@ -324,7 +332,7 @@ class NodeMachine:
         if knock_s is not None and knock_s <= now_s:
             yield self._joining.knock(now_s)
         yield self.leadership.overdue(now_s)
-        parts = (self._standing, self._liveness, self._measuring, self.strategy)
+        parts = (self._availability, self._liveness, self._measuring, self.strategy)
         for overdue in [part.overdue for part in parts]:
             if self.in_view and not self._stopped:
                 yield overdue(now_s)
@@ -335,7 +343,7 @@ class NodeMachine:
         """Say who takes in which kind of message."""
         register, view = self._dispatch.register, (*get_args(RoutingMessage), *_OF_FLOWS)
         register(self.leadership.received, *FOR_LEADERSHIP)
-        register(self._standing.received, messages.CapacityAnswer)
+        register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
         register(self._delivery.received, Passed, messages.Ping)
@@ -453,7 +461,7 @@ class NodeMachine:
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
-        return superseded(view) if leads else self._standing.dismissed()
+        return superseded(view) if leads else self._availability.dismissed()
 
     def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
         context, strategy, entering = self.context, self.strategy, not self.in_view
@@ -481,8 +489,8 @@ class NodeMachine:
             effects += strategy.copy.stage.committed(opening.committed.number)
         effects += strategy.copy.closed(now_s, opening, stepped=committed)
         effects.append(note_opening(context))
-        effects += self._standing.opened(now_s)
-        if self._standing.draining:
+        effects += self._availability.opened(now_s)
+        if self._availability.draining:
             self.leadership.election.abstain(now_s)
         effects += strategy.open(now_s, opening, renewed=renewed)
         return effects + self._dispatch.replay(now_s)

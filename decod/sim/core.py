@@ -396,7 +396,7 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LeadershipStanding:
+class LeadershipPart:
     """A node's part in leadership, as a checker sees it."""
 
     in_view: bool
@@ -415,7 +415,7 @@ class LeadershipStanding:
     wait: Wait
 
 
-def standing_of(machine: object) -> LeadershipStanding | None:
+def leadership_part_of(machine: object) -> LeadershipPart | None:
     """Return a node's part in leadership, or None for a stand-in."""
     core = _core_of(machine)
     if core is None:
@@ -432,7 +432,7 @@ def standing_of(machine: object) -> LeadershipStanding | None:
         elif leader.state is LeaderState.GATHERING:
             wait = Wait.STAGE
     member = context.view.by_id.get(context.node_id)
-    return LeadershipStanding(
+    return LeadershipPart(
         in_view=core.in_view,
         place=(context.view.term, context.iteration, context.view.version),
         members=ids_of(context.view),

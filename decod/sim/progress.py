@@ -14,7 +14,7 @@ import math
 from typing import Protocol
 
 from decod.protocol.leadership.quorum import is_quorum
-from decod.sim.core import Wait, standing_of
+from decod.sim.core import Wait, leadership_part_of
 from decod.sim.host import SimHost
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
@@ -104,7 +104,7 @@ class ProgressCheck:
         if not recent:
             return self._still_s
         leader = self._run.acting
-        standing = standing_of(leader.machine) if leader is not None else None
+        standing = leadership_part_of(leader.machine) if leader is not None else None
         hosts = [self._run.hosts[name] for cut in recent if (name := cut.culprit) is not None]
         needed = standing is None or any(host.node_id in standing.needed for host in hosts)
         return math.inf if needed else self._crawls_s
@@ -116,11 +116,13 @@ class ProgressCheck:
         member finds all flows taken and gets more time.
         """
         leader = self._run.acting
-        standing = standing_of(leader.machine) if leader is not None else None
+        standing = leadership_part_of(leader.machine) if leader is not None else None
         if standing is None or standing.wait is not Wait.NOTHING or standing.room < self._num_batch:
             return False
         known = {host.node_id: host for host in self._run.hosts.values() if host.present}
-        here = [standing_of(known[node].machine) for node in standing.members if node in known]
+        here = [
+            leadership_part_of(known[node].machine) for node in standing.members if node in known
+        ]
         alike = [other for other in here if other is not None and other.place == standing.place]
         return len(alike) == len(standing.members)
 
@@ -129,7 +131,7 @@ class ProgressCheck:
         standings = {
             host.node_id: standing
             for host in self._run.hosts.values()
-            if host.present and (standing := standing_of(host.machine)) is not None
+            if host.present and (standing := leadership_part_of(host.machine)) is not None
         }
         leader = self._run.acting
         if leader is not None and leader.node_id in standings:

@@ -19,10 +19,10 @@ from decod.sim.core import (
     Machine,
     Wait,
     build_machine,
+    leadership_part_of,
     lost_stage,
     members_wanted,
     place_of,
-    standing_of,
 )
 from decod.sim.host import SimHost, World
 from decod.sim.injection import Injection
@@ -373,7 +373,7 @@ class Simulation:
         place = place_of(host.machine)
         if place is None or not place.leads:
             return place is not None and not place.iteration.number
-        standing = standing_of(host.machine)
+        standing = leadership_part_of(host.machine)
         lacks = standing is not None and standing.wait is Wait.QUORUM
         return lacks and self.world.network.joins(host, acting)
 
@@ -417,7 +417,7 @@ class Simulation:
 
     def _last_members(self) -> tuple[NodeId, ...]:
         """Return the members at the end of the run."""
-        standings = [standing_of(host.machine) for host in self.data_hosts if host.life]
+        standings = [leadership_part_of(host.machine) for host in self.data_hosts if host.life]
         known = [standing for standing in standings if standing is not None]
         return max(known, key=lambda standing: standing.place).members
 

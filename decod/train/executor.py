@@ -23,7 +23,6 @@ from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, clip_factor
-from decod.train.holder import Proposal, SavedPass, StageHolder
 from decod.train.output import Output
 from decod.train.reduction import (
     check_weights_total,
@@ -33,10 +32,11 @@ from decod.train.reduction import (
     require_finite,
     square_sum,
 )
+from decod.train.stage_memory import Proposal, SavedPass, StageMemory
 from decod.train.token_source import read_tokens
 
 
-class StageExecutor(StageHolder):
+class StageExecutor(StageMemory):
     """Runs one stage. Errors leave the state unchanged, unless they say that it is spoiled."""
 
     # Microbatches

@@ -21,11 +21,11 @@ from decod.protocol.core.era import (
     HOLDERS_MAX,
     KEPT_MAX,
     MARKS_MAX,
-    Holders,
     Kept,
     Mark,
     Origin,
     Source,
+    StateHolders,
 )
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages.forwarding import Passed, Way
@@ -136,7 +136,7 @@ _KEPT = f.Repeated(
 )
 _MARK = f.Struct(Mark, {"iteration": f.ITERATION, "hashes": _HASHES}, _verify_mark)
 _HOLDERS = f.Struct(
-    Holders,
+    StateHolders,
     {
         "stage_index": f.STAGE,
         "nodes": f.Scalars(validate.node_id, HOLDERS_MAX, num_min=1, unique=True),
@@ -232,7 +232,7 @@ BODIES: Mapping[str, f.Struct] = {
     ),
     "refuse": f.Struct(m.Refuse, {"reason": f.REASON, "again_s": f.DURATION, "over": f.BOOLEAN}),
     "prepared": f.Struct(
-        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "held": _ITERATION}
+        m.Prepared, {"stage_index": f.STAGE, "parameter_hash": f.SHA256, "state_at": _ITERATION}
     ),
     "follow": f.Struct(
         Follow, {"request_id": f.NUMBER, "stage_index": f.STAGE, "address": f.ADDRESS}

@@ -91,7 +91,7 @@ def test_a_newcomer_takes_the_clipped_steps_that_it_has_missed(
         shown = leader.status()["gradient_norm"]
         leader.end_run()
         assert set(cluster.wait_for_end().values()) == {0}
-        assert not newcomer.events("following.failed")
+        assert not newcomer.events("replay.failed")
         assert not leader.events("iteration.aborted")
         found = leader.losses()
         losses, _ = reference(run, corpus, len(found))

@@ -85,7 +85,7 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
         (relay, _) = cluster.start_relays(1)
         cluster.wait_for_iteration(2)
         relay.send(signal.SIGTERM)
-        cluster.wait_for(lambda: relay.events("stage.held"), "that it waits")
+        cluster.wait_for(lambda: relay.events("successor.awaited"), "that it waits")
         relay.send(signal.SIGTERM)
         assert relay.wait(timeout_s=5.0) == 130
         assert "stopped at once" in relay.stdout

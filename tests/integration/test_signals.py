@@ -49,7 +49,7 @@ def test_a_relay_on_a_closed_terminal_leaves_in_order_and_more_signals_do_not_hu
         cluster.wait_for_iteration(2)
 
         relay.send(terminal.CLOSE)
-        cluster.wait_for(lambda: relay.events("stage.held"), "that it waits for a successor")
+        cluster.wait_for(lambda: relay.events("successor.awaited"), "that it waits for a successor")
         assert relay.wait() == 0
         assert len(relay.events("node.draining")) == 1
 

@@ -70,7 +70,7 @@ def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> No
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes
         (fetched,) = newcomer.events("state.fetched")
-        assert not newcomer.events("following.failed")
+        assert not newcomer.events("replay.failed")
         end_s, begin_s = at_s(fetched), at_s(fetched) - fetched["duration_s"]
         commits_s = [at_s(commit) for commit in leader.events("step.committed")]
         while_s = [commit_s for commit_s in commits_s if begin_s < commit_s < end_s]

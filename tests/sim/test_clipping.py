@@ -62,7 +62,7 @@ def test_a_newcomer_steps_with_the_norms_of_those_it_follows() -> None:
     assert result.num_iterations == 12
     back = simulation.hosts["relay1"]
     assert back.compute.iteration == 12
-    assert not result.record.of("following.failed")
+    assert not result.record.of("replay.failed")
 
 
 @pytest.mark.parametrize("first", [0, 10, 20])

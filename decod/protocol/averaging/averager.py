@@ -3,7 +3,7 @@
 Every member of the roster sends part k of its own sum to member k. Member k adds the parts up *in
 roster order*, divides by the total weight, and sends the result back to all (a butterfly).
 
-    WAITING -> GATHERING -> REDUCING -> AVERAGED
+    WAITING -> COLLECTING -> REDUCING -> AVERAGED
          `----------- or OVER -----------'
 
 Each part says how much weight is in it, and the digest of what that weight stands for. The reducer
@@ -32,7 +32,7 @@ from decod.protocol.core.tensor_store import TensorStore
 class AveragingState(Enum):
     WAITING = "waiting"
     """This node's own sum is not whole, or the total is not known."""
-    GATHERING = "gathering"
+    COLLECTING = "collecting"
     """Parts of the members' sums are under way."""
     REDUCING = "reducing"
     """This node's part is being added up, or other members' averages are under way."""
@@ -117,7 +117,7 @@ class Averager:
         """From whom something is to come."""
         if self.state is AveragingState.REDUCING:
             return {node for k, node in enumerate(self._roster) if k not in self._averages}
-        if self.state in (AveragingState.WAITING, AveragingState.GATHERING):
+        if self.state in (AveragingState.WAITING, AveragingState.COLLECTING):
             return {*self._roster} - self._weights.keys()
         return set()
 
@@ -151,7 +151,7 @@ class Averager:
             total: What must be in all sums of the roster together. None: whatever there is.
         """
         assert self.state is AveragingState.WAITING
-        self.state, self._own, self._total = AveragingState.GATHERING, own, total
+        self.state, self._own, self._total = AveragingState.COLLECTING, own, total
         self._weights[self._node_id] = own
         if own.num:
             return self._port.compute.submit(Gather(len(self._roster)), self)
@@ -232,7 +232,7 @@ class Averager:
     def _reduce(self) -> list[Effect]:
         """Average this node's part when all contributions are there and add up."""
         own, total = self._own, self._total
-        if self.state is not AveragingState.GATHERING or own is None:
+        if self.state is not AveragingState.COLLECTING or own is None:
             return []
         missing = own.num > 0 and self._node_id not in self._parts
         if missing or len(self._weights) < len(self._roster):

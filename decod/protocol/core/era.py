@@ -73,7 +73,7 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class StateHolders:
     """Hosts that have a stage's state."""
 
     stage_index: int
@@ -89,7 +89,7 @@ class Origin:
     """Stages that nobody was left of."""
     num_repeated: int
     """Iterations that had been committed and are computed again."""
-    holders: tuple[Holders, ...] = ()
+    holders: tuple[StateHolders, ...] = ()
     """Of each stage, if states are fetched from hosts."""
 
     @property

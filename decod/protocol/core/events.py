@@ -232,13 +232,13 @@ class PauseRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitsHeld:
-    """Leader: do not decide the next commit (held), or decide again (not held).
+class BlockCommits:
+    """Leader: do not decide the next commit (blocked), or decide again.
 
     An export needs every stage's state of one iteration; commits wait until all have copied it.
     """
 
-    held: bool
+    blocked: bool
 
 
 Event = (
@@ -262,5 +262,5 @@ Event = (
     | CheckpointRead
     | DrainRequested
     | PauseRequested
-    | CommitsHeld
+    | BlockCommits
 )

@@ -5,7 +5,7 @@ microbatches: it knows their paths, so two choices never contradict each other, 
 adjacent stages may be missing. One more message's way is little beside the time that it takes to
 find out that a relay is gone.
 
-Who would be done first is chosen, as far as the links between relays are known (`DistantLinks`);
+Who would be done first is chosen, as far as the links between relays are known (`RemoteLinks`);
 else who has least to do.
 """
 

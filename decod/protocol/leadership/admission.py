@@ -50,7 +50,7 @@ class Candidate:
     stage_index: int | None = None
     data_node_index: int = -1
     prepared: bool = False
-    held: Iteration = _NOTHING
+    state_at: Iteration = _NOTHING
     """How far it has followed its stage."""
     num_passed: int = 0
     """Commits with which it did not enter though it follows."""
@@ -90,10 +90,10 @@ class Admission:
 
     @property
     def any_prepared(self) -> bool:
-        return bool(self.standing_by)
+        return bool(self.ready_candidates)
 
     @property
-    def standing_by(self) -> set[NodeId]:
+    def ready_candidates(self) -> set[NodeId]:
         """The prepared candidates, without those that may be gone."""
         return {node for node, candidate in self.candidates.items() if candidate.stands_by}
 
@@ -127,14 +127,14 @@ class Admission:
             return True  # That was built.
         if not self._follows(candidate):
             return False
-        lag = committed.number - candidate.held.number
+        lag = committed.number - candidate.state_at.number
         allowed = min(_LAG_MAX, 1 + candidate.num_passed // _COMMITS_PER_LAG)
         # One that is ahead has proposed a step that was not committed: it undoes that.
-        return committed.era == candidate.held.era and -1 <= lag <= allowed
+        return committed.era == candidate.state_at.era and -1 <= lag <= allowed
 
     def _follows(self, candidate: Candidate) -> bool:
         """Whether a candidate has the state of an iteration of this run, and what came after."""
-        return candidate.held.number > self._shape.start_iteration
+        return candidate.state_at.number > self._shape.start_iteration
 
     def committed(self, committed: Iteration, staff: Sequence[Member] | None) -> bool:
         """An iteration is final: who follows has waited for one more. Returns whether somebody
@@ -285,9 +285,9 @@ class Admission:
         waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
         for node, candidate in waiting.items():
             stages = {kept.stage_index for kept in candidate.join.kept if kept.stage_index}
-            if held := sorted(stages.intersection(view.empty_stages)):
+            if own := sorted(stages.intersection(view.empty_stages)):
                 effects += self._assign(
-                    view, node, held[0], "its disk holds the state of that stage"
+                    view, node, own[0], "its disk holds the state of that stage"
                 )
         waiting = {n: c for n, c in waiting.items() if c.stage_index is None}
         if not waiting:
@@ -334,7 +334,7 @@ class Admission:
                 reason = "it builds other initial weights than the rest of its stage"
                 return [Send(sender, Refuse(reason))]
             self._hashes[sender] = message.parameter_hash
-        candidate.prepared, candidate.held = True, message.held
+        candidate.prepared, candidate.state_at = True, message.state_at
         return [self._assignment(view, sender, candidate)]
 
     def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:

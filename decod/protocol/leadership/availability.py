@@ -28,7 +28,7 @@ _REPEAT_S = 5.0
 
 
 class Availability:
-    """One node's wishes about itself.
+    """What one node wants for itself.
 
     Args:
         context: The node's.
@@ -145,7 +145,9 @@ class Availability:
         self._repeat_s = now_s + _REPEAT_S
         effects = self._say()
         if self._serves_alone:
-            effects.append(Note("stage.held", (("stage", self._context.member.stage_index),)))
+            effects.append(
+                Note("successor.awaited", (("stage", self._context.member.stage_index),))
+            )
         return effects
 
     def dismissed(self) -> Effect:

@@ -50,7 +50,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class IterationStanding:
+class IterationProgress:
     """How far the run is: without progress it stays as it is."""
 
     view: View
@@ -75,7 +75,7 @@ class Conflicts:
         self._fades_s = 2 * config.heartbeat_timeout_s
         self._allows = allows
         self._told_s: dict[Ends, tuple[float, float]] = {}
-        """When each of them was first told of in the present standing, and when last."""
+        """When each of them was first told of in the present progress, and when last."""
         self._slow_s: dict[Ends, float] = {}
         """When a tensor between two members was last given up, since the last commit."""
         self._place: object = None
@@ -88,10 +88,10 @@ class Conflicts:
         """When somebody is to be removed."""
         return self._gone[0] if self._gone is not None else None
 
-    def doubted(self, now_s: float, doubt: Doubt, standing: IterationStanding) -> None:
+    def doubted(self, now_s: float, doubt: Doubt, progress: IterationProgress) -> None:
         """A member doubts another, of whom the leader knows nothing worse."""
-        view = standing.view
-        place = (view.version, standing.iteration, standing.batch_done)
+        view = progress.view
+        place = (view.version, progress.iteration, progress.batch_done)
         if place != self._place:
             self._told_s.clear()
             self._place = place

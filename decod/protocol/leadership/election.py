@@ -314,7 +314,7 @@ class Election:
             self._follow(now_s)
 
     def resign(self, now_s: float) -> None:
-        """This node gives its office up: others may stand first."""
+        """This node gives its leadership up: others may stand first."""
         self._vacant = True
         self._follow(now_s)
         self._from_s += 2 * self._timeout_s

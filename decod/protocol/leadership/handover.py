@@ -1,4 +1,4 @@
-"""How a leader that wants to leave gives its office to another data node.
+"""How a leader that wants to leave gives its leadership to another data node.
 
     LEADING --asked, and another data node could lead--> ENDING --the iteration in hand ends-->
     RESIGNED --a view without it--> (stops)
@@ -10,7 +10,7 @@ So its successor comes by the rules of every election (`protocol.leadership.elec
 and the iteration that had just been opened is repeated without it. If nobody is elected within two
 timeouts it stands itself. Then it leads until all have voted for a commit, which shows that its
 heirs live: for only a leader can find out that they do not, and let them in when they come back.
-Who can't give the office to anybody stays, and says so: its daemon ends the run.
+Who can't give the leadership to anybody stays, and says so: its daemon ends the run.
 """
 
 import math
@@ -35,7 +35,7 @@ _ENDED = (StopReason.SUPERSEDED, StopReason.REMOVED, StopReason.LEADER_LOST)
 
 
 class Handover:
-    """One node's part: it leads and wants to leave, or it may take the office over.
+    """One node's part: it leads and wants to leave, or it may take the leadership over.
 
     Args:
         context: The node's.
@@ -65,7 +65,7 @@ class Handover:
 
     @property
     def resigned(self) -> bool:
-        """Whether the leader of this node's term has given its office up."""
+        """Whether the leader of this node's term has given its leadership up."""
         return self._resigned_term == self._context.view.term
 
     # --- the leader ---------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Handover:
             self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
 
     def resign(self, now_s: float, leader: Leader) -> tuple[bool, list[Effect]]:
-        """Give the office up, if the time has come. Returns whether it has."""
+        """Give the leadership up, if the time has come. Returns whether it has."""
         late = self._leave_by_s is not None and self._leave_by_s <= now_s
         listens = self._listens_until_s is not None and now_s < self._listens_until_s
         if not self.wanted or (listens and not late):

@@ -63,7 +63,7 @@ class Joining:
         self._refused_until_s: float | None = None
         """When this candidate gives up, if the leader still refuses it then."""
         self._told: Iteration | None = None
-        """What the leader was last told to be held here."""
+        """What the leader was last told to be the iteration of the state here."""
         self._ask_s: float | None = None
         """When those that treat this node as a member may be asked since when it is one."""
         self.replay = Replay(context, identity.address, self, incarnation=offer.incarnation)
@@ -111,16 +111,16 @@ class Joining:
         if self._initial_due:
             # Asked again meanwhile: the run may begin without this node.
             return [Send(leader, self._offered()), *self._fetch_initial()]
-        following, assigned = self.replay, self._assigned
-        followed = following.aim(assigned.stage_index, assigned.donors) + following.knock(now_s)
+        replay, assigned = self.replay, self._assigned
+        followed = replay.aim(assigned.stage_index, assigned.donors) + replay.knock(now_s)
         return more + followed + self._say_ready()
 
     def _say_ready(self) -> list[Effect]:
         if self._assigned is None or self._built is None:
             return []
         self._told = self.replay.level
-        held = self._told or Iteration(self._context.start_iteration, 0)
-        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, held)
+        state_at = self._told or Iteration(self._context.start_iteration, 0)
+        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, state_at)
         return [Send(self._context.view.leader, prepared)]
 
     def progressed(self, now_s: float) -> list[Effect]:  # noqa: ARG002

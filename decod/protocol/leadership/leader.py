@@ -50,7 +50,7 @@ from decod.protocol.core.view import Member, Opening, Role, View, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.capacity import Capacities
-from decod.protocol.leadership.conflicts import IterationStanding
+from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.departures import leaving_notes, still_needed
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.iteration_timer import IterationTimer
@@ -104,7 +104,7 @@ class Leader:
         self.leaving: dict[NodeId, str] = {}
         self.capacities, self.recovery = Capacities(), StageRecovery(config, shape)
         self.loss: float | None = None
-        self.held, self._vote_term = False, 0
+        self.commits_blocked, self._vote_term = False, 0
         self._batch = Batch()
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
@@ -209,10 +209,10 @@ class Leader:
     # --- doubts and leaving -------------------------------------------------------------------
 
     @property
-    def standing(self) -> IterationStanding:
+    def progress(self) -> IterationProgress:
         """How far the run is."""
         done, under_way = self.state is LeaderState.AGGREGATING, self.state in UNDER_WAY
-        return IterationStanding(self.view, self.iteration, batch_done=done, under_way=under_way)
+        return IterationProgress(self.view, self.iteration, batch_done=done, under_way=under_way)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
@@ -282,7 +282,7 @@ class Leader:
         # are.
         view = _next_view(self, without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
-        back = self.admission.standing_by if admit else set[NodeId]()
+        back = self.admission.ready_candidates if admit else set[NodeId]()
         if not self.quorum.allows(back.union(view.by_id)):
             return effects + self.quorum.wait_for(gone, self.view)
         names = ", ".join(self.view.by_id[node].label for node in gone)
@@ -336,7 +336,7 @@ class Leader:
         return [Send(self.node_id, begun)]
 
     def voted(self, now_s: float, vote: Ready) -> list[Effect]:
-        """All members have voted (or one against): decide, unless commits are held."""
+        """All members have voted (or one against): decide, unless commits are blocked."""
         late = vote.averaging != AveragingId(self.iteration, self.view.version)
         if late or self.state is not LeaderState.AGGREGATING:
             return []
@@ -346,14 +346,14 @@ class Leader:
         self._iteration_timer.progressed(now_s)
         return self._decide(now_s)
 
-    def hold(self, now_s: float, *, held: bool) -> list[Effect]:
-        self.held = held
+    def block_commits(self, now_s: float, *, blocked: bool) -> list[Effect]:
+        self.commits_blocked = blocked
         return self._decide(now_s)
 
     def _decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
         begun = self._batch.begun
-        if self.held or self._vote is None or begun is None:
+        if self.commits_blocked or self._vote is None or begun is None:
             return []
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()

@@ -90,7 +90,7 @@ class Fate(Enum):
 
 
 class Leadership:
-    """One node's view of the leader's office."""
+    """One node's view of who leads."""
 
     def __init__(
         self,
@@ -369,7 +369,7 @@ def for_leader(now_s: float, leader: Leader, sender: NodeId, message: Message) -
         case messages.Prepared():
             return leader.prepared(now_s, sender, message)
         case messages.Suspect():
-            return leader.suspicions.suspected(now_s, sender, message, leader.standing)
+            return leader.suspicions.suspected(now_s, sender, message, leader.progress)
         case messages.Pong(nonce):
             return _answered(now_s, leader, sender, nonce)
         case messages.Leave():

@@ -29,11 +29,11 @@ from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
 from decod.protocol.core.era import (
     HOLDERS_MAX,
     Hashes,
-    Holders,
     Kept,
     Mark,
     Origin,
     Source,
+    StateHolders,
     add_mark,
 )
 from decod.protocol.core.events import CheckpointRead
@@ -211,7 +211,7 @@ class StageRecovery:
     ) -> tuple[EraPlan | None, list[Effect]]:
         """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
 
-        A checkpoint is read before all go back to it: who has gone back holds nothing else.
+        A checkpoint is read before all go back to it: who has gone back has nothing else.
 
         Args:
             view: Members; some stages have none.
@@ -225,13 +225,13 @@ class StageRecovery:
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:
-            self.hopeless = not self._held(view)[1]
+            self.hopeless = not self._has(view)[1]
             return None, []
         base, source, named = found
         # If another stage was lost before this era has committed anything: what that cost too.
         before, lost = self._before
         mixed = source is Source.NEIGHBOURS
-        lost = (self._held(view)[0] if mixed else self.pending) or lost
+        lost = (self._has(view)[0] if mixed else self.pending) or lost
         origin = Origin(source, lost, before + iteration - base, named)
         served = {candidate.stage_index for candidate in prepared.values()}
         moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
@@ -266,10 +266,10 @@ class StageRecovery:
                 )
         return "; ".join(texts)
 
-    def _held(self, view: View) -> tuple[tuple[int, ...], bool]:
-        """Return stages of which nobody holds anything, and whether that may still change.
+    def _has(self, view: View) -> tuple[tuple[int, ...], bool]:
+        """Return stages of which nobody has anything, and whether that may still change.
 
-        Whoever has gone back holds nothing else, until it has loaded what it has gone back to.
+        Whoever has gone back has nothing else, until it has loaded what it has gone back to.
         """
         if self.origin is None:
             return self.pending, False
@@ -324,24 +324,24 @@ class StageRecovery:
 
     def _best(
         self, view: View, iteration: int, holders: Mapping[Kept, Sequence[NodeId]]
-    ) -> tuple[int, Source, tuple[Holders, ...]] | None:
+    ) -> tuple[int, Source, tuple[StateHolders, ...]] | None:
         """Return the newest iteration that all stages have a state of, and where those are."""
-        options: list[tuple[int, Source, tuple[Holders, ...]]] = []
+        options: list[tuple[int, Source, tuple[StateHolders, ...]]] = []
         stages = range(view.num_stages)
         for mark in reversed(self.marks):
             nodes = [holders.get(Kept(s, mark.iteration, mark.hash_of(s)), ()) for s in stages]
             if all(nodes) and mark.iteration <= iteration:
-                named = [Holders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
+                named = [StateHolders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
                 options.append((mark.iteration, Source.KEPT, tuple(named)))
         if self.checkpoint is not None and self.checkpoint <= iteration:
-            here = tuple(Holders(stage, (view.leader,)) for stage in stages)
+            here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
             options.append((self.checkpoint, Source.CHECKPOINT, here))
         if self._near_start(iteration):
             options.append((self._start_iteration, Source.START, ()))
         options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
             return max(options, key=lambda option: option[0])
-        lost, changes = self._held(view)
+        lost, changes = self._has(view)
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
         return iteration, Source.NEIGHBOURS, ()

@@ -22,7 +22,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.params import ProtocolConfig
 from decod.protocol.core.view import View
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, IterationStanding
+from decod.protocol.leadership.conflicts import Conflicts, Doubt, Ends, IterationProgress
 from decod.protocol.leadership.cooldown import Cooldowns
 from decod.protocol.leadership.probes import Probes
 from decod.protocol.leadership.quorum import Quorum
@@ -62,7 +62,7 @@ class Suspicions:
     # --- doubts -------------------------------------------------------------------------------
 
     def suspected(
-        self, now_s: float, sender: NodeId, message: Suspect, standing: IterationStanding
+        self, now_s: float, sender: NodeId, message: Suspect, progress: IterationProgress
     ) -> list[Effect]:
         """A member doubts another, when the run is so far."""
         node, reason = message.node_id, message.reason
@@ -72,9 +72,9 @@ class Suspicions:
             self._refused.add((sender, node))
         # Whoever is being asked whether it lives may not reach anybody.
         unreached = reason not in (SLOW, *OF_TENSORS) and node not in self.probes
-        if standing.under_way and (slow or unreached):
-            self._conflicts.doubted(now_s, Doubt((sender, node), slow), standing)
-        return self.suspect(now_s, standing.view, node, reason, message.slack)
+        if progress.under_way and (slow or unreached):
+            self._conflicts.doubted(now_s, Doubt((sender, node), slow), progress)
+        return self.suspect(now_s, progress.view, node, reason, message.slack)
 
     def suspect(
         self, now_s: float, view: View, node: NodeId, reason: str, slack: float = 1.0

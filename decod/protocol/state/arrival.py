@@ -42,13 +42,13 @@ class Arrival:
         late = self.deadline_s is not None and self.deadline_s <= now_s
         return self.fetch_instead() if late else []
 
-    def enter(self, now_s: float, decision: Open, following: Replay) -> list[Effect]:
+    def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
         """The node takes part from now on, and needs the state of the last commit.
 
         Args:
             now_s: The time.
             decision: With which it enters.
-            following: What it has of that state as a candidate.
+            replay: What it has of that state as a candidate.
         """
         opening = decision.opening
         view_version = decision.view_version
@@ -56,27 +56,27 @@ class Arrival:
         wanted = dict(decision.hashes).get(stage, "")
         if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)
-        entry, effects = following.enter(now_s, opening, view_version, wanted)
+        entry, effects = replay.enter(now_s, opening, view_version, wanted)
         if entry is Entry.READY:
-            self._stage.parameter_hash = following.parameter_hash
-            return [*effects, *following.end(), *self._stage.holds(iteration)]
+            self._stage.parameter_hash = replay.parameter_hash
+            return [*effects, *replay.end(), *self._stage.holds(iteration)]
         if entry is Entry.WAITING:
-            self._replay, self._iteration = following, opening.iteration
-            following.user = self
+            self._replay, self._iteration = replay, opening.iteration
+            replay.user = self
             self._stage.lacks(iteration, wanted)
             return effects
         return effects + self._stage.enter(iteration, wanted)
 
     def progressed(self, now_s: float) -> list[Effect]:
         """What was lacking has come nearer, or will not come."""
-        following = self._replay
-        if following is None or following.waiting:
+        replay = self._replay
+        if replay is None or replay.waiting:
             return []
-        if not following.arrived:
+        if not replay.arrived:
             return self.fetch_instead()
         self._replay = None
-        self._stage.parameter_hash = following.parameter_hash
-        return [*following.end(), *self._is_here(now_s)]
+        self._stage.parameter_hash = replay.parameter_hash
+        return [*replay.end(), *self._is_here(now_s)]
 
     def replay_failed(self, now_s: float, reason: str) -> list[Effect]:  # noqa: ARG002
         """A step could not be taken here."""
@@ -94,5 +94,5 @@ class Arrival:
 
     def end(self) -> list[Effect]:
         """Nothing is lacking any more, or something else."""
-        following, self._replay = self._replay, None
-        return following.end() if following is not None else []
+        replay, self._replay = self._replay, None
+        return replay.end() if replay is not None else []

@@ -106,7 +106,7 @@ class Replay:
         context: The node's.
         address: Where the member can reach this node.
         user: Told how it goes.
-        incarnation: Of this node. Its wishes are numbered from there: a member may still know a
+        incarnation: Of this node. Its requests are numbered from there: a member may still know a
             wish of an earlier life, and would answer an equal number as a repeat of that.
     """
 
@@ -130,7 +130,7 @@ class Replay:
         """Averages that wait, by iteration."""
         self._num_bytes = 0
         self._job: Job | None = None
-        self._held: Iteration | None = None
+        self._state_at: Iteration | None = None
         """The last iteration whose step is final here."""
         self._hash = ""
         """Of the parameters after it."""
@@ -157,14 +157,16 @@ class Replay:
         """The newest iteration whose step has been taken here, final or not; None: not there
         yet.
         """
-        if self._held is None or self._target is not None:
+        if self._state_at is None or self._target is not None:
             return None
-        return self._held if self._step is None or self._proposed is None else self._step.iteration
+        return (
+            self._state_at if self._step is None or self._proposed is None else self._step.iteration
+        )
 
     @property
     def abreast(self) -> bool:
         """Whether nothing has come that is not stepped through."""
-        return self._held is not None and self._job is None
+        return self._state_at is not None and self._job is None
 
     @property
     def waiting(self) -> bool:
@@ -173,8 +175,8 @@ class Replay:
 
     @property
     def parameter_hash(self) -> str:
-        """Of the state that is held; empty if none is."""
-        return self._hash if self._held is not None else ""
+        """Of the state that this node has; empty if it has none."""
+        return self._hash if self._state_at is not None else ""
 
     @property
     def num_behind(self) -> int:
@@ -212,12 +214,12 @@ class Replay:
         effects = [] if self._job is None else self._context.compute.abandon(self._job)
         self._log.clear()
         self._num_bytes = 0
-        self._followed = self._base = self._held = self._step = self._proposed = None
+        self._followed = self._base = self._state_at = self._step = self._proposed = None
         self._job = self._target = self.deadline_s = None
         return effects + self._context.tensors.release(*released)
 
     def built(self) -> list[Effect]:
-        """The compute process has built a stage: what it held before is gone."""
+        """The compute process has built a stage: what it had before is gone."""
         self.pristine = True
         return self.end()
 
@@ -232,7 +234,7 @@ class Replay:
             ("reason", reason),
             ("pause_s", round(self._pause_s)),
         )
-        return [Note("following.failed", fields), *self.end()]
+        return [Note("replay.failed", fields), *self.end()]
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class Replay:
 
     def _keep(self, sender: NodeId, message: Average, tensor: Tensor) -> tuple[bool, list[Effect]]:
         """Return whether a part is kept, and what that makes superfluous."""
-        base, averaging, effects = self._held or self._base, message.averaging, list[Effect]()
+        base, averaging, effects = self._state_at or self._base, message.averaging, list[Effect]()
         # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
         ahead = base is None or _is_behind(base, averaging.iteration)
         if sender != self._followed or not ahead:
@@ -319,7 +321,7 @@ class Replay:
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about the state that this node has asked for as a follower."""
-        wanted = self._base is not None and self._held is None and self._job is None
+        wanted = self._base is not None and self._state_at is None and self._job is None
         place = (self._stage, self._base.number if self._base is not None else -1)
         return wanted and (event.stage_index, event.iteration) == place
 
@@ -348,7 +350,7 @@ class Replay:
         self._job = None
         match result:
             case Built(parameter_hash):
-                self._held, self._hash = self._base, parameter_hash
+                self._state_at, self._hash = self._base, parameter_hash
                 note = Note("state.loaded", (("iteration", self._base_iteration),))
                 return [note, *self._advance(now_s)]
             case Proposed(parameter_hash):
@@ -366,7 +368,7 @@ class Replay:
     def _advance(self, now_s: float) -> list[Effect]:
         """Take the steps that can be taken: one job at a time."""
         effects: list[Effect] = []
-        if self._held is None or self._job is not None:
+        if self._state_at is None or self._job is not None:
             return effects
         if self._step is not None:
             final = self._final(self._step)
@@ -375,21 +377,21 @@ class Replay:
             if final and not self._right(self._step):
                 return effects + self._restart(now_s, _OTHER_STATE)
             effects += self._settle(self._step, final=final)
-        held = self._held
-        if self._target is not None and held.number >= self._target[0].number:
+        state_at = self._state_at
+        if self._target is not None and state_at.number >= self._target[0].number:
             return effects
-        step = self._log.get(held.number + 1)
+        step = self._log.get(state_at.number + 1)
         if step is not None and self._target is not None and not self._may_be(step):
-            effects += self._drop(held.number + 1)
+            effects += self._drop(state_at.number + 1)
             return effects
         if step is None or not step.complete:
-            ahead = max(self._log, default=0) - held.number
+            ahead = max(self._log, default=0) - state_at.number
             lost = ahead > _GAP_MAX and any(s.complete for s in self._log.values())
             return effects + (self._restart(now_s, "an average is missing") if lost else [])
         if step.base_hash and step.base_hash != self._hash:
             return effects + self._restart(now_s, _OTHER_STATE)
         self._pause_s, self.reason = 0.0, ""
-        return effects + self._propose(self._taken(held.number + 1))
+        return effects + self._propose(self._taken(state_at.number + 1))
 
     def _propose(self, step: _Step) -> list[Effect]:
         self._step, self._proposed = step, None
@@ -435,7 +437,7 @@ class Replay:
         job: Job = Retract()
         if final:
             job = CommitStep(step.iteration.number)
-            self._held, self._hash = step.iteration, self._proposed
+            self._state_at, self._hash = step.iteration, self._proposed
         self._step = self._proposed = None
         return self._context.compute.submit(job)
 
@@ -452,10 +454,10 @@ class Replay:
             view_version: Of the view that has committed; 0 if it is not known.
             parameter_hash: What the parameters must hash to; empty if it is not known.
         """
-        committed, held = opening.committed, self._held
-        if held is None or held.era != committed.era or held.number > committed.number:
+        committed, state_at = opening.committed, self._state_at
+        if state_at is None or state_at.era != committed.era or state_at.number > committed.number:
             return Entry.LOST, self.end()
-        if held.number == committed.number and parameter_hash not in ("", self._hash):
+        if state_at.number == committed.number and parameter_hash not in ("", self._hash):
             return Entry.LOST, self.end()
         self._target, self._wanted = (committed, view_version), parameter_hash
         effects: list[Effect] = []
@@ -471,7 +473,7 @@ class Replay:
             return Entry.READY, effects
         donor = None if self._followed is None else opening.view.by_id.get(self._followed)
         # One that was admitted again has started again: it knows of no follower.
-        if self._held is None or donor is None or donor.since_iteration != self._since:
+        if self._state_at is None or donor is None or donor.since_iteration != self._since:
             return Entry.LOST, effects + self.end()
         self.deadline_s = now_s + self._context.config.complete_timeout_s
         return Entry.WAITING, effects
@@ -479,8 +481,8 @@ class Replay:
     @property
     def arrived(self) -> bool:
         """Whether this node, in the view by now, holds what was committed when it entered."""
-        held, target = self._held, self._target
-        return held is not None and target is not None and held.number == target[0].number
+        state_at, target = self._state_at, self._target
+        return state_at is not None and target is not None and state_at.number == target[0].number
 
 
 def _is_behind(base: Iteration, iteration: Iteration) -> bool:

@@ -32,7 +32,7 @@ from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_positions import shares_of
 from decod.protocol.strategy.deferrals import Deferrals
 from decod.protocol.strategy.detour_stops import Travelling, origin_of
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Waits
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
 
 _FLOW_PATIENCE = 4
 """Answer timeouts that a data node waits for its first flow; all bounds on relays fell before."""
@@ -79,7 +79,7 @@ class DataMicrobatches:
         self._flow_by_s: float | None = None
         self._follow_s: float | None = None
         """When microbatches that find no free flow may follow those under way."""
-        self._keeper = Keeper(context)
+        self._sent = SentTensors(context)
         self._waits = Waits(context)
 
     @property
@@ -120,7 +120,7 @@ class DataMicrobatches:
         """Forget the iteration; what had been put off before it stays put off."""
         effects: list[Effect] = []
         for held in (*self.held.values(), *self._done.values()):
-            effects += self._keeper.release(held)
+            effects += self._sent.release(held)
         for record in (self.held, self._done, self._owing, self._waiting, self._losses):
             record.clear()
         self._put_off.clear()
@@ -195,7 +195,7 @@ class DataMicrobatches:
     def embedded(self, now_s: float, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
         held = self.held[microbatch]
         self._waits.sent(now_s, held)
-        return [self._keeper.send_forward(held, output)]
+        return [self._sent.send_forward(held, output)]
 
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
         self._waits.completed(now_s, sender, self.held.get(message.microbatch))
@@ -229,13 +229,13 @@ class DataMicrobatches:
         held.phase = Phase.AWAITING_GRADIENT
         self._losses[microbatch] = loss
         complete = Complete(self._context.iteration, microbatch, duration_s)
-        return [self._keeper.send_backward(held, output), Send(held.upstream, complete)]
+        return [self._sent.send_backward(held, output), Send(held.upstream, complete)]
 
     def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
         """Send on what only comes by way of this node, if it is or may be waited for."""
         known = self._done if message.microbatch in self._owing else {}
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
-        return self._keeper.pass_on(held, sender, message, tensor.id)
+        return self._sent.pass_on(held, sender, message, tensor.id)
 
     def _of_stage(self, sender: NodeId, stage_index: int) -> bool:
         """Whether a sender is of a stage: any of it may have taken a lost one's place."""
@@ -265,13 +265,13 @@ class DataMicrobatches:
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
         """An activation or gradient could not be sent."""
-        return self._keeper.undelivered(event, self.held, self._done)
+        return self._sent.undelivered(event, self.held, self._done)
 
     def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:  # noqa: ARG002 - as a relay is called.
         """A flow is broken: try the microbatch on another, or put it off."""
         known = self._done.get(message.microbatch)
         held = self.held.get(message.microbatch, known)
-        if again := self._keeper.stuck(held, sender):
+        if again := self._sent.stuck(held, sender):
             return again
         if held is None:
             return []
@@ -323,7 +323,7 @@ class DataMicrobatches:
             return self._put_off_now(held, reason)
         del self.held[held.microbatch]
         self._waiting.appendleft(held.microbatch)
-        effects = self._keeper.release(held)
+        effects = self._sent.release(held)
         effects += self._context.compute.submit(Drop(held.microbatch))
         return effects + self.inject()
 
@@ -334,7 +334,7 @@ class DataMicrobatches:
             self._put_off.update(self._waiting)
             self._waiting.clear()
         fields = (("microbatch", str(held.microbatch)), ("reason", reason))
-        effects: list[Effect] = [Note("microbatch.deferred", fields), *self._keeper.release(held)]
+        effects: list[Effect] = [Note("microbatch.deferred", fields), *self._sent.release(held)]
         effects += self._context.compute.submit(Drop(held.microbatch))
         return effects + self.inject() + self._report()
 
@@ -385,12 +385,12 @@ class DataMicrobatches:
         effects: list[Effect] = [Send(relay, message) for relay in _concerned(before, path)]
         again: list[list[Effect] | None] = []
         if held.downstream != first and held.passed_on:
-            again.append(self._keeper.forward_again(held))
+            again.append(self._sent.forward_again(held))
             if held.phase in (Phase.SENT, Phase.AWAITING):
                 self._waits.sent(now_s, held)
         headed = held.phase in (Phase.AWAITING_GRADIENT, Phase.RETURNING, Phase.FOLDED)
         if held.upstream != last and headed:
-            again.append(self._keeper.backward_again(held))
+            again.append(self._sent.backward_again(held))
         for sends in again:
             if sends is None:
                 return self._fail_iteration(held, "what the lost node had been sent was not kept")

@@ -98,7 +98,7 @@ class HeldMicrobatch:
         return self.phase not in (Phase.QUEUED, Phase.COMPUTING)
 
 
-class Keeper:
+class SentTensors:
     """References to what was sent in this iteration, as far as there is room for it."""
 
     def __init__(self, context: Context) -> None:

@@ -32,7 +32,7 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.strategy.detour_stops import origin_of
-from decod.protocol.strategy.microbatch import HeldMicrobatch, Keeper, Phase, Waits
+from decod.protocol.strategy.microbatch import HeldMicrobatch, Phase, SentTensors, Waits
 
 
 class RelayMicrobatches:
@@ -63,7 +63,7 @@ class RelayMicrobatches:
         """Gradients of those whose forward pass is being computed again."""
         self._routes: dict[MicrobatchId, Reroute] = {}
         """The newest change of each microbatch's path."""
-        self._keeper = Keeper(context)
+        self._sent = SentTensors(context)
         self._waits = Waits(context)
 
     @property
@@ -87,7 +87,7 @@ class RelayMicrobatches:
         effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
         effects += self._context.tensors.release(*self._repeating.values())
         for held in (*self.held.values(), *self._done.values()):
-            effects += self._keeper.release(held)
+            effects += self._sent.release(held)
         for record in (self.held, self._done, self._early, self._repeating, self._routes):
             record.clear()
         self._queue.clear()
@@ -156,14 +156,14 @@ class RelayMicrobatches:
                 effects += shed
             if self._returns:
                 held, gradient = self._returns.popleft()
-                entry = self._keeper.take_entry(held)
+                entry = self._sent.take_entry(held)
                 assert entry is not None, held
                 held.shed, self._repeating[held.microbatch] = False, gradient
                 effects += self._context.compute.submit(Forward(held.microbatch), self, [entry])
                 continue
             held, tensor = self._queue.popleft()
             held.phase = Phase.COMPUTING
-            self._keeper.keep_entry(held, tensor)
+            self._sent.keep_entry(held, tensor)
             effects += self._context.compute.submit(Forward(held.microbatch), self, [tensor])
         return effects
 
@@ -214,15 +214,15 @@ class RelayMicrobatches:
         early = self._early.pop(microbatch, None)
         if early is None:
             self._waits.sent(now_s, held)
-            return [self._keeper.send_forward(held, output), *effects, *self.admit()]
+            return [self._sent.send_forward(held, output), *effects, *self.admit()]
         sender, gradient = early
         if sender == held.downstream:
             # It has had the activation from the one whose place this one takes.
-            self._keeper.keep_forward(held, output)
+            self._sent.keep_forward(held, output)
             effects += context.tensors.release(output)
         else:
             # Whoever sent the gradient is lost too, and another needs both to do its part again.
-            effects.insert(0, self._keeper.send_forward(held, output))
+            effects.insert(0, self._sent.send_forward(held, output))
         held.phase = Phase.RETURNING
         return effects + self._begin_backward(held, gradient)
 
@@ -261,7 +261,7 @@ class RelayMicrobatches:
 
     def _begin_backward(self, held: HeldMicrobatch, gradient: TensorId) -> list[Effect]:
         """The forward pass won't be needed again, unless the iteration is repeated."""
-        entry = self._keeper.take_entry(held)
+        entry = self._sent.take_entry(held)
         effects = [] if entry is None else self._context.tensors.release(entry)
         return effects + self._context.compute.submit(Backward(held.microbatch), self, [gradient])
 
@@ -276,7 +276,7 @@ class RelayMicrobatches:
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
         self._done[microbatch] = held
-        effects = [self._keeper.send_backward(held, output), *self._say_mended(held)]
+        effects = [self._sent.send_backward(held, output), *self._say_mended(held)]
         return effects + self.admit()
 
     # --- other ways ---------------------------------------------------------------------------
@@ -298,11 +298,11 @@ class RelayMicrobatches:
         held.path, held.path_version = message.path, message.path_version
         effects = self._say_mended(held)
         if held.downstream != behind and held.passed_on:
-            effects += self._again(held, self._keeper.forward_again(held))
+            effects += self._again(held, self._sent.forward_again(held))
             if held.phase in (Phase.SENT, Phase.AWAITING):
                 self._waits.sent(now_s, held)
         if held.upstream != before and held.phase is Phase.FOLDED:
-            effects += self._again(held, self._keeper.backward_again(held))
+            effects += self._again(held, self._sent.backward_again(held))
         return effects
 
     def _again(self, held: HeldMicrobatch, effects: list[Effect] | None) -> list[Effect]:
@@ -322,12 +322,12 @@ class RelayMicrobatches:
 
     def undelivered(self, event: SendFailed) -> list[Effect]:
         """An activation or gradient could not be sent."""
-        return self._keeper.undelivered(event, self.held, self._done)
+        return self._sent.undelivered(event, self.held, self._done)
 
     def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
         """Pass a DENY upstream and forget the microbatch and its flow."""
         held = self.held.get(message.microbatch)
-        if again := self._keeper.stuck(held or self._done.get(message.microbatch), sender):
+        if again := self._sent.stuck(held or self._done.get(message.microbatch), sender):
             return again
         if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
             return []
@@ -351,7 +351,7 @@ class RelayMicrobatches:
 
     def _forget(self, now_s: float, held: HeldMicrobatch, message: Deny) -> list[Effect]:
         del self.held[held.microbatch]
-        effects: list[Effect] = [Send(held.upstream, message), *self._keeper.release(held)]
+        effects: list[Effect] = [Send(held.upstream, message), *self._sent.release(held)]
         gradient = self._repeating.pop(held.microbatch, None)
         effects += [] if gradient is None else self._context.tensors.release(gradient)
         effects += self._context.compute.submit(Drop(held.microbatch))

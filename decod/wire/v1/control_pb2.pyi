@@ -246,7 +246,7 @@ class Kept(_message.Message):
     parameter_hash: str
     def __init__(self, stage_index: _Optional[int] = ..., iteration: _Optional[int] = ..., parameter_hash: _Optional[str] = ...) -> None: ...
 
-class Holders(_message.Message):
+class StateHolders(_message.Message):
     __slots__ = ("stage_index", "nodes")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -263,8 +263,8 @@ class Origin(_message.Message):
     source: Source
     lost: _containers.RepeatedScalarFieldContainer[int]
     num_repeated: int
-    holders: _containers.RepeatedCompositeFieldContainer[Holders]
-    def __init__(self, source: _Optional[_Union[Source, str]] = ..., lost: _Optional[_Iterable[int]] = ..., num_repeated: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holders, _Mapping]]] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[StateHolders]
+    def __init__(self, source: _Optional[_Union[Source, str]] = ..., lost: _Optional[_Iterable[int]] = ..., num_repeated: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[StateHolders, _Mapping]]] = ...) -> None: ...
 
 class MicrobatchId(_message.Message):
     __slots__ = ("iteration", "data_node_index", "index")
@@ -411,14 +411,14 @@ class Refuse(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., again_s: _Optional[float] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("stage_index", "parameter_hash", "held")
+    __slots__ = ("stage_index", "parameter_hash", "state_at")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_HASH_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
+    STATE_AT_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     parameter_hash: str
-    held: Iteration
-    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., held: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
+    state_at: Iteration
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., state_at: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class Follow(_message.Message):
     __slots__ = ("request_id", "stage_index", "address")

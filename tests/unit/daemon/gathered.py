@@ -19,7 +19,7 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.obs.run_progress import RunProgress
 from decod.protocol.core.effects import FetchState
-from decod.protocol.core.events import CommitsHeld, Event
+from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.view import Role, View
 from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, random_blob
@@ -44,7 +44,7 @@ class FakeRun:
     """What `run_snapshot` and `Checkpoints` use of a leader."""
 
     def __init__(self, state_dir: Path, *members: str, iteration: int = 5) -> None:
-        self.held: list[bool] = []
+        self.blocked: list[bool] = []
         self.lent = 0
         """Buffers that have not been given back."""
         self.notes: list[tuple[str, dict[str, Any]]] = []
@@ -97,8 +97,8 @@ class FakeRun:
         self.notes.append((event, fields))
 
     @property
-    def is_held(self) -> bool:
-        return bool(self.held) and self.held[-1]
+    def is_blocked(self) -> bool:
+        return bool(self.blocked) and self.blocked[-1]
 
     @property
     def view(self) -> View:
@@ -123,8 +123,8 @@ class FakeRun:
         return [fields["reason"] for event, fields in self.notes if event == "checkpoint.failed"]
 
     def _post(self, event: Event) -> None:
-        assert isinstance(event, CommitsHeld)
-        self.held.append(event.held)
+        assert isinstance(event, BlockCommits)
+        self.blocked.append(event.blocked)
 
     def _allocate(self, size_bytes: int) -> memoryview:
         self.lent += 1

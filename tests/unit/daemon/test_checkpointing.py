@@ -354,7 +354,7 @@ def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
         run.commit(10)
         await written(checkpoints)
         assert "E-CKP-014" in run.failures()[0]
-        assert run.held == [], "nobody was asked for anything"
+        assert run.blocked == [], "nobody was asked for anything"
         free[0] = 1 << 30
         run.commit(20)
         await written(checkpoints)
@@ -373,7 +373,7 @@ def test_a_member_that_vanishes_is_told_and_training_goes_on(tmp_path: Path) -> 
         (reason,) = run.failures()
         assert "stage 1 did not give its state" in reason
         assert iterations(tmp_path) == []
-        assert not run.is_held
+        assert not run.is_blocked
         assert run.lent == 0
 
     asyncio.run(test())

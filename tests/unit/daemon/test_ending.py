@@ -191,8 +191,8 @@ def test_a_model_that_was_kept_before_its_stage_left_is_enough(
     async def test(ending: Ending) -> None:
         ending.writes()
         ending.node.progress.take("stage.ending", {"stage": 1, "peer": STRANGER}, now_s=2.0)
-        assert ending.leading._keeping is not None
-        await ending.leading._keeping
+        assert ending.leading._checkpoint_task is not None
+        await ending.leading._checkpoint_task
         monkeypatch.setattr(module, "export_model", None)
         assert (await ending.end()).reason is StopReason.FINISHED
         (line,) = ending.lines

@@ -150,8 +150,8 @@ def test_the_model_is_kept_before_a_stage_leaves(
             for _ in range(2):
                 node.progress.take("stage.ending", {"stage": 2, "peer": STRANGER}, now_s=0.0)
             assert "stage 2" in node.progress.message
-            assert leading._keeping is not None
-            await leading._keeping
+            assert leading._checkpoint_task is not None
+            await leading._checkpoint_task
             assert len(kept) == 1, "once at a time"
             assert "could not be kept: " in lines[0]
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from decod.daemon.leader_search import await_leader, tell_elsewhere
+from decod.daemon.leader_search import await_leader, warn_of_leader
 from decod.ids import NodeId
 from decod.net.join_string import JoinString
 from decod.net.server import HelloInfo
@@ -18,7 +18,7 @@ GONE = "127.0.0.1:1"
 
 async def told(*addresses: str, own: str = OWN, timeout_s: float = 30.0) -> list[str]:
     said: list[str] = []
-    await tell_elsewhere(RUN_ID, addresses, type(OTHER)(own), said.append, timeout_s=timeout_s)
+    await warn_of_leader(RUN_ID, addresses, type(OTHER)(own), said.append, timeout_s=timeout_s)
     return said
 
 

@@ -24,9 +24,9 @@ def test_commits_are_held_until_each_stage_has_its_copy_and_no_longer(tmp_path: 
         gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
         await wait_until(lambda: relay.num_asked)
-        assert run.is_held
+        assert run.is_blocked
         relay.may_copy.set()
-        await wait_until(lambda: not run.is_held)
+        await wait_until(lambda: not run.is_blocked)
         assert not entering.done(), "it still travels"
         relay.may_send.set()
         states = await entering
@@ -49,7 +49,7 @@ def test_a_member_that_takes_no_copy_does_not_hold_commits_for_ever(
         relay.may_copy.clear()
         gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: relay.num_asked and not run.is_held)
+        await wait_until(lambda: relay.num_asked and not run.is_blocked)
         run.commit(6)
         relay.may_copy.set()
         with pytest.raises(NetworkError, match=r"E-NET-022 stage 1 .* moved on"):
@@ -80,7 +80,7 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
         first.may_send.clear()
         gathered = run_snapshot(run.sources, with_optimizer=True)
         entering = asyncio.create_task(gathered.__aenter__())
-        await wait_until(lambda: first.num_asked and not run.is_held)
+        await wait_until(lambda: first.num_asked and not run.is_blocked)
         run.commit(6)
         first.dies_sending = True
         first.may_send.set()
@@ -89,7 +89,7 @@ def test_if_a_copy_is_lost_on_its_way_a_later_iteration_is_gathered(tmp_path: Pa
         assert second.num_asked == 2, "it was asked for the lost one, and had left that behind"
         await gathered.__aexit__(None, None, None)
         assert run.lent == 0
-        assert not run.is_held
+        assert not run.is_blocked
 
     asyncio.run(test())
 
@@ -124,8 +124,8 @@ def test_nothing_is_committed_after_what_is_kept_at_the_end(tmp_path: Path) -> N
         run = FakeRun(tmp_path, "r1a")
         run.ending = True
         async with run_snapshot(run.sources, with_optimizer=True):
-            assert run.is_held
-        assert run.is_held
+            assert run.is_blocked
+        assert run.is_blocked
 
     asyncio.run(test())
 
@@ -141,7 +141,7 @@ def test_who_stops_waiting_leaves_nothing_held(tmp_path: Path) -> None:
         entering.cancel()
         await asyncio.gather(entering, return_exceptions=True)
         assert run.lent == 0
-        assert not run.is_held
+        assert not run.is_blocked
 
     asyncio.run(test())
 

@@ -82,7 +82,7 @@ SHOWN_FIELDS = {
     "quorum.lost": "num_gone num_total",
     "run.returned": "iteration source num_repeated reason",
     "stage.assigned": "stage reason",
-    "stage.held": "stage",
+    "successor.awaited": "stage",
     "state.differs": "stage iteration",
     "state.loaded": "iteration",
     "state.requested": "iteration num_donors",

@@ -35,7 +35,7 @@ def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> No
     leader, iteration = run.leader, run.leader.iteration
     assert leader.state is LeaderState.GATHERING
     leader.overdue(CONFIG.heartbeat_timeout_s)
-    assert leader.admission.standing_by == set()
+    assert leader.admission.ready_candidates == set()
     assert leader.admission.members(iteration) == []
     run.enter(R1A)
     assert leader.view.version == 0, "both data nodes have to be heard of first"

@@ -3,7 +3,7 @@
 import pytest
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.leadership.conflicts import Conflicts, Doubt, IterationStanding
+from decod.protocol.leadership.conflicts import Conflicts, Doubt, IterationProgress
 from tests.unit.protocol.cast import CONFIG, D0, ITERATION, R1A, R1B, R1C, R2A, R2B, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
@@ -22,7 +22,7 @@ def told(
     **changes: Iteration,
 ) -> dict[NodeId, str]:
     """Tell of one doubt again and again; return who goes then."""
-    standing = IterationStanding(VIEW, changes.get("iteration", ITERATION), batch_done=False)
+    standing = IterationProgress(VIEW, changes.get("iteration", ITERATION), batch_done=False)
     for now_s in times_s:
         doubts.doubted(now_s, Doubt(ends, slow=False), standing)
     return doubts.due(VIEW)
@@ -30,7 +30,7 @@ def told(
 
 def slowed(doubts: Conflicts, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
     """Tell of tensors that were given up, in an iteration of its own; return who goes then."""
-    standing = IterationStanding(WIDE, Iteration(1, int(now_s) + 1), batch_done=False)
+    standing = IterationProgress(WIDE, Iteration(1, int(now_s) + 1), batch_done=False)
     for ends in pairs:
         doubts.doubted(now_s, Doubt(ends, slow=True), standing)
     return doubts.due(WIDE)

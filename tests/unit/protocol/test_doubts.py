@@ -5,14 +5,14 @@ import pytest
 from decod.ids import NodeId
 from decod.protocol.core.messages import TENSOR_REFUSED, TOO_SLOW, Suspect
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.conflicts import IterationStanding
+from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.quorum import Quorum
 from decod.protocol.leadership.suspicions import Suspicions
 from tests.unit.protocol.cast import CONFIG, D0, ITERATION, R1A, R1B, R2A, R2B, view_of
 from tests.unit.protocol.test_admission import SHAPE
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-STANDING = IterationStanding(VIEW, ITERATION, batch_done=False)
+STANDING = IterationProgress(VIEW, ITERATION, batch_done=False)
 
 
 class Leader:

@@ -201,7 +201,7 @@ def test_another_state_than_the_stages_is_given_up_before_it_is_final() -> None:
     candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
     effects = candidate.both(Iteration(6, 1), "other")
-    assert "following.failed" in notes_of(effects)
+    assert "replay.failed" in notes_of(effects)
     assert candidate.machine.level is None
     assert len(candidate.context.tensors) == 0
     assert candidate.given == [], "no commit"
@@ -241,7 +241,7 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
             effects = machine.answered(2.0, R1A, Followed(1, 1, Iteration(5, 0)))
         case _:
             effects = machine.fetch_failed(2.0, StateFetchFailed(1, 4, "gone"))
-    assert "following.failed" in notes_of(effects)
+    assert "replay.failed" in notes_of(effects)
     assert machine.reason
     assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
 

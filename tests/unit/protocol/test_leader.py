@@ -115,7 +115,7 @@ def test_a_vote_of_all_is_committed_once() -> None:
     assert leader.voted(3.0, Ready(AveragingId(Iteration(2, 1), 1), ())) == [], (
         "nothing is aggregated yet"
     )
-    assert leader.hold(3.0, held=False) == []
+    assert leader.block_commits(3.0, blocked=False) == []
     assert leader.committed == Iteration(1, 1)
 
 
@@ -246,11 +246,11 @@ def test_a_commit_forgives_earlier_failures() -> None:
 
 def test_commits_wait_while_they_are_held() -> None:
     run = Run(R1A)
-    assert run.leader.hold(0.0, held=True) == []
+    assert run.leader.block_commits(0.0, blocked=True) == []
     assert run.commit() == []
     assert run.leader.committed == Iteration(0, 0)
-    assert commits(decision(run.leader.hold(3.0, held=False)))
-    assert run.leader.hold(3.0, held=False) == []
+    assert commits(decision(run.leader.block_commits(3.0, blocked=False)))
+    assert run.leader.block_commits(3.0, blocked=False) == []
 
 
 # --- the end --------------------------------------------------------------------------------------

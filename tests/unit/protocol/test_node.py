@@ -260,7 +260,7 @@ def enters_with_nothing(world: World) -> None:
     assert leader is not None
     candidates = leader.admission.candidates
     world.turn_until(lambda: R1B in candidates and candidates[R1B].prepared)
-    candidates[R1B].held = leader.iteration
+    candidates[R1B].state_at = leader.iteration
 
 
 def test_a_newcomer_loads_the_state_of_its_stage_before_it_trains() -> None:
@@ -340,7 +340,7 @@ def test_a_candidate_that_is_drained_leaves_at_once() -> None:
 
 def test_the_last_member_of_a_stage_says_that_it_is_waited_for() -> None:
     world = training("r1a")
-    assert notes_of(world.step("r1a", ev.DrainRequested())) == ["stage.held"]
+    assert notes_of(world.step("r1a", ev.DrainRequested())) == ["successor.awaited"]
 
 
 def test_a_member_that_is_drained_says_so_once() -> None:
@@ -471,15 +471,15 @@ def test_what_only_the_leader_decides_is_nothing_to_others() -> None:
     world = training("r1a", "r1b")
     for message in (messages.Suspect(R1B, "x"), messages.Pong(1), messages.Leave("x")):
         assert world.step("r1a", ev.Received(R1B, message)) == []
-    assert world.step("r1a", ev.CommitsHeld(held=True)) == []
+    assert world.step("r1a", ev.BlockCommits(blocked=True)) == []
 
 
 def test_commits_can_be_held_at_the_leader() -> None:
     world = training("r1a", num_iterations=1)
-    world.step("d0", ev.CommitsHeld(held=True))
+    world.step("d0", ev.BlockCommits(blocked=True))
     world.settle()
     assert "d0 has the result of iteration 1" not in world.seen
-    world.step("d0", ev.CommitsHeld(held=False))
+    world.step("d0", ev.BlockCommits(blocked=False))
     world.settle()
     assert "d0 has the result of iteration 1" in world.seen
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
-from decod.protocol.core.era import Holders, Mark, Origin, Source
+from decod.protocol.core.era import Mark, Origin, Source, StateHolders
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.jobs import Build, Built, Load, Mix
 from decod.protocol.core.messages import Leave, Suspect
@@ -27,11 +27,11 @@ from tests.unit.protocol.cast import (
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b", "r3a")
 MARK = Mark(20, tuple((stage, f"h{stage}") for stage in range(4)))
-HOLDERS = (Holders(1, (R2A, R2B)), Holders(2, (R2A, R2B)))
+HOLDERS = (StateHolders(1, (R2A, R2B)), StateHolders(2, (R2A, R2B)))
 
 
 def opening(
-    source: Source, *, lost: int = 1, holders: tuple[Holders, ...] = (), view: View = VIEW
+    source: Source, *, lost: int = 1, holders: tuple[StateHolders, ...] = (), view: View = VIEW
 ) -> Opening:
     origin = Origin(source, (lost,), 5, holders)
     return Opening(Iteration(21, 1, 1), Iteration(20, 0, 1), view, marks=(MARK,), origin=origin)

@@ -60,14 +60,14 @@ def test_a_decision_on_more_units_than_were_reserved_leads_only_those() -> None:
 def test_a_claim_that_has_passed_a_relay_goes_no_further_there() -> None:
     relay = negotiation(RELAY, data=False)
     assert relay.received(PEER, Claim(1, 1, FLOW, (Hop(RELAY, ()),))) == []
-    assert not relay.draft.held
+    assert not relay.draft.frozen
 
 
 def test_a_claim_longer_than_any_pipeline_goes_no_further() -> None:
     relay = negotiation(RELAY, data=False)
     hops = tuple(Hop(NodeId(str(i)), ()) for i in range(HOPS_MAX))
     assert relay.received(PEER, Claim(1, 1, FLOW, hops)) == []
-    assert not relay.draft.held
+    assert not relay.draft.frozen
     # One hop less is a claim like any other: this relay has no unit for it.
     ended = [Send(HOME, Claimed(1, 1, FLOW, ()))]
     assert relay.received(PEER, Claim(1, 1, FLOW, hops[1:])) == ended

@@ -27,7 +27,7 @@ PAUSED = view_of("d0", member("r1a", capacity=0), "r1b", version=2)
 LEAVE = Leave("drained by its operator")
 
 
-def standing_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Availability, Context]:
+def leadership_part_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Availability, Context]:
     context = context_of(node, view)
     return Availability(context, 2), context
 
@@ -46,7 +46,7 @@ def stop_of(effects: list[Effect]) -> Stop:
 
 
 def test_a_wish_is_said_until_a_view_shows_it() -> None:
-    standing, context = standing_of()
+    standing, context = leadership_part_of()
     assert said(standing.pause(0.0, paused=True)) == [Capacity(1, 0)]
     assert standing.deadline_s == 5.0
     assert standing.overdue(4.9) == []
@@ -62,7 +62,7 @@ def test_a_wish_is_said_until_a_view_shows_it() -> None:
 
 def test_a_view_that_shows_it_answers_nothing_the_leader_has_to() -> None:
     """An earlier wish may be on its way to the leader, who must hear that this one came later."""
-    standing, _ = standing_of(PAUSED)
+    standing, _ = leadership_part_of(PAUSED)
     standing.opened(0.0)
     standing.pause(0.0, paused=False)
     assert said(standing.pause(1.0, paused=True)) == [Capacity(2, 0)]
@@ -70,7 +70,7 @@ def test_a_view_that_shows_it_answers_nothing_the_leader_has_to() -> None:
 
 
 def test_an_answer_is_told_once_and_only_to_the_last_wish() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     standing.pause(0.0, paused=True)
     standing.pause(1.0, paused=False)
     assert standing.answered(D0, CapacityAnswer(1, "no")) == []
@@ -80,7 +80,7 @@ def test_an_answer_is_told_once_and_only_to_the_last_wish() -> None:
 
 
 def test_what_was_refused_is_not_said_again() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     standing.pause(0.0, paused=True)
     assert notes_of(standing.answered(D0, CapacityAnswer(1, "no"))) == ["capacity.refused"]
     assert standing.overdue(5.0) == []
@@ -88,7 +88,7 @@ def test_what_was_refused_is_not_said_again() -> None:
 
 
 def test_an_agreement_may_be_taken_back() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     standing.pause(0.0, paused=True)
     standing.answered(D0, CapacityAnswer(1, ""))
     assert notes_of(standing.answered(D0, CapacityAnswer(1, "no"))) == ["capacity.refused"]
@@ -97,7 +97,7 @@ def test_an_agreement_may_be_taken_back() -> None:
 
 def test_a_view_that_forgets_a_wish_has_it_said_again() -> None:
     """A leader that was elected may not know it."""
-    standing, context = standing_of(PAUSED)
+    standing, context = leadership_part_of(PAUSED)
     standing.pause(0.0, paused=True)
     standing.answered(D0, CapacityAnswer(1, ""))
     assert standing.overdue(5.0) == []
@@ -115,7 +115,7 @@ def test_a_view_that_forgets_a_wish_has_it_said_again() -> None:
     ],
 )
 def test_what_can_not_be_is_refused_without_asking(view: View, node: NodeId, word: str) -> None:
-    standing, _ = standing_of(view, node)
+    standing, _ = leadership_part_of(view, node)
     (note,) = standing.pause(0.0, paused=True)
     assert notes_of([note]) == ["capacity.refused"]
     assert word in str(note)
@@ -123,7 +123,7 @@ def test_what_can_not_be_is_refused_without_asking(view: View, node: NodeId, wor
 
 
 def test_a_candidate_can_not_be_paused() -> None:
-    standing, context = standing_of()
+    standing, context = leadership_part_of()
     context.view = view_of("d0", "r1b", num_stages=2)
     assert notes_of(standing.pause(0.0, paused=True)) == ["capacity.refused"]
     assert standing.capacity == 2
@@ -133,7 +133,7 @@ def test_a_candidate_can_not_be_paused() -> None:
 
 
 def test_leaving_is_said_until_a_view_is_without_the_node() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     assert said(standing.drain(0.0, 60.0)) == [LEAVE]
     assert said(standing.overdue(5.0)) == [LEAVE]
     assert said(standing.overdue(10.0)) == [LEAVE]
@@ -141,7 +141,7 @@ def test_leaving_is_said_until_a_view_is_without_the_node() -> None:
 
 
 def test_when_time_is_up_a_node_says_so_and_goes() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     standing.drain(0.0, 7.0)
     standing.overdue(5.0)
     assert standing.deadline_s == 7.0
@@ -152,7 +152,7 @@ def test_when_time_is_up_a_node_says_so_and_goes() -> None:
 
 
 def test_a_second_request_shortens_the_time_and_never_prolongs_it() -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     assert standing.drain(0.0, math.inf)
     assert standing.drain(1.0, 20.0) == []
     standing.drain(2.0, 60.0)
@@ -162,15 +162,15 @@ def test_a_second_request_shortens_the_time_and_never_prolongs_it() -> None:
 
 
 def test_a_node_whose_stage_has_only_paused_ones_besides_is_held() -> None:
-    standing, _ = standing_of(view_of("d0", "r1a", member("r1b", capacity=0)))
-    assert notes_of(standing.drain(0.0, 60.0)) == ["stage.held"]
-    others, _ = standing_of()
+    standing, _ = leadership_part_of(view_of("d0", "r1a", member("r1b", capacity=0)))
+    assert notes_of(standing.drain(0.0, 60.0)) == ["successor.awaited"]
+    others, _ = leadership_part_of()
     assert notes_of(others.drain(0.0, 60.0)) == []
 
 
 @pytest.mark.parametrize("reason", [StopReason.REMOVED, StopReason.LEADER_LOST])
 def test_who_wants_to_leave_has_not_been_lost(reason: StopReason) -> None:
-    standing, _ = standing_of()
+    standing, _ = leadership_part_of()
     lost = Stop(reason, "gone")
     assert standing.ended(lost) == lost
     standing.drain(0.0, 60.0)
@@ -190,7 +190,7 @@ def test_a_paused_node_has_no_flows_to_talk_about() -> None:
 
 
 def test_a_pause_that_frees_the_device_leaves_once_a_view_shows_it() -> None:
-    standing, context = standing_of()
+    standing, context = leadership_part_of()
     assert said(standing.pause(0.0, paused=True, frees_device=True)) == [Capacity(1, 0)]
     standing.answered(D0, CapacityAnswer(1, ""))
     assert standing.opened(1.0) == [], "no view shows it yet"
@@ -205,7 +205,7 @@ def test_a_pause_that_frees_the_device_leaves_once_a_view_shows_it() -> None:
 
 def test_a_pause_that_is_resumed_or_taken_back_in_time_frees_nothing() -> None:
     for refusal in ("", "stage 1 would stop"):
-        standing, context = standing_of()
+        standing, context = leadership_part_of()
         standing.pause(0.0, paused=True, frees_device=True)
         if refusal:
             standing.answered(D0, CapacityAnswer(1, refusal))
@@ -217,7 +217,7 @@ def test_a_pause_that_is_resumed_or_taken_back_in_time_frees_nothing() -> None:
 
 
 def test_who_is_asked_to_leave_while_it_frees_its_device_does_not_come_back() -> None:
-    standing, _ = standing_of(PAUSED)
+    standing, _ = leadership_part_of(PAUSED)
     standing.pause(0.0, paused=True, frees_device=True)
     standing.opened(1.0)
     assert standing.drain(2.0, 60.0) == []

@@ -15,9 +15,9 @@ from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.model.folder import write_folder
 from decod.train.executor import StageExecutor
-from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
 from decod.train.reference import train_reference
+from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import CUDA, on_devices
 
 torch.set_num_threads(1)

@@ -17,8 +17,8 @@ from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.folders import StageBlob
 from decod.train.checkpoint.store import CheckpointStore, read_checkpoint
 from decod.train.executor import StageExecutor
-from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.stage_memory import ExecutorConfig
 from decod.train.start import CheckpointSource
 from decod.worker.arena import Arena
 from decod.worker.jobs import JobRunner

@@ -13,8 +13,8 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.train.checkpoint.description import entry_json
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor
-from decod.train.holder import ExecutorConfig
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)

@@ -15,11 +15,11 @@ from decod.model.config import ModelConfig, ModelDtype, StagesConfig
 from decod.planner.partition import part_sizes
 from decod.train.adamw import AdamWState, Segment, adamw_step, clip_factor, learning_rate
 from decod.train.executor import StageExecutor
-from decod.train.holder import ExecutorConfig
 from decod.train.layout import Layout
 from decod.train.measure import measure
 from decod.train.params import OptimizerConfig, ReductionConfig, WireDtype
 from decod.train.reduction import reduce_part, square_sum
+from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decod.errors import MalformedMessageError
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.protocol.core import messages as m
-from decod.protocol.core.era import Holders, Kept, Mark, Origin, Source
+from decod.protocol.core.era import Kept, Mark, Origin, Source, StateHolders
 from decod.protocol.core.messages import election as em
 from decod.protocol.core.messages import gwtf
 from decod.protocol.core.messages import negotiation as routing
@@ -53,7 +53,7 @@ marks = st.lists(
     st.builds(Mark, versions, stage_hashes), max_size=2, unique_by=lambda mark: mark.iteration
 ).map(lambda found: tuple(sorted(found, key=lambda mark: mark.iteration)))
 holders = st.builds(
-    Holders, stages, st.lists(node_ids, min_size=1, max_size=3, unique=True).map(tuple)
+    StateHolders, stages, st.lists(node_ids, min_size=1, max_size=3, unique=True).map(tuple)
 )
 origins = st.builds(
     Origin,
@@ -197,7 +197,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "committed": iterations,
     "closed": iterations,
     "outcome": st.sampled_from(m.Outcome),
-    "held": iterations,
+    "state_at": iterations,
     "donors": views().map(lambda view: view.members),
     "base": versions,
     "base_hash": st.just("") | hashes,
@@ -364,7 +364,7 @@ def test_an_envelope_says_from_whom_and_to_whom_it_goes(way: Way | None) -> None
     "cls",
     [
         *(*MESSAGE_TYPES, Iteration, MicrobatchId, FlowId, Member, Opening, View),
-        *(Mark, Kept, Holders, Origin, ViewChange, ElectorChange),
+        *(Mark, Kept, StateHolders, Origin, ViewChange, ElectorChange),
         *(routing.Hop, gwtf.NextHop, gwtf.LinkUse, gwtf.PeerFlow),
     ],
 )
@@ -450,7 +450,7 @@ BAD: dict[str, pb.Envelope] = {
     "origin of no loss": opening(origin=pb.Origin(source=pb.SOURCE_KEPT)),
     "a stage's holders twice": opening(
         origin=pb.Origin(
-            source=pb.SOURCE_KEPT, lost=[1], holders=2 * [pb.Holders(nodes=["a" * 52])]
+            source=pb.SOURCE_KEPT, lost=[1], holders=2 * [pb.StateHolders(nodes=["a" * 52])]
         )
     ),
     "negative era": envelope(can_take=pb.CanTake(iteration=pb.Iteration(era=-1))),

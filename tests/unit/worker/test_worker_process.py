@@ -21,8 +21,8 @@ from decod.ids import MicrobatchId
 from decod.model.config import ModelConfig, StagesConfig
 from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor
-from decod.train.holder import ExecutorConfig, StageReport
 from decod.train.params import OptimizerConfig, ReductionConfig
+from decod.train.stage_memory import ExecutorConfig, StageReport
 from tests.support.devices import CUDA, DEVICES
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}

@@ -66,7 +66,7 @@ class Prepared(OfRun):
     stage_index: int
     parameter_hash: str
     """Of the stage built from the seed: all members of a stage must agree on it."""
-    held: Iteration = _NOTHING
+    state_at: Iteration = _NOTHING
     """The newest iteration whose step the candidate has taken, as a follower; or what it was built
     with, attempt 0."""
 

@@ -56,7 +56,7 @@ class FlowHops:
     hops: dict[FlowId, FlowHop] = field(default_factory=dict)
     num_reserved: int = 0
     """Hops that a redirect under way may bring: room for them is kept."""
-    held: bool = False
+    frozen: bool = False
     """A claim has passed: the hops stand still."""
     num_building: int = 0
     """At a relay: first flows that may yet become whole: room for them is kept too."""
@@ -89,11 +89,11 @@ class FlowHops:
         found = _first_hops(self.position.node_id, flows)
         for name in self._first - found.keys():
             hop = self.hops.get(name)
-            if hop is not None and not hop.version and not hop.locked and not self.held:
+            if hop is not None and not hop.version and not hop.locked and not self.frozen:
                 self._first.discard(name)
                 del self.hops[name]
         for name in sorted(found.keys() - self._first):
-            if not self.held and (self.position.data or len(self.hops) < self.position.capacity):
+            if not self.frozen and (self.position.data or len(self.hops) < self.position.capacity):
                 self._first.add(name)
                 self.add(name, *found[name])
         if isinstance(flows, RelayFlows):

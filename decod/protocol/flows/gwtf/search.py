@@ -77,7 +77,7 @@ class GwtfSearch:
         """Do what a node does once in each round."""
         self._ticks_left -= 1
         effects = self.changes.tick()
-        if not self.hops.held and self._ticks_left < 0 and not self.hops.position.data:
+        if not self.hops.frozen and self._ticks_left < 0 and not self.hops.position.data:
             effects += self.search.tick()
         return effects + self.settling.tick()
 
@@ -89,7 +89,7 @@ class GwtfSearch:
             case PeerFlows():
                 return self.search.replied(sender, message)
             case ExchangeHops() | RequestRedirect():
-                return self.changes.requested(sender, message, refuse=self.hops.held)
+                return self.changes.requested(sender, message, refuse=self.hops.frozen)
             case HopsAnswer():
                 return self.changes.answered(sender, message) + self.settling.go_on()
             case HopsDecision():

@@ -101,8 +101,8 @@ class DraftBuilding:
         self.changes.expected -= request.units
         units = min(answer.units, request.units)
         if units > 0:
-            held = self.links.num_out
-            self._cost = (self._cost * held + request.cost * units) / (held + units)
+            num_used = self.links.num_out
+            self._cost = (self._cost * num_used + request.cost * units) / (num_used + units)
             self.links.outward[sender].grow(units)
         return []
 
@@ -182,11 +182,11 @@ class DraftBuilding:
         """Tell the previous stage what there is, or will be, to take up."""
         expected = sum(request.units for request in self._pending.values())
         units = self._surplus + (0 if self.position.data else expected)
-        held = self.links.num_out
+        num_used = self.links.num_out
         cost = 0.0
-        if not self.position.data and held + expected:
+        if not self.position.data and num_used + expected:
             ahead = sum(request.units * request.cost for request in self._pending.values())
-            cost = (self._cost * held + ahead) / (held + expected)
+            cost = (self._cost * num_used + ahead) / (num_used + expected)
         offer = (max(0, units), cost)
         if offer == self._offered:
             return []

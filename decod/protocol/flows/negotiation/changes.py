@@ -263,8 +263,8 @@ class Changes:
             nth = self.links.outward[peer].units + (1 if sign > 0 else 0)
             total += sign * self.position.unit_cost(peer, nth, outward=True)
         if not self.position.data and change.net_in == change.net_out != 0:
-            held, wait = max(self.links.num_in, self.links.num_out), self.position.queue_cost()
-            total += wait * held if change.net_in > 0 else -wait * max(0, held - 1)
+            num_used, wait = max(self.links.num_in, self.links.num_out), self.position.queue_cost()
+            total += wait * num_used if change.net_in > 0 else -wait * max(0, num_used - 1)
         return total
 
     def _decide(self, units: int) -> list[Effect]:

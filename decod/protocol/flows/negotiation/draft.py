@@ -119,7 +119,7 @@ class Draft:
         self._missing_ticks_left = _MISSING_TICKS_PER_STAGE * position.num_stages
         self._uneven = False
         """It waits for changes under way to let go of units; it takes on no other."""
-        self.held = False
+        self.frozen = False
         """A claim has passed: this node's links stand still."""
         self._view_version = view_version
         self._rng = rng
@@ -174,7 +174,7 @@ class Draft:
                 self._hear(sender, message)
                 return []
             case RequestChange():
-                return self.changes.requested(sender, message, refuse=self.held or self._uneven)
+                return self.changes.requested(sender, message, refuse=self.frozen or self._uneven)
             case ChangeAnswer():
                 return self.changes.answered(sender, message)
             case ChangeDecision():
@@ -201,7 +201,7 @@ class Draft:
         self.num_ticks += 1
         position = self.position
         effects = self.changes.tick()
-        if self.held:
+        if self.frozen:
             self.build.ticks_left = 0
         effects += self.build.tick()
         if not self.build.active:
@@ -209,7 +209,7 @@ class Draft:
         if self.num_ticks > _STUCK_TICKS and not position.data:
             self._balance()
         effects += self.links.statements(self._view_version)
-        if self.held or self._uneven:
+        if self.frozen or self._uneven:
             return effects
         if (refused := self.changes.take_refused()) is not None:
             self._ban(refused)
@@ -241,7 +241,7 @@ class Draft:
         """Let go of what does not go through, as soon as no promise rests on it."""
         position, links = self.position, self.links
         ahead = min(links.num_out + self.changes.expected, position.capacity)
-        end = self._missing_ticks_left <= 0 and not self.held
+        end = self._missing_ticks_left <= 0 and not self.frozen
         target = min(ahead, links.num_in) if end else ahead
         uneven = links.num_in > target or links.num_out > target
         if uneven and not self.changes.any_reserved:
@@ -272,9 +272,9 @@ class Draft:
             self._relax_data(search)
         else:
             num_out, wait = links.num_out, position.queue_cost()
-            held = max(links.num_in, num_out)
-            search.pass_through(ENTRANCE, wait * held, self.changes.room)
-            search.pass_through(EXIT, -wait * max(0, held - 1), num_out)
+            num_used = max(links.num_in, num_out)
+            search.pass_through(ENTRANCE, wait * num_used, self.changes.room)
+            search.pass_through(EXIT, -wait * max(0, num_used - 1), num_out)
         return search
 
     def _relax_data(self, search: "_Search") -> None:

@@ -83,7 +83,7 @@ class SettlementPart:
 class Units(Protocol):
     """What one node knows of the units that a search has found so far."""
 
-    held: bool
+    frozen: bool
     """A claim has passed: nothing changes here meanwhile."""
 
     @property
@@ -134,15 +134,15 @@ class Settling:
     _begun: bool = False
     _gathered: dict[NodeId, Claims] = field(default_factory=dict)
     _settled: dict[NodeId, Routes] = field(default_factory=dict)
-    _standing: set[NodeId] = field(default_factory=set)
-    """At the settling node: other data nodes of which all flows stand."""
+    _installed: set[NodeId] = field(default_factory=set)
+    """At the settling node: other data nodes that have installed all of their flows."""
     _routes: Flows | None = None
 
     def begin(self, epoch: int) -> list[Effect]:
         """At a data node: claim the draft's units that begin here."""
         if epoch != self.epoch:
             self._enter(epoch)
-        self.units.held = True
+        self.units.frozen = True
         self._begun = True
         return self._tell_others() + self.go_on()
 
@@ -172,7 +172,7 @@ class Settling:
     @property
     def agreed(self) -> bool:
         """At the settling node: whether all flows of all data nodes stand."""
-        return self.complete and self._standing.issuperset(self.position.data_peers)
+        return self.complete and self._installed.issuperset(self.position.data_peers)
 
     @property
     def serves_all(self) -> bool:
@@ -204,8 +204,8 @@ class Settling:
     def tick(self) -> list[Effect]:
         effects = self.go_on()
         self._age += 1
-        if self.units.held and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
-            self.units.held = False
+        if self.units.frozen and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
+            self.units.frozen = False
         return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
 
     def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
@@ -228,7 +228,7 @@ class Settling:
             case Install():
                 return self._note(sender, message)
             case Installed():
-                self._standing.add(sender)
+                self._installed.add(sender)
                 return []
 
     def _claim_ended(self, sender: NodeId, message: Claimed) -> list[Effect]:
@@ -276,12 +276,12 @@ class Settling:
         for kept in (self.hops, self.flows, self._forwarding, self._claimed, self._gathered):
             kept.clear()
         self._settled.clear()
-        self._standing.clear()
+        self._installed.clear()
         self._waiting.clear()
 
     def go_on(self) -> list[Effect]:
         """Send claims on, as soon as the draft stands still here."""
-        if not self.units.held or not self.units.passable:
+        if not self.units.frozen or not self.units.passable:
             return []
         effects: list[Effect] = []
         if self._begun and not self._forwarding:
@@ -303,7 +303,7 @@ class Settling:
     def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
         if sender not in self.position.previous or not self._can_go_on(claim):
             return []
-        self.units.held = True
+        self.units.frozen = True
         if self.position.data:
             return self._end(claim, claim.hops)
         self._waiting[claim.flow_id] = claim
@@ -424,16 +424,16 @@ class Settling:
         if sender != self.settler or not self._begun:
             return []
         if self._routes is not None:
-            return self._tell_standing()
-        self.units.held = False
+            return self._tell_installed()
+        self.units.frozen = False
         node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
         self._routes = {
             FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
         }
-        return self._send_installs() + self._tell_standing()
+        return self._send_installs() + self._tell_installed()
 
-    def _tell_standing(self) -> list[Effect]:
-        """Tell the settling node, once all flows stand."""
+    def _tell_installed(self) -> list[Effect]:
+        """Tell the settling node, once all flows are installed."""
         if not self.complete:
             return []
         return self._to(self.settler, Installed(self.view_version, self.epoch))
@@ -454,14 +454,14 @@ class Settling:
         ]
 
     def _note(self, sender: NodeId, message: Install) -> list[Effect]:
-        """Note this node's hop of a flow, and pass the message on; at home, the flow stands."""
+        """Note this node's hop of a flow, and pass it on; at home, the flow is installed."""
         node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
         if node_id == home:
             settled = (self._routes or {}).get(message.flow_id)
             if settled is None or settled.path != path or sender != path[-1]:
                 return []
             self.flows[message.flow_id] = settled
-            return self._tell_standing()
+            return self._tell_installed()
         if node_id not in path or len(path) != self.position.num_stages:
             return []
         index = path.index(node_id)
@@ -471,7 +471,7 @@ class Settling:
             return []
         if downstream not in self.position.next:
             return []
-        self.units.held = False  # All claims have ended, wherever they went.
+        self.units.frozen = False  # All claims have ended, wherever they went.
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
             return []
@@ -483,7 +483,7 @@ class Settling:
         if not self._begun:
             return []
         if self._routes is not None:
-            unsure = self._settled.keys() - self._standing - {self.position.node_id}
+            unsure = self._settled.keys() - self._installed - {self.position.node_id}
             routes: list[Effect] = [Send(peer, self._settled[peer]) for peer in sorted(unsure)]
             return routes + self._send_installs()
         open_claims = [

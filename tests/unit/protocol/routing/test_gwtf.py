@@ -139,7 +139,7 @@ def end(society: Society) -> int:
     go_on(society, 20)
     for negotiation in society.nodes.values():
         assert isinstance(negotiation, GwtfSearch)
-        assert not negotiation.hops.held
+        assert not negotiation.hops.frozen
     return len(routes)
 
 

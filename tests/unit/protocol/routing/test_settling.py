@@ -173,7 +173,7 @@ def test_a_relay_installs_only_what_comes_by_its_own_links() -> None:
     for sender, path in ((EVIL, (R1, T1)), (D1, (R1, EVIL)), (D1, (R1,)), (D2, (R1, T1))):
         assert machine.received(sender, Install(1, 1, FlowId(D1, 0), path)) == []
     assert machine.received(EVIL, Claim(1, 1, FlowId(EVIL, 0), ())) == []
-    assert (machine.hops, machine.units.held) == ({}, False)
+    assert (machine.hops, machine.units.frozen) == ({}, False)
 
 
 def test_claims_of_an_older_epoch_are_ignored() -> None:

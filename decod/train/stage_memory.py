@@ -79,7 +79,7 @@ class Proposal:
     """Whether the step came from an average."""
 
 
-class StageHolder:
+class StageMemory:
     """Builds, loads, resets and hands out a stage's state. Computes no passes.
 
     Args:
