@@ -130,7 +130,7 @@ def _shown(cost: NodeCost) -> str:
 def rush(num_volunteers: int) -> None:
     """Let volunteers come to a run within a minute; print how its members become more."""
     planned = rush_scenario(
-        num_volunteers, num_relay_stages=max(3, num_volunteers // 25), num_iterations=8
+        num_volunteers, num_relay_stages=max(3, num_volunteers // 100), num_iterations=8
     )
     with core_stopwatch() as stopwatch:
         simulation = Simulation(planned, stopwatch=stopwatch)

@@ -17,6 +17,7 @@ from decod.protocol.core.messages.election import ElectionMessage
 from decod.protocol.core.messages.forwarding import Passed
 from decod.protocol.core.messages.replay import Follow, Followed
 from decod.protocol.core.params import ProtocolConfig
+from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
 from decod.protocol.leadership.leader_watch import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
@@ -233,14 +234,16 @@ class Traffic:
         """Return how many bytes the messages may take that a node has sent in an iteration.
 
         - So many for each message.
-        - Paths in messages of the search, there and back, with what the links of each node cost.
+        - Paths in messages of the search, there and back, with what the links of each node cost; a
+          walk may be as long as a message allows.
         - In openings, a hash for each stage now and at two marks, and what changes in the view.
         - Answers to the leader's queries, with all below the node in the tree.
         """
         config = self._config
         view = view_of(host.machine) if host.reachable else counts.view
         num_stages = 1 if view is None else view.num_stages
-        paths = counts.num_long * 2 * num_stages * _STEP_BYTES * config.max_peers_per_stage
+        num_steps = max(MAX_STEPS, 2 * num_stages * config.max_peers_per_stage)
+        paths = counts.num_long * num_steps * _STEP_BYTES
         opened = 3 * _STAGE_BYTES * num_stages + _MEMBER_BYTES * num_changed
         place = place_of(host.machine) if host.reachable else None
         answers = place is not None and not place.leads
