@@ -100,6 +100,7 @@ class Averager:
     ) -> None:
         self.state = AveragingState.WAITING
         self._node_id, self._id, self._roster = node_id, averaging_id, tuple(roster)
+        assert len({*self._roster}) == len(self._roster), "a member would reduce two parts"
         self._index = self._roster.index(node_id)
         self._port, self._user = port, user
         self._total: Weight | None = None
@@ -139,6 +140,7 @@ class Averager:
 
     def take(self) -> list[TensorId]:
         """Return the parts of the average, in order. Their references are the caller's."""
+        assert self.state is AveragingState.AVERAGED, self.state
         parts = [self._averages.pop(k) for k in sorted(self._averages)]
         assert len(parts) == len(self._roster)
         return parts
@@ -246,10 +248,12 @@ class Averager:
             return self._user.lacking(found)
         self.state = AveragingState.REDUCING
         inputs = [self._parts.pop(node) for node in self._roster if node in self._parts]
+        assert len(inputs) == sum(weight.num > 0 for weight in weights), "a part would be left out"
         job = Reduce(self._index, len(self._roster), found.num)
         return self._port.compute.submit(job, self, inputs)
 
     def _keep(self, part: int, tensor: TensorId, square_sum: float) -> list[Effect]:
+        assert part not in self._averages, f"part {part} would be replaced, and never freed"
         self._averages[part] = tensor
         effects = self._user.part_squared(part, square_sum)
         own_done = self.state is AveragingState.REDUCING and self._index in self._averages

@@ -95,6 +95,7 @@ class ComputeQueue:
             inputs: Tensors that the job reads.
         """
         entry = _Given(job, owner, tuple(inputs))
+        assert len({*entry.inputs}) == len(entry.inputs), f"{job} reads a tensor twice"
         if job.beside_device:
             return [self._give(entry)]
         self._waiting[job.turn].append(entry)

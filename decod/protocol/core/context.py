@@ -73,6 +73,8 @@ class Context:
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""
+        assert self.node_id in view, "who is no member has no place among peers"
+        assert view.term >= self.view.term, (view.term, self.view.term)
         self.view = view
         limit = self.config.max_peers_per_stage
         self.previous = previous_peers(view, self.node_id, max_peers=limit)

@@ -29,12 +29,14 @@ class TensorStore:
         return self._sizes[tensor]
 
     def retain(self, tensor: TensorId) -> TensorId:
+        assert tensor in self._references, f"{tensor} has been freed already"
         self._references[tensor] += 1
         return tensor
 
     def release(self, *tensors: TensorId) -> list[Effect]:
         effects: list[Effect] = []
         for tensor in tensors:
+            assert self._references.get(tensor, 0) > 0, f"{tensor} has been freed already"
             self._references[tensor] -= 1
             if self._references[tensor] == 0:
                 del self._references[tensor]

@@ -21,6 +21,7 @@ class Batch:
 
     def report(self, sender: NodeId, message: Report, view: View) -> BeginAggregation | None:
         """Take in the report of a data node. Return what the batch holds if it was the last."""
+        assert self.begun is None, "the batch is whole: nothing more enters it"
         self._reports[sender] = message
         if len(self._reports) < len(view.data_nodes):
             return None

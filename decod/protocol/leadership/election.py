@@ -382,6 +382,7 @@ class Election:
     # --- standing -----------------------------------------------------------------------------
 
     def stand(self, now_s: float) -> list[Effect]:
+        assert self.may_stand, "only a data node that does not lead stands"
         self.state = ElectionState.STANDING
         self._by_s, self._complete_by_s, self._ballot = now_s + self._timeout_s, None, None
         self._ask_s = self._by_s
@@ -462,6 +463,9 @@ class Election:
     def _win(self, now_s: float, ballot: Ballot) -> list[Effect]:
         """This node leads the term."""
         view = self._context.view
+        assert self.voter.promise.candidate == self._context.node_id, self.voter.promise
+        assert self.voter.promise.term > view.term, (self.voter.promise.term, view.term)
+        assert ballot.elected, "nobody leads without a quorum of votes"
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
         self.leader_watch.heard_s = now_s
         assert self.last is not None, "nobody is elected before the first iteration"

@@ -46,7 +46,7 @@ from decod.protocol.core.messages import (
     Report,
 )
 from decod.protocol.core.params import ProtocolConfig
-from decod.protocol.core.view import Member, Opening, Role, View, orphans
+from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.batch import Batch
 from decod.protocol.leadership.capacity import Capacities
@@ -355,6 +355,9 @@ class Leader:
         begun = self._batch.begun
         if self.commits_blocked or self._vote is None or begun is None:
             return []
+        assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
+        assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
+        assert not self.quorum.lacking, "a minority would commit"
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.settle(self.view)
@@ -422,6 +425,7 @@ class Leader:
         return [note, *self._announce(now_s, message, goodbye=goodbye)]
 
     def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
+        assert self.committed < next_iteration, (self.committed, next_iteration)
         electors, recovery = self.quorum.told_with(view), self.recovery
         how |= {"marks": recovery.marks, "origin": recovery.origin}
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
@@ -443,13 +447,17 @@ class Leader:
 
     def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
         """Make a decision known, and start the iteration that it opens."""
+        opening = message.opening
+        assert opening.iteration > self.iteration, "members would drop it as one that they know"
+        assert opening.view.version >= self.view.version, (opening.view.version, self.view.version)
+        assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
         self._last, self._mend, self._vote = message, None, None
         self._batch.begin()
-        self.view, self.iteration = message.opening.view, message.opening.iteration
+        self.view, self.iteration = opening.view, opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
             self.leaving.pop(node, None)
-        paused = message.opening.paused
+        paused = opening.paused
         complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING

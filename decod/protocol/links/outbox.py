@@ -38,7 +38,9 @@ class Outbox:
             again: Send | SendTensor = Send(event.to, event.message)
             if event.tensor is not None:
                 again = SendTensor(event.to, event.message, event.tensor)
-            self._waiting.append((now_s + _RETRY_S, self._context.view.term, again))
+            due_s = now_s + _RETRY_S
+            assert not self._waiting or self._waiting[-1][0] <= due_s, "the first is due first"
+            self._waiting.append((due_s, self._context.view.term, again))
             return []
         return self._context.tensors.release(event.tensor) if event.tensor is not None else []
 

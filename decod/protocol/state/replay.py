@@ -394,6 +394,7 @@ class Replay:
         return effects + self._propose(self._taken(state_at.number + 1))
 
     def _propose(self, step: _Step) -> list[Effect]:
+        assert self._step is None, "the device keeps one proposed step"
         self._step, self._proposed = step, None
         inputs = [step.parts[part] for part in range(step.num_parts)]
         self._job = job = Propose(
@@ -437,6 +438,8 @@ class Replay:
         job: Job = Retract()
         if final:
             job = CommitStep(step.iteration.number)
+            assert self._state_at is not None
+            assert step.iteration.number == self._state_at.number + 1, "a step would be left out"
             self._state_at, self._hash = step.iteration, self._proposed
         self._step = self._proposed = None
         return self._context.compute.submit(job)

@@ -145,6 +145,7 @@ class Step:
         """Take in which microbatches count, once; pass the word on down the tree."""
         if self.begun is not None:
             return []
+        assert message.averaging == self._id, (message.averaging, self._id)
         self.begun = message
         return [Send(child, message) for child in self._children]
 

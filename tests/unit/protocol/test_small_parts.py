@@ -83,7 +83,7 @@ def test_misuse_of_a_tensor_is_a_bug() -> None:
     store.retain(tensor(1).id)
     with pytest.raises(AssertionError):
         store.hand_over(tensor(1).id)
-    with pytest.raises(KeyError):
+    with pytest.raises(AssertionError):
         store.release(tensor(2).id)
 
 

@@ -476,6 +476,7 @@ class Settling:
         if not known and len(self.hops) >= self.position.capacity:
             return []
         self.hops[message.flow_id] = SettledHop(upstream, downstream)
+        assert len(self.hops) <= self.position.capacity, "a relay carries more than it has room for"
         return [Send(downstream, message)]
 
     def _repeat(self) -> list[Effect]:
