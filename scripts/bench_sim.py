@@ -4,6 +4,8 @@
                                                iterations, in real time; then growing runs
     python scripts/bench_sim.py 24 96          runs with so many relays
     python scripts/bench_sim.py --search 24    ... that search for better flows
+    python scripts/bench_sim.py --stage-size 12 96 384
+                                               ... in as many stages of 12 as that makes
     python scripts/bench_sim.py --volunteers 1000
                                                so many volunteers come to a run within a minute
 
@@ -52,18 +54,23 @@ OF_SEARCH = {kind.__name__ for kind in KINDS if issubclass(kind, OfView)}
 
 
 def scenario(
-    num_relays: int, num_data_nodes: int, num_iterations: int, *, search: bool
+    num_relays: int,
+    num_data_nodes: int,
+    num_iterations: int,
+    *,
+    search: bool,
+    num_stages: int = NUM_STAGES,
 ) -> Scenario:
     """Return a run whose nodes are all present from the start."""
     return Scenario(
         seed=1,
         num_data_nodes=num_data_nodes,
         num_relays=num_relays,
-        num_relay_stages=NUM_STAGES,
+        num_relay_stages=num_stages,
         num_microbatches=MICROBATCHES_PER_DATA_NODE * num_relays // 24 // num_data_nodes,
         num_iterations=num_iterations,
         protocol=ProtocolConfig(
-            min_nodes_per_stage=num_relays // NUM_STAGES,
+            min_nodes_per_stage=num_relays // num_stages,
             min_data_nodes=num_data_nodes,
             max_peers_per_stage=NUM_PEERS_MAX,
             routing="flow" if search else "greedy",
@@ -152,6 +159,8 @@ def main() -> None:
     help_text = "relays, instead of the first run and 24, 96, 384 and 1536"
     parser.add_argument("sizes", type=int, nargs="*", help=help_text)
     parser.add_argument("--search", action="store_true", help="with the search for better flows")
+    help_text = f"relays of a stage; without it every run has {NUM_STAGES} stages"
+    parser.add_argument("--stage-size", type=int, help=help_text)
     parser.add_argument("--volunteers", type=int, help="only a run to which so many come at once")
     parser.add_argument("--repeats", type=int, default=1, help="how often each run is played")
     options = parser.parse_args()
@@ -159,8 +168,8 @@ def main() -> None:
         rush(options.volunteers)
         return
     sizes, repeats = options.sizes, max(1, options.repeats)
-    if any(size < NUM_STAGES for size in sizes):
-        parser.error(f"each of {NUM_STAGES} stages needs a relay")
+    if any(size < (options.stage_size or NUM_STAGES) for size in sizes):
+        parser.error("each stage needs a relay")
     print(
         "relays  data nodes  iterations  real s  virtual s/it"
         "  an iteration  a second  a round  longest step ms   (control messages per node:"
@@ -169,14 +178,16 @@ def main() -> None:
     )
     if not sizes:
         measure(scenario(96, 1, 50, search=True), num_repeats=repeats)
-    results = [
-        measure(
-            scenario(size, max(1, size // RELAYS_PER_DATA_NODE), num, search=options.search),
-            num_repeats=repeats,
+    results = []
+    for size in sizes or SIZES:
+        planned = scenario(
+            size,
+            max(1, size // RELAYS_PER_DATA_NODE),
+            FEW_ITERATIONS if size >= LARGE else NUM_ITERATIONS,
+            search=options.search,
+            num_stages=size // options.stage_size if options.stage_size else NUM_STAGES,
         )
-        for size in (sizes or SIZES)
-        for num in [FEW_ITERATIONS if size >= LARGE else NUM_ITERATIONS]
-    ]
+        results.append(measure(planned, num_repeats=repeats))
     print("of each kind, per node and iteration:")
     for result in results:
         print("  " + "  ".join(f"{kind} {num:.1f}" for kind, num in result.control_by_kind[:10]))
