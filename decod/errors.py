@@ -121,9 +121,3 @@ class MalformedMessageError(PeerError):
     """A field is missing, too large, or out of range: illegal at any time."""
 
     code = "E-PEER-002"
-
-
-class UnexpectedMessageError(PeerError):
-    """A legal message that is illegal now or from this sender."""
-
-    code = "E-PEER-003"

@@ -30,9 +30,6 @@ _STATE_STYLES = {
     "paused": "yellow",
     "reconnecting": "yellow",
     "draining": "yellow",
-    "isolated": "red",
-    "rejected": "red",
-    "banned": "red",
     "stopped": "red",
 }
 

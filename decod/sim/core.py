@@ -421,7 +421,9 @@ def leadership_part_of(machine: object) -> LeadershipPart | None:
     if core is None:
         return None
     context, election, leader = core.context, core.leadership.election, core.leader
-    electors = () if election.last is None else electors_of(election.last.opening)
+    electors = (
+        () if election.decisions.opened is None else electors_of(election.decisions.opened.opening)
+    )
     needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:

@@ -401,16 +401,6 @@ def random_scenario(seed: int, **fixed: object) -> Scenario:
     return Scenario(**(drawn | fixed))  # type: ignore[arg-type]
 
 
-def random_kill(scenario: Scenario, *, num_events_max: int = 300) -> HostFault:
-    """Return the crash of one relay, at a moment drawn from the scenario's seed."""
-    rng = seeded(scenario.seed, "kill")
-    return HostFault(
-        rng.choice((FaultKind.KILL, FaultKind.VANISH)),
-        f"relay{rng.randrange(scenario.num_relays)}",
-        after_num_events=rng.randint(1, num_events_max),
-    )
-
-
 def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations: int) -> Scenario:
     """Return a run that begins with its first relays, while volunteers come for a minute.
 
@@ -426,40 +416,3 @@ def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations:
         duration_max_s=2000.0,
         protocol=ProtocolConfig(min_nodes_per_stage=1, max_peers_per_stage=3, routing="greedy"),
     )
-
-
-def faulty_scenario(seed: int) -> Scenario:
-    """Return a small run with one to four faults of relays. Every third also has bad links."""
-    stages = 1 + seed % 4
-    bad = LinkFaults(loss_ratio=0.01, duplicate_ratio=0.05, delay_ratio=0.05)
-    scenario = random_scenario(
-        seed,
-        num_relay_stages=stages,
-        num_relays=4 * stages,
-        capacity_min=2,
-        capacity_max=4,
-        num_iterations=6,
-        link_faults=bad if seed % 3 == 0 else LinkFaults(),
-        protocol=ProtocolConfig(min_nodes_per_stage=2),
-    )
-    return replace(scenario, faults=tuple(_random_faults(scenario, begin_s=6.0, end_s=25.0)))
-
-
-def _random_faults(scenario: Scenario, *, begin_s: float, end_s: float) -> list[HostFault]:
-    rng = seeded(scenario.seed, "faults")
-    kinds = (
-        *[FaultKind.KILL] * 3,
-        *[FaultKind.VANISH] * 2,
-        FaultKind.FREEZE,
-        FaultKind.RESTART,
-        FaultKind.COMPUTE,
-    )
-    return [
-        HostFault(
-            rng.choice(kinds),
-            f"relay{rng.randrange(scenario.num_relays)}",
-            at_s=round(rng.uniform(begin_s, end_s), 3),
-            duration_s=round(rng.uniform(1.0, 12.0), 3),
-        )
-        for _ in range(rng.randint(1, 4))
-    ]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from decod.config.schema import RunConfig
-from decod.train.reference import train_reference
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon
+from tests.support.reference import train_reference
 from tests.support.runs import Tokens, make_run, microbatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

@@ -16,8 +16,8 @@ from decod.model.initial import initial_weight
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES
 from decod.train.checkpoint.params import CheckpointConfig
-from decod.train.reference import train_reference
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
+from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -180,7 +180,7 @@ def test_i8_sees_a_leader_that_tells_all_members_each_time() -> None:
 
 
 def _whole(core: NodeMachine, effect: Effect) -> Effect:
-    last = core.leadership.election.last
+    last = core.leadership.election.decisions.opened
     if last is None or not isinstance(effect, fx.Send) or not isinstance(effect.message, msg.Open):
         return effect
     return replace(effect, message=last)

@@ -19,7 +19,7 @@ from decod.ids import MicrobatchId
 from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.protocol.core.params import ProtocolConfig
 from decod.train.params import OptimizerConfig
-from decod.train.reference import train_reference
+from tests.support.reference import train_reference
 
 Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

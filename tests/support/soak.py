@@ -31,10 +31,10 @@ from decod.config.schema import RunConfig
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.model.config import StagesConfig
-from decod.train.reference import train_reference
 from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network
+from tests.support.reference import train_reference
 from tests.support.runs import Tokens, make_run
 from tests.support.storm import Fleet, Pause, Storm, host_stages
 

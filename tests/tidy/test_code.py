@@ -25,10 +25,9 @@ ENVIRONMENT_READERS = ("decod/cli/errors.py", "decod/config/", "decod/daemon/", 
 
 # Modules that are started or looked up by name rather than imported.
 ENTRY_POINTS = re.compile(
-    # `decod.train.reference` is the plain loop that tests and benchmarks compare with, and
-    # `decod.sim.instances` draws what they route.
-    r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.train\.reference"
-    r"|decod\.sim\.instances"
+    # `decod.sim.instances` draws what tests and benchmarks route; `decod.sim.core_time` measures.
+    r"decod\.(.*\.)?__main__|decod\.cli\.[a-z]+|decod\.wire\.v1\..*|decod\.sim\.instances"
+    r"|decod\.sim\.core_time"
 )
 
 

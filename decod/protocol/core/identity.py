@@ -8,20 +8,14 @@ from decod.protocol.core.view import Role
 
 
 class NodeState(StrEnum):
-    """What `decod status` shows of a node. The daemon adds `starting`; nobody is `probing`,
-    `isolated`, `rejected` or `banned` yet."""
+    """What `decod status` shows of a node. The daemon adds `starting`."""
 
-    STARTING = "starting"
-    PROBING = "probing"
     JOINING = "joining"
     SYNCING = "syncing"
     TRAINING = "training"
     AGGREGATING = "aggregating"
     PAUSED = "paused"
     DRAINING = "draining"
-    ISOLATED = "isolated"
-    REJECTED = "rejected"
-    BANNED = "banned"
     STOPPED = "stopped"
 
 

@@ -59,6 +59,7 @@ from decod.protocol.core.messages.election import (
 )
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.ballot import Ballot, place_in
+from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.leader_check import LeaderCheck, answer_to
 from decod.protocol.leadership.leader_watch import LeaderWatch
 from decod.protocol.leadership.quorum import electors_of, ids_of, is_quorum
@@ -122,10 +123,7 @@ class Election:
         self, context: Context, rng: Random, promise: Promise, hashes: Callable[[], Hashes]
     ) -> None:
         self.state = ElectionState.FOLLOWING
-        self.last: Open | None = None
-        """The decision that opened the context's iteration."""
-        self._mend: Mend | None = None
-        """The newest loss that this iteration has survived."""
+        self.decisions = LastDecisions()
         self.abstains = False
         self._context, self._rng = context, rng
         self._timeout_s = context.config.election_timeout_s
@@ -203,16 +201,11 @@ class Election:
             member is not None and member.role is Role.DATA and not (self._leads or self.abstains)
         )
 
-    @property
-    def _words(self) -> tuple[Open | Mend, ...]:
-        """What has brought this node to its place, for those who are behind."""
-        return tuple(word for word in (self.last, self._mend) if word is not None)
-
     # --- what happens -------------------------------------------------------------------------
 
     def adopt(self, now_s: float, decision: Open) -> list[Effect]:
         """The context has a new iteration."""
-        self.last, self._mend, view = decision, None, decision.opening.view
+        self.decisions, view = LastDecisions(decision), decision.opening.view
         self._seen_term = max(self._seen_term, view.term)
         leads = view.leader == self._context.node_id
         self.state = ElectionState.WON if leads else ElectionState.FOLLOWING
@@ -224,7 +217,7 @@ class Election:
 
     def mended(self, now_s: float, mend: Mend) -> None:
         """The context has a new view in the same iteration: the leader lives."""
-        self._mend = mend
+        self.decisions.mended = mend
         self.voter.moved()
         self.leader_watch.heard_s = now_s
         self.check.reset()
@@ -323,7 +316,8 @@ class Election:
 
     @property
     def _electors(self) -> tuple[NodeId, ...]:
-        return electors_of(self.last.opening) if self.last else ids_of(self._context.view)
+        opened = self.decisions.opened
+        return electors_of(opened.opening) if opened else ids_of(self._context.view)
 
     def _chosen_by(self, nodes: set[NodeId]) -> bool:
         return is_quorum(nodes, self._electors) and is_quorum(nodes, ids_of(self._context.view))
@@ -345,7 +339,7 @@ class Election:
         if self.abstains:
             return []
         if place_in(message) < self.voter.place:
-            return [Send(sender, word) for word in self._words]
+            return self.decisions.send(sender)
         if self._leads:
             return [Send(sender, Heartbeat(self._context.iteration))]
         if self.bound or self._vacant or sender == view.leader:
@@ -411,7 +405,7 @@ class Election:
             return []
         refusal = Send(sender, self.voter.refusal)
         if place_in(message) < self.voter.place:
-            return [*(Send(sender, word) for word in self._words), refusal]
+            return [*self.decisions.send(sender), refusal]
         promise = Promise(message.term, sender)
         if promise == self.voter.promise and self.bound:
             return [Send(sender, self.voter.vote)] if self.voter.kept == promise else []
@@ -468,9 +462,10 @@ class Election:
         assert ballot.elected, "nobody leads without a quorum of votes"
         self.state, self._vacant, self._ballot = ElectionState.WON, False, None
         self.leader_watch.heard_s = now_s
-        assert self.last is not None, "nobody is elected before the first iteration"
+        opened = self.decisions.opened
+        assert opened is not None, "nobody is elected before the first iteration"
         self._succession = Succession(
-            self.voter.promise.term, view.leader, self.last, view, ballot.proposed
+            self.voter.promise.term, view.leader, opened, view, ballot.proposed
         )
         fields = (("term", self.voter.promise.term), ("num_votes", len(ballot.votes)))
         return [Note("leader.elected", fields)]
@@ -482,7 +477,7 @@ class Election:
         if sender not in self._context.view or self._leads or self.abstains:
             return []
         if place_in(message) < self.voter.place:
-            return [Send(sender, word) for word in self._words]
+            return self.decisions.send(sender)
         promise, voter = Promise(message.term, sender), self.voter
         if message.term < self.term or not voter.remembers(message):
             return []
@@ -499,7 +494,7 @@ class Election:
         """A member asks for the decision that it may have missed; anybody may know it."""
         if (view_term, iteration) > self.voter.place[:2]:
             return []
-        return [Send(sender, word) for word in self._words]
+        return self.decisions.send(sender)
 
     def leader_is(self, now_s: float, message: LeaderIs) -> tuple[bool, list[Effect]]:
         """A node knows of a higher term. Returns whether this node led, and must stop."""

@@ -155,7 +155,7 @@ class Handover:
     def opened(self, now_s: float) -> list[Effect]:
         """An iteration has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
-        last, term = self._election.last, self._context.view.term
+        last, term = self._election.decisions.opened, self._context.view.term
         by_all = last is not None and last.committed and last.view_term == term
         self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id

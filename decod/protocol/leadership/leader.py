@@ -398,11 +398,8 @@ class Leader:
         """End the run for everybody."""
         if self.state is LeaderState.FINISHED:
             return []
-        self.state, self._iteration_timer.by_s, self.polling.due_s = (
-            LeaderState.FINISHED,
-            None,
-            None,
-        )
+        self.state = LeaderState.FINISHED
+        self._iteration_timer.by_s = self.polling.due_s = None
         opening = self._opening(_again(self.iteration), self.view)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.quorum.lacking)

@@ -15,7 +15,6 @@
 
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.era import Source
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -114,8 +113,3 @@ class StageCopy:
     def _is_here(self, now_s: float) -> list[Effect]:
         self.stage.loaded = True
         return self.arrival.end() + self._loaded(now_s)
-
-
-def goes_back(opening: Opening) -> bool:
-    """Return whether an era repeats iterations: all but those that only mix a lost stage."""
-    return opening.origin is not None and opening.origin.source is not Source.NEIGHBOURS

@@ -248,7 +248,7 @@ class Electing:
         won = node.election.take()
         if won is None:
             return
-        view, last, me = node.context.view, node.election.last, node.context.node_id
+        view, last, me = node.context.view, node.election.decisions.opened, node.context.node_id
         assert last is not None
         other = self.leaders.setdefault(won.term, me)
         assert other == me, f"term {won.term} is led by {me} and {other}\n" + self.told()
@@ -281,7 +281,7 @@ class Electing:
         content.seen_by.append(node)
 
     def _repeat(self, node: Node, *, term: int, without: set[NodeId]) -> None:
-        iteration, last = node.context.iteration, node.election.last
+        iteration, last = node.context.iteration, node.election.decisions.opened
         assert last is not None
         again = Iteration(iteration.number, iteration.attempt + 1)
         self._announce(node, again, last.opening.committed, term=term, without=without)
@@ -344,8 +344,8 @@ class Electing:
             self._send(node_id, view.leader, m.Heartbeat(node.context.iteration))
             return
         for other in view.by_id.keys() - {node_id}:
-            assert node.election.last is not None
-            self._send(node_id, other, node.election.last)
+            assert node.election.decisions.opened is not None
+            self._send(node_id, other, node.election.decisions.opened)
         if node.ready and not view.by_id.keys() - node.lead.ready - {node_id}:
             node.lead.quorum.settle(view)
             self._commit(node, term=view.term, without=set())

@@ -259,7 +259,7 @@ def test_who_has_forgotten_a_term_votes_for_nobody_of_an_earlier_one() -> None:
 def test_a_candidate_that_is_behind_gets_the_decision_and_no_vote() -> None:
     election = voter()
     decision, refusal = election.stood(1.0, D1, em.Candidacy(2, 1, Iteration(1, 0), 1))
-    assert decision == fx.Send(D1, election.last)  # type: ignore[arg-type]
+    assert decision == fx.Send(D1, election.decisions.opened)  # type: ignore[arg-type]
     assert isinstance(refusal, fx.Send)
     assert isinstance(refusal.message, em.Vote)
     assert not refusal.message.granted

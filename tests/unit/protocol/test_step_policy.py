@@ -31,9 +31,9 @@ from decod.protocol.strategy.step_policy import EveryIteration, StepPolicy
 from decod.train.adamw import AdamWState, Segment
 from decod.train.executor import StageExecutor
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.reference import train_reference
 from decod.train.stage_memory import ExecutorConfig
 from decod.train.update_rule import UpdateRule
+from tests.support.reference import train_reference
 from tests.support.torch_device import TorchDevice
 from tests.unit.protocol.cast import CONFIG
 from tests.unit.protocol.world import Host, World

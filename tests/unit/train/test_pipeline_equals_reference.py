@@ -16,9 +16,9 @@ from decod.model.config import Architecture, ModelConfig, ModelDtype, StagesConf
 from decod.model.folder import write_folder
 from decod.train.executor import StageExecutor
 from decod.train.params import OptimizerConfig, ReductionConfig
-from decod.train.reference import train_reference
 from decod.train.stage_memory import ExecutorConfig
 from tests.support.devices import CUDA, on_devices
+from tests.support.reference import train_reference
 
 torch.set_num_threads(1)
 

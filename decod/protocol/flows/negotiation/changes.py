@@ -80,8 +80,6 @@ class Changes:
     supplied: frozenset[bool] = frozenset()
     """Places of this node that a near walk leads to, from where a unit could come. A change may
     leave a unit missing there, and this node then finds one."""
-    num_made: int = 0
-    """Changes that this node took part in."""
     _asked: _Asked | None = None
     _next_id: int = 1
     _refused: Improvement | None = None
@@ -299,4 +297,3 @@ class Changes:
                     link.reserved -= reserved.answer.units
                 if units:
                     link.grow(sign * units)
-        self.num_made += bool(units)
