@@ -150,19 +150,19 @@ async def _introduce(node: Node) -> None:
 async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     core, requests, gateway = node.core, node.requests, node.gateway
-    shown = ProgressDisplay(node.progress, node.say)
+    display = ProgressDisplay(node.progress, node.say)
     try:
         async with beside(seek_leader(node.dht, core, gateway.client.set_address)):
             stopped, elected = core.driver.stopped, node.elected
             await until_first(requests.wait_leaving(), stopped, elected.wait())
             if elected.is_set() and lead is not None and core.runs:
-                shown.stop()
+                display.stop()
                 return await lead()
             if core.runs:
                 requests.tell_core()
             stop = await node.wait_stopped()
     finally:
-        shown.show_last()
+        display.show_last()
     if stop.reason is StopReason.DRAINED:
         node.say(f"left the run: {stop.detail}")
     elif stop.reason is StopReason.FINISHED:

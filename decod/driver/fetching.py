@@ -161,7 +161,7 @@ async def fetched_state(
     sink = _Sink(receiver)
     text, reason = "", ""
     copy = await _own_copy(receiver, sink) if wanted.alike else None
-    shown = asyncio.get_running_loop().create_task(_show(receiver))
+    progress = asyncio.get_running_loop().create_task(_show(receiver))
     others = replace(wanted, donors=tuple(node for node in wanted.donors if node != own))
     try:
         if receiver.disk is not None:
@@ -174,7 +174,7 @@ async def fetched_state(
     except Exception as error:  # noqa: BLE001 - the machine is told of every failure.
         reason = clip(str(error), 200) or type(error).__name__
     finally:
-        shown.cancel()
+        progress.cancel()
         if copy is not None:
             sink.own.clear()
             copy.release()

@@ -224,7 +224,7 @@ class NodeMachine:
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
         self.leadership.start(now_s)
-        return self._settle(now_s, self._joining.knock(now_s))
+        return self._deliver(now_s, self._joining.knock(now_s))
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
@@ -236,14 +236,14 @@ class NodeMachine:
             self._views.asked(event.sender, event.message)
         if self._ending is not None:
             effects = self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
-            return self._settle(now_s, effects)
+            return self._deliver(now_s, effects)
         if isinstance(event, DeadlinePassed):
-            return [e for part in self._overdue(now_s) if part for e in self._settle(now_s, part)]
-        return self._settle(now_s, self._handle(now_s, event))
+            return [e for part in self._overdue(now_s) if part for e in self._deliver(now_s, part)]
+        return self._deliver(now_s, self._handle(now_s, event))
 
-    def _settle(self, now_s: float, effects: list[Effect]) -> list[Effect]:
+    def _deliver(self, now_s: float, effects: list[Effect]) -> list[Effect]:
         """Deliver what this node said to itself, until nothing of that is left."""
-        queue, settled = deque(effects), list[Effect]()
+        queue, outward = deque(effects), list[Effect]()
         while queue:
             effect = queue.popleft()
             if isinstance(effect, Send):
@@ -261,11 +261,11 @@ class NodeMachine:
                     effect = effect if told is effect.message else replace(effect, message=told)
                 effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
-                settled += self._dispatch.end()
+                outward += self._dispatch.end()
                 effect = self.leadership.handover.ended(self._availability.ended(effect))
                 self._stopped = True
-            settled.append(effect)
-        return settled
+            outward.append(effect)
+        return outward
 
     def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
         match event:

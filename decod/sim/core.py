@@ -404,7 +404,7 @@ class LeadershipPart:
     """Its view's term, its iteration and its view's version."""
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
-    """Electors of the last settled view."""
+    """Electors of the last committed view."""
     needed: frozenset[NodeId]
     """Members that the run cannot go on without: the data nodes and the last worker of each stage.
     A leader adds the members that its quorum depends on."""
@@ -427,7 +427,7 @@ def leadership_part_of(machine: object) -> LeadershipPart | None:
     needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:
-        electors, members = leader.quorum.settled, set(ids_of(context.view))
+        electors, members = leader.quorum.electors, set(ids_of(context.view))
         needed |= {node for node in members if not leader.quorum.allows(members - {node})}
         if leader.quorum.lacking:
             wait = Wait.QUORUM

@@ -222,7 +222,7 @@ class Opening:
     """The settlement whose flows are used from this iteration on; 0: those that Request Flow
     built."""
     electors: tuple[NodeId, ...] = ()
-    """Members of the last settled view, its leader first: see `protocol.leadership.quorum`. None:
+    """Members of the last committed view, its leader first: see `protocol.leadership.quorum`. None:
     they are the members of `view`."""
     marks: tuple[Mark, ...] = ()
     """The newest iterations whose states are kept, oldest first."""

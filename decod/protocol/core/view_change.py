@@ -19,7 +19,7 @@ class ElectorChange:
     """The electors of an opening, as the difference from the members of its view."""
 
     first: NodeId
-    """The leader of the last settled view. It is an elector."""
+    """The leader of the last committed view. It is an elector."""
     without_vote: tuple[NodeId, ...] = ()
     """Members that are no electors."""
     former: tuple[NodeId, ...] = ()

@@ -72,7 +72,7 @@ class Capacities:
                 result[member.node_id] = changed
         return list(result.values())
 
-    def settle(self, view: View) -> list[Effect]:
+    def opened(self, view: View) -> list[Effect]:
         """Forget who is not in a view; return what members must be told of what was taken back."""
         self._requests = {node: known for node, known in self._requests.items() if node in view}
         taken_back, self._taken_back = self._taken_back, []

@@ -140,7 +140,7 @@ class Leader:
         self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
         self._last = won.last
         self.recovery.resume(now_s, opening)
-        self.quorum.settle(view, electors_of(opening))
+        self.quorum.committed(view, electors_of(opening))
         self.polling.start(now_s)
         self.polling.renumber(won.term)
         self.suspicions.renumber(won.term)
@@ -311,7 +311,7 @@ class Leader:
         self._mend = mend = Mend(self.iteration, view, reason[:200])
         note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
         told = [Send(node, mend) for node in (self.node_id, *gone)]
-        return [note, *words, *told, *self.capacities.settle(view)]
+        return [note, *words, *told, *self.capacities.opened(view)]
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class Leader:
         assert not self.quorum.lacking, "a minority would commit"
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
-        self.quorum.settle(self.view)
+        self.quorum.committed(self.view)
         rebuilt = self.recovery.committed(now_s, self.iteration.number, self._vote.hashes)
         self.loss, num_tokens = begun.loss_sum / begun.num_committed, begun.num_tokens
         note = _committed(self.iteration, self.loss, self._iteration_timer.committed(now_s), begun)
@@ -465,7 +465,7 @@ class Leader:
         effects += self.recovery.opened(now_s, self.view, self.committed.number)
         if self.recovery.needed:
             effects += _query(self, now_s)
-        return effects + self.capacities.settle(self.view)
+        return effects + self.capacities.opened(self.view)
 
     # --- utilisation --------------------------------------------------------------------------
 

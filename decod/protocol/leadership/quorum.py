@@ -4,16 +4,16 @@ A *quorum* of some members is more than half of them, or half with the first amo
 first member is its leader). Any two quorums of the same members have a member in common.
 
 Views change without a vote on them, by many members at a time, so a quorum of one view and one of
-the next need not meet. Therefore a view counts as *settled* once an iteration has been committed in
-it: all its members have voted in that iteration, so all of them know the view. Until then the last
-settled view goes on to count beside it:
+the next need not meet. Therefore a view counts as *committed* once an iteration has been committed
+in it: all its members have voted in that iteration, so all of them know the view. Until then the
+last committed view goes on to count beside it:
 
-- to be elected takes a quorum of the settled view and one of the candidate's own view;
-- a leader opens no view that holds less than a quorum of the settled one. (Who has asked to leave
+- to be elected takes a quorum of the committed view and one of the candidate's own view;
+- a leader opens no view that holds less than a quorum of the committed one. (Who has asked to leave
   has no vote from then on, and is not counted.)
 
 So whoever is elected has asked somebody who knows the newest view that can still commit. There is
-one exception: a leader beside whom there has been no other data node since the last settled view
+one exception: a leader beside whom there has been no other data node since the last committed view
 may lose as many members as it likes, for nobody else could stand.
 """
 
@@ -38,7 +38,7 @@ def ids_of(view: View) -> tuple[NodeId, ...]:
 
 
 def electors_of(opening: Opening) -> tuple[NodeId, ...]:
-    """Return the members of the last settled view, as an opening tells them."""
+    """Return the members of the last committed view, as an opening tells them."""
     return opening.electors or ids_of(opening.view)
 
 
@@ -50,33 +50,33 @@ class Quorum:
     """
 
     def __init__(self, leader: NodeId) -> None:
-        self.settled: tuple[NodeId, ...] = ()
-        """Members of the last settled view. The first view that is opened counts as settled."""
+        self.electors: tuple[NodeId, ...] = ()
+        """Members of the last committed view. The first view that is opened counts as committed."""
         self.lacking: tuple[NodeId, ...] = ()
         """Members that are gone, but without whom no quorum would be left."""
         self._leader = leader
         self._rivals: set[NodeId] = set()
-        """Other data nodes of the settled view, and of those opened since."""
+        """Other data nodes of the committed view, and of those opened since."""
         self._left: set[NodeId] = set()
         """Members that have asked to leave."""
 
-    def settle(self, view: View, settled: Sequence[NodeId] | None = None) -> None:
+    def committed(self, view: View, electors: Sequence[NodeId] | None = None) -> None:
         """An iteration has been committed in `view`; or, at a new leader, this is what it begins
         with.
 
         Args:
             view: The newest.
-            settled: The members of the last settled view, if that is an earlier one.
+            electors: The members of the last committed view, if that is an earlier one.
         """
-        members = ids_of(view) if settled is None else settled
+        members = ids_of(view) if electors is None else electors
         self._left &= {*members}
-        self.settled = tuple(node for node in members if node not in self._left)
+        self.electors = tuple(node for node in members if node not in self._left)
         self._rivals.clear()
         self._compete(view)
 
     def opened(self, view: View) -> None:
         """The leader announces a view."""
-        self.settled = self.settled or ids_of(view)
+        self.electors = self.electors or ids_of(view)
         self.lacking = ()
         self._compete(view)
 
@@ -99,7 +99,7 @@ class Quorum:
         """A member leaves: it gives no vote any more, so nobody needs one of it."""
         self._left.add(node)
         self._rivals.discard(node)
-        self.settled = tuple(member for member in self.settled if member != node)
+        self.electors = tuple(member for member in self.electors if member != node)
 
     def readmit(self, node: NodeId) -> None:
         """A node that may have left wants to join."""
@@ -107,15 +107,15 @@ class Quorum:
 
     def allows(self, view: Container[NodeId]) -> bool:
         """Whether the leader may open `view`: nobody else can be elected without its members."""
-        return not self._rivals or is_quorum(view, self.settled)
+        return not self._rivals or is_quorum(view, self.electors)
 
     def chosen_by(self, nodes: Container[NodeId], view: View) -> bool:
         """Whether these nodes could elect another leader in this node's view."""
-        return is_quorum(nodes, self.settled) and is_quorum(nodes, ids_of(view))
+        return is_quorum(nodes, self.electors) and is_quorum(nodes, ids_of(view))
 
     def told_with(self, view: View) -> tuple[NodeId, ...]:
         """Return what an opening with `view` tells of the electors: nothing if they are its own."""
-        return () if self.settled in ((), ids_of(view)) else self.settled
+        return () if self.electors in ((), ids_of(view)) else self.electors
 
     def _compete(self, view: View) -> None:
         data_nodes = {member.node_id for member in view.data_nodes}

@@ -376,7 +376,7 @@ class Replay:
                 return effects
             if final and not self._right(self._step):
                 return effects + self._restart(now_s, _OTHER_STATE)
-            effects += self._settle(self._step, final=final)
+            effects += self._conclude(self._step, final=final)
         state_at = self._state_at
         if self._target is not None and state_at.number >= self._target[0].number:
             return effects
@@ -432,7 +432,7 @@ class Replay:
             wanted = after.base_hash
         return wanted in ("", self._proposed)
 
-    def _settle(self, step: _Step, *, final: bool) -> list[Effect]:
+    def _conclude(self, step: _Step, *, final: bool) -> list[Effect]:
         """Keep the proposed step, or undo it."""
         assert self._proposed is not None
         job: Job = Retract()

@@ -88,7 +88,7 @@ class DataMicrobatches:
         return [*self._done]
 
     @property
-    def settled(self) -> bool:
+    def all_done(self) -> bool:
         """Whether all microbatches that were reported are folded."""
         return not self.held
 

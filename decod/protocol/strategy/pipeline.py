@@ -347,7 +347,7 @@ class Pipeline:
 
     def _contribute(self) -> list[Effect]:
         """Take part in the reduction, as soon as all that this node has to add up is added."""
-        if self.step is None or not self.microbatches.settled:
+        if self.step is None or not self.microbatches.all_done:
             return []
         return self.step.contribute(self.microbatches.folded)
 

@@ -72,7 +72,7 @@ class RelayMicrobatches:
         return [*self._done]
 
     @property
-    def settled(self) -> bool:
+    def all_done(self) -> bool:
         """Whether all reported microbatches are folded: none was, while one was here."""
         return True
 

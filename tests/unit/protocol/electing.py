@@ -255,10 +255,10 @@ class Electing:
         node.lead = Lead(Quorum(me))
         old = {won.old} - {me}
         if won.hashes:
-            node.lead.quorum.settle(view)
+            node.lead.quorum.committed(view)
             self._commit(node, term=won.term, without=old)
         else:
-            node.lead.quorum.settle(view, electors_of(won.last.opening))
+            node.lead.quorum.committed(view, electors_of(won.last.opening))
             self._repeat(node, term=won.term, without=old)
 
     def _commit(self, node: Node, *, term: int, without: set[NodeId]) -> None:
@@ -347,7 +347,7 @@ class Electing:
             assert node.election.decisions.opened is not None
             self._send(node_id, other, node.election.decisions.opened)
         if node.ready and not view.by_id.keys() - node.lead.ready - {node_id}:
-            node.lead.quorum.settle(view)
+            node.lead.quorum.committed(view)
             self._commit(node, term=view.term, without=set())
         elif self.rng.random() < 0.05:
             # A real leader finds out by pings; one that is unlucky takes a live one for dead.

@@ -321,10 +321,10 @@ def test_a_share_that_is_done_is_reported_once() -> None:
     report = Report(ITERATION, 2, digest, 0, loss_sum=5.0, num_tokens=20, view_version=1)
     effects = data.take_home(mb(1))
     assert sent(effects) == [(D0, report)], "what is left to do concerns nobody else"
-    assert not data.machine.settled
+    assert not data.machine.all_done
     end_job(data.context, effects)
     assert data.machine.returned(mb(1)) == []
-    assert data.machine.settled
+    assert data.machine.all_done
     assert data.machine.inject() == []
     assert data.machine.overdue(1000.0) == []
 
@@ -523,7 +523,7 @@ def test_a_last_step_that_fails_takes_the_report_back() -> None:
     assert len(sent(data.take_home(M))) == 1
     failed = Report(ITERATION, 0, 0, 1, 0.0, 0, view_version=1, failure=FAILURE)
     assert sent(data.machine.job_failed(1.0, Embed(M), DENY.reason)) == [(D0, failed)]
-    assert not data.machine.settled, "its sum must not enter the reduction"
+    assert not data.machine.all_done, "its sum must not enter the reduction"
     assert data.machine.job_failed(1.0, Embed(M), DENY.reason) == []
 
 

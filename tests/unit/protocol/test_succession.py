@@ -60,7 +60,7 @@ def test_an_elected_leader_repeats_the_iteration_without_the_old_one() -> None:
     assert (view.leader, view.term, view.version) == (D1, 2, 2)
     assert D0 not in view
     assert message.opening.iteration == Iteration(1, 2)
-    assert message.opening.electors == (D0, D1, R1A, R1B), "the last settled view counts on"
+    assert message.opening.electors == (D0, D1, R1A, R1B), "the last committed view counts on"
     assert decision(effects, D0) == message, "the old one is told, should it live"
 
 
