@@ -165,6 +165,7 @@ def test_a_lone_leader_whose_data_change_stops_with_a_checkpoint(tmp_path: Path)
         assert_trained_well(run, good, cluster.daemons)
 
 
+@pytest.mark.slow
 def test_data_nodes_with_the_same_damage_end_the_run_one_after_the_other(tmp_path: Path) -> None:
     """Who leaves first hands its share over; the last one keeps what was committed."""
     run = make_run(num_iterations=ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)

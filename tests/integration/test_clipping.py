@@ -73,6 +73,7 @@ def test_a_run_that_clips_learns_what_one_process_learns(
     assert weight_error(tmp_path / "model", weights) < (1e-10 if wide else 1e-3)
 
 
+@pytest.mark.slow
 def test_a_newcomer_takes_the_clipped_steps_that_it_has_missed(
     tmp_path: Path, corpus: Path
 ) -> None:

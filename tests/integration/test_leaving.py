@@ -91,6 +91,7 @@ def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
         assert "stopped at once" in relay.stdout
 
 
+@pytest.mark.slow
 def test_a_pause_that_frees_the_device_ends_the_compute_process_and_loses_nothing(
     tmp_path: Path, corpus: Path
 ) -> None:

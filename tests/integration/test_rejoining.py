@@ -50,6 +50,7 @@ def says_reconnecting(daemon: Daemon) -> bool:
     return status is not None and status["state"] == "reconnecting"
 
 
+@pytest.mark.slow
 def test_relays_that_slept_or_lost_their_device_are_back_by_themselves(
     tmp_path: Path, corpus: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_who_may_not_rejoin_ends_with_a_code_that_says_try_again(
         assert relay.wait() == 75
 
 
+@pytest.mark.slow
 def test_volunteers_wait_for_a_leader_that_is_gone_and_hear_when_another_run_began(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -15,6 +15,7 @@ STALL_S = 4.5
 """Of each stall. Longer than a suspect has to answer, and than watchers wait for a heartbeat."""
 
 
+@pytest.mark.slow
 def test_a_leader_whose_loop_is_blocked_again_and_again_keeps_its_members(
     tmp_path: Path, corpus: Path
 ) -> None:

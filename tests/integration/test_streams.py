@@ -109,7 +109,14 @@ def start(cluster: Cluster, name: str, redirection: str, *arguments: str | Path)
 
 
 @pytest.mark.parametrize(
-    "redirection", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full", ">gone 2>gone", ">stuck 2>stuck"]
+    "redirection",
+    [
+        *(
+            pytest.param(redirection, marks=pytest.mark.slow)
+            for redirection in ("<&- >&- 2>&-", ">/dev/full 2>/dev/full", ">gone 2>gone")
+        ),
+        ">stuck 2>stuck",
+    ],
 )
 def test_nodes_train_on_whatever_becomes_of_their_streams(
     tmp_path: Path, corpus: Path, redirection: str

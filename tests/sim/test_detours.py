@@ -78,6 +78,7 @@ def test_a_detour_that_leads_nowhere_is_left(at_s: float) -> None:
     assert max(f.duration_s for f in simulation.meter.figures) < 120, "slow, not at a stand"
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_repeated_in_bad_weather_where_every_third_tensor_makes_a_detour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,6 +65,7 @@ def test_table_6_trains_all_that_there_is_room_for(routing: str) -> None:
     assert ((routing, "time_ratio_to_fixed") in rows) == (routing == "fixed")
 
 
+@pytest.mark.slow
 def test_flows_are_as_fast_as_the_fixed_arrangement_once_links_have_been_measured() -> None:
     durations_s = {}
     for routing in ("fixed", "flow"):

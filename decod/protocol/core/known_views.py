@@ -44,7 +44,6 @@ class KnownViews:
     def taken(self, decision: Open | Mend) -> None:
         """This node is about to act on a decision, whose view is whole."""
         view = _view_of(decision)
-        assert view.members, "a decision is acted on with its whole view"
         if self._context.node_id in self._context.view:
             self._before[_place_of(decision)] = self._context.view
         while len(self._before) > _KNOWN_MAX:

@@ -46,7 +46,7 @@ def test_a_view_gets_what_members_want() -> None:
     assert ask(capacities, R1B, 0) == ""
     assert capacities.pending(ALL)
     assert applied(capacities) == "2 0 2"
-    assert capacities.settle(ALL) == []
+    assert capacities.opened(ALL) == []
     view = view_of(*capacities.apply(ALL.members, NONE), version=2)
     assert not capacities.pending(view)
 
@@ -92,7 +92,7 @@ def test_a_pause_is_taken_back_if_the_others_have_gone() -> None:
     assert ask(capacities, R1A, 0) == ""
     alone = view_of("d0", "r1a", version=2)
     assert applied(capacities, alone) == "2"
-    assert "would stop" in refusal_of(capacities.settle(alone), R1A)
+    assert "would stop" in refusal_of(capacities.opened(alone), R1A)
     assert not capacities.pending(alone)
     assert "would stop" in ask(capacities, R1A, 0, view=alone), "a repeat hears it too"
 
@@ -115,6 +115,6 @@ def test_what_a_member_wanted_goes_with_it() -> None:
     """It begins anew when it comes back, and counts its wishes from 1 again."""
     capacities = Capacities()
     assert ask(capacities, R1A, 0, 7) == ""
-    capacities.settle(view_of("d0", "r1b", "r1c", version=2))
+    capacities.opened(view_of("d0", "r1b", "r1c", version=2))
     assert not capacities.pending(ALL)
     assert ask(capacities, R1A, 0, 1) == ""

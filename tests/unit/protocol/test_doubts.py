@@ -20,7 +20,7 @@ class Leader:
 
     def __init__(self) -> None:
         quorum = Quorum(D0)
-        quorum.settle(VIEW)
+        quorum.committed(VIEW)
         self.suspicions = Suspicions(CONFIG, Admission(CONFIG, SHAPE), quorum, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:

@@ -32,7 +32,7 @@ def test_a_leader_may_not_lose_most_members_at_once_if_another_could_lead() -> N
     assert quorum.allows(view_of(D0, R1A))
     assert not quorum.allows(view_of(D0))
     assert not quorum.allows(view_of(D0, "r1c", "r1d", "r1e")), "new members are no substitute"
-    quorum.settle(view_of(D0, R1A))
+    quorum.committed(view_of(D0, R1A))
     assert quorum.allows(view_of(D0)), "after a commit in the smaller view"
 
 

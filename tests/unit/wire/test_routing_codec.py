@@ -309,6 +309,7 @@ def test_the_longest_walks_are_small() -> None:
     assert size_bytes(m.RequestChange(2**48, 2**62, places, True, 65536)) < 9000
 
 
+@pytest.mark.slow
 def test_a_claim_through_twenty_thousand_relays_fits_into_a_message() -> None:
     hops = tuple(stage[0] for stage in pipeline(stages=20, width=1000))
     claim = m.Claim(1, 1, FLOW, hops)
