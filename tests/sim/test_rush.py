@@ -27,5 +27,6 @@ def test_a_rush_of_volunteers_enters_without_loss() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_thousand_volunteers_of_one_minute_are_members_within_three() -> None:
     assert admitted_s(1000, num_relay_stages=10, num_iterations=10) < WITHIN_S

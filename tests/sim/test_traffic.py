@@ -66,6 +66,7 @@ def test_costs_of_a_run_are_not_measured_unless_it_has_a_stopwatch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_node_of_a_large_run_sends_no_more_than_one_of_a_small_run() -> None:
     """Heartbeats and questions go by time, so the costs are those of a second."""
     (small_s, small), (large_s, large) = costs(24), costs(192)
