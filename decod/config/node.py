@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,6 +109,27 @@ class NodeConfig:
                 fix="give 1 to 32 characters of letters, digits, dot, _ and -",
                 code="E-CFG-023",
             )
+
+    @property
+    def arguments(self) -> str:
+        """The options of a command that starts the same node again, quoted for a shell."""
+        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
+        given = {
+            "--state-dir": self.state_dir,
+            "--listen": f"{host}:{self.listen_port}",
+            "--advertise": self.advertise,
+            "--device": self.device,
+            "--capacity": self.capacity,
+            "--threads": self.num_threads,
+            "--name": self.name,
+        }
+        usual = {"--listen": f"0.0.0.0:{DEFAULT_PORT}", "--device": "auto"}
+        words = [
+            f"{option} {shlex.quote(str(value))}"
+            for option, value in given.items()
+            if value is not None and value != usual.get(option)
+        ]
+        return " ".join((*words, *([] if self.rejoins else ["--no-rejoin"])))
 
 
 def check_device(device: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ class _Leading:
     def _where(self) -> str:
         """The arguments of `decod leader` that lead this run again."""
         options = self._options
-        return f"{options.run_file.path} --state-dir {options.node.state_dir}"
+        return f"{shlex.quote(str(options.run_file.path))} {options.node.arguments}"
 
     def _tell_resume(self) -> None:
         """Tell the operator how to go on from the last checkpoint, if there is one."""

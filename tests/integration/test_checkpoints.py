@@ -131,9 +131,10 @@ def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus:
         first.end_run()
         assert first.wait() == 0
         last = first.iteration
-        where = f"{before.run_file} --state-dir {first.state_dir}"
-        command = f"decod leader {where} --resume {last}"
-        assert f"go on from iteration {last} with: {command}" in first.stdout
+        where = f"{before.run_file} --state-dir {first.state_dir} --listen 127.0.0.1:"
+        told = f"go on from iteration {last} with: decod leader {where}"
+        assert told in first.stdout
+        assert first.stdout.partition(told)[2].splitlines()[0].endswith(f" --resume {last}")
         assert [row["iteration"] for row in checkpoints(first.state_dir)] == [last]
 
     with Cluster(tmp_path / "after", run, corpus) as after:
