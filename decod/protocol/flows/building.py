@@ -288,15 +288,24 @@ class Inflows:
             r.peer == sender and r.data_node == request.data_node for r in self._requests.values()
         )
         offer.num_unpaired = max(0, answer.num_unpaired - pending)
-        if answer.flow_id is None:
-            offer.cost_s = answer.cost_s
+        flow_id = answer.flow_id
+        if flow_id is None or not self._leads_home(sender, request.data_node, answer):
+            offer.cost_s = answer.cost_s if flow_id is None else math.inf
             self._uses[sender] -= 1
             return None
         if offer.cost_s == math.inf:
             # What came before this said later that nothing was left, and named no price.
             offer.cost_s = answer.cost_s
         link_s = self.context.links.cost_s(sender, peer_compute_s=offer.compute_s)
-        return Granted(answer.flow_id, sender, answer.cost_s + link_s, answer.path)
+        return Granted(flow_id, sender, answer.cost_s + link_s, answer.path)
+
+    def _leads_home(self, sender: NodeId, home: NodeId, answer: FlowAnswer) -> bool:
+        """Whether a granted path passes one relay of each stage from here on, its sender first."""
+        assert answer.flow_id is not None
+        view, path = self.context.view, answer.path
+        wanted = [*range(self.context.member.stage_index + 1, view.num_stages)]
+        stages = [view.by_id[node].stage_index if node in view else None for node in path]
+        return answer.flow_id.data_node == home and stages == wanted and sender == (*path, home)[0]
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Withdraw the requests that nobody answered."""

@@ -205,7 +205,10 @@ class RelayMicrobatches:
         self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
     ) -> list[Effect]:
         """The forward pass has been computed: send it on, and COMPLETE back."""
-        context, held = self._context, self.held[microbatch]
+        context, held = self._context, self.held.get(microbatch)
+        if held is None:
+            # It was refused while it was computed: nobody waits for the output.
+            return [*context.tensors.release(output), *self.admit()]
         if (gradient := self._repeating.pop(microbatch, None)) is not None:
             released = context.tensors.release(output)
             return released + context.compute.submit(Backward(microbatch), self, [gradient])

@@ -156,7 +156,8 @@ class Step:
             folded: What is in it.
         """
         begun = self.begun
-        if begun is None or self._own is not None:
+        # After a vote against the step, from here or below, nothing enters an average.
+        if begun is None or self._own is not None or self.vote.cast:
             return []
         self._own = own = self._policy.weigh(folded)
         if not self._averages:

@@ -43,9 +43,9 @@ def request(request_id: int, cost_s: float = 0.0, data_node: NodeId = D0) -> Req
 
 
 def answer(
-    request_id: int, flow_id: FlowId | None, cost_s: float = 0.0, num: int = 0
+    request_id: int, flow_id: FlowId | None, cost_s: float = 0.0, num: int = 0, *path: NodeId
 ) -> FlowAnswer:
-    return FlowAnswer(1, request_id, flow_id, cost_s, num)
+    return FlowAnswer(1, request_id, flow_id, cost_s, num, path)
 
 
 def sink() -> DataFlows:
@@ -219,7 +219,7 @@ def test_the_cheapest_outflow_is_asked_for_link_included() -> None:
 def test_a_granted_flow_is_offered_on_at_its_whole_cost() -> None:
     flows = relay(R1A)
     flows.announced(0.0, R2A, cost(HOP_S, 1))
-    effects = flows.answered(0.0, R2A, answer(1, flow(0), HOP_S))
+    effects = flows.answered(0.0, R2A, answer(1, flow(0), HOP_S, 0, R2A))
     assert flows.entries[flow(0)].downstream == R2A
     assert sent(effects) == [(D0, cost(2 * HOP_S, 1))]
     assert flows.num_complete == 0
@@ -277,18 +277,38 @@ def test_a_data_node_asks_only_for_flows_to_itself() -> None:
     flows.activate(0.0)
     assert flows.announced(0.0, R1A, cost(1.0, 1, D1)) == []
     assert flows.announced(0.0, R1A, cost(1.0, 1)) == [Send(R1A, request(1, 1.0))]
-    effects = flows.answered(0.0, R1A, answer(1, flow(0), 1.0))
+    effects = flows.answered(0.0, R1A, answer(1, flow(0), 1.0, 0, R1A))
     assert notes_of(effects) == ["flow.completed"]
     assert flows.complete[flow(0)].cost_s == pytest.approx(1.0 + HOP_S)
     assert flows.answered(0.0, R1A, answer(1, flow(1), 1.0)) == []
     assert flows.num_complete == 1
 
 
+@pytest.mark.parametrize(
+    ("flow_id", "path"),
+    [
+        (flow(0), ()),
+        (flow(0), (STRANGER,)),
+        (flow(0), (D0,)),
+        (flow(0), (R1A, R1A)),
+        (FlowId(D1, 0), (R1A,)),
+    ],
+)
+def test_a_flow_that_does_not_lead_home_is_none(flow_id: FlowId, path: tuple[NodeId, ...]) -> None:
+    """Whatever a node that grants it says: microbatches would be lost on the way."""
+    flows = data_flows(context_of(D0, view_of("d0", "d1", "r1a")))
+    flows.activate(0.0)
+    flows.announced(0.0, R1A, cost(1.0, 1))
+    assert flows.answered(0.0, R1A, answer(1, flow_id, 1.0, 0, *path)) == []
+    assert flows.num_complete == 0
+    assert flows.announced(1.0, R1A, cost(1.0, 1)) == [Send(R1A, request(2, 1.0))]
+
+
 def test_a_data_node_may_fill_a_broken_flows_place() -> None:
     flows = sink()
     flows.announced(0.0, R1A, cost(1.0, 3))
     for k in (1, 2):
-        flows.answered(0.0, R1A, answer(k, flow(k - 1), 1.0, num=1))
+        flows.answered(0.0, R1A, answer(k, flow(k - 1), 1.0, 1, R1A, R2A))
     assert flows.announced(1.0, R1A, cost(1.0, 3)) == []
     flows.drop(flow(0))
     flows.drop(flow(9))
