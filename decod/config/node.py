@@ -113,23 +113,27 @@ class NodeConfig:
     @property
     def arguments(self) -> str:
         """The options of a command that starts the same node again, quoted for a shell."""
+        usual = NodeConfig()._options
+        options = {"--state-dir": str(self.state_dir)} | {
+            option: value
+            for option, value in self._options.items()
+            if value is not None and value != usual[option]
+        }
+        words = [f"{option} {shlex.quote(value)}" for option, value in options.items()]
+        return " ".join((*words, *([] if self.rejoins else ["--no-rejoin"])))
+
+    @property
+    def _options(self) -> dict[str, str | None]:
         host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-        given = {
-            "--state-dir": self.state_dir,
+        return {
             "--listen": f"{host}:{self.listen_port}",
             "--advertise": self.advertise,
             "--device": self.device,
-            "--capacity": self.capacity,
-            "--threads": self.num_threads,
+            "--capacity": str(self.capacity) if self.capacity else None,
+            "--threads": str(self.num_threads) if self.num_threads else None,
+            "--drain-timeout": f"{self.drain_timeout_s:g}s",
             "--name": self.name,
         }
-        usual = {"--listen": f"0.0.0.0:{DEFAULT_PORT}", "--device": "auto"}
-        words = [
-            f"{option} {shlex.quote(str(value))}"
-            for option, value in given.items()
-            if value is not None and value != usual.get(option)
-        ]
-        return " ".join((*words, *([] if self.rejoins else ["--no-rejoin"])))
 
 
 def check_device(device: str) -> None:

@@ -317,11 +317,8 @@ class NodeMachine:
             case PauseRequested(paused, frees):
                 return self._availability.pause(now_s, paused=paused, frees_device=frees)
             case BlockCommits(blocked):
-                return (
-                    self.leader.block_commits(now_s, blocked=blocked)
-                    if self.leader is not None
-                    else []
-                )
+                leader = self.leader
+                return leader.block_commits(now_s, blocked=blocked) if leader else []
 
     def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
         """Let one machine after the other act, each in the iteration that the one before has

@@ -421,9 +421,8 @@ def leadership_part_of(machine: object) -> LeadershipPart | None:
     if core is None:
         return None
     context, election, leader = core.context, core.leadership.election, core.leader
-    electors = (
-        () if election.decisions.opened is None else electors_of(election.decisions.opened.opening)
-    )
+    opened = election.decisions.opened
+    electors = () if opened is None else electors_of(opened.opening)
     needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:

@@ -104,9 +104,9 @@ class ProgressCheck:
         if not recent:
             return self._still_s
         leader = self._run.acting
-        standing = leadership_part_of(leader.machine) if leader is not None else None
+        part = leadership_part_of(leader.machine) if leader is not None else None
         hosts = [self._run.hosts[name] for cut in recent if (name := cut.culprit) is not None]
-        needed = standing is None or any(host.node_id in standing.needed for host in hosts)
+        needed = part is None or any(host.node_id in part.needed for host in hosts)
         return math.inf if needed else self._crawls_s
 
     def _whole(self) -> bool:
@@ -116,34 +116,32 @@ class ProgressCheck:
         member finds all flows taken and gets more time.
         """
         leader = self._run.acting
-        standing = leadership_part_of(leader.machine) if leader is not None else None
-        if standing is None or standing.wait is not Wait.NOTHING or standing.room < self._num_batch:
+        part = leadership_part_of(leader.machine) if leader is not None else None
+        if part is None or part.wait is not Wait.NOTHING or part.room < self._num_batch:
             return False
         known = {host.node_id: host for host in self._run.hosts.values() if host.present}
-        here = [
-            leadership_part_of(known[node].machine) for node in standing.members if node in known
-        ]
-        alike = [other for other in here if other is not None and other.place == standing.place]
-        return len(alike) == len(standing.members)
+        here = [leadership_part_of(known[node].machine) for node in part.members if node in known]
+        alike = [other for other in here if other is not None and other.place == part.place]
+        return len(alike) == len(part.members)
 
     def _explained(self) -> str:
         alive = {host.node_id for host in self._run.hosts.values() if host.present}
-        standings = {
-            host.node_id: standing
+        parts = {
+            host.node_id: part
             for host in self._run.hosts.values()
-            if host.present and (standing := leadership_part_of(host.machine)) is not None
+            if host.present and (part := leadership_part_of(host.machine)) is not None
         }
         leader = self._run.acting
-        if leader is not None and leader.node_id in standings:
-            standing = standings[leader.node_id]
-            match standing.wait:
-                case Wait.QUORUM if not is_quorum(alive, standing.electors):
+        if leader is not None and leader.node_id in parts:
+            part = parts[leader.node_id]
+            match part.wait:
+                case Wait.QUORUM if not is_quorum(alive, part.electors):
                     return "quorum"
                 case Wait.STAGE:
                     return "members of a stage"
-            what = f"its leader waits for {standing.wait.value}"
+            what = f"its leader waits for {part.wait.value}"
             raise self._stuck(leader, what, self._bound_s)
-        inside = {node: s for node, s in standings.items() if s.in_view}
+        inside = {node: s for node, s in parts.items() if s.in_view}
         if not inside:
             return "a leader"
         newest = max(inside.values(), key=lambda s: s.place)

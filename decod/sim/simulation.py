@@ -373,8 +373,8 @@ class Simulation:
         place = place_of(host.machine)
         if place is None or not place.leads:
             return place is not None and not place.iteration.number
-        standing = leadership_part_of(host.machine)
-        lacks = standing is not None and standing.wait is Wait.QUORUM
+        part = leadership_part_of(host.machine)
+        lacks = part is not None and part.wait is Wait.QUORUM
         return lacks and self.world.network.joins(host, acting)
 
     # --- the end ------------------------------------------------------------------------------
@@ -417,9 +417,9 @@ class Simulation:
 
     def _last_members(self) -> tuple[NodeId, ...]:
         """Return the members at the end of the run."""
-        standings = [leadership_part_of(host.machine) for host in self.data_hosts if host.life]
-        known = [standing for standing in standings if standing is not None]
-        return max(known, key=lambda standing: standing.place).members
+        parts = [leadership_part_of(host.machine) for host in self.data_hosts if host.life]
+        known = [part for part in parts if part is not None]
+        return max(known, key=lambda part: part.place).members
 
     def _result(self, lost_stage: int | None) -> Result:
         per_iteration = [

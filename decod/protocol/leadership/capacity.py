@@ -1,6 +1,6 @@
 """The leader's record of capacities that members want, until an opening's view has them.
 
-A request is agreed or refused when it is asked for, and looked at again when a view is made of it:
+A request is agreed or refused when it comes, and looked at again when a view is made of it:
 if the others of a stage have gone meanwhile, a pause is taken back, and its node is told. So no
 pause ever stops a stage. (The loss of its last worker can; then the run waits for one.)
 """

@@ -75,7 +75,7 @@ class Conflicts:
         self._fades_s = 2 * config.heartbeat_timeout_s
         self._allows = allows
         self._told_s: dict[Ends, tuple[float, float]] = {}
-        """When each of them was first told of in the present progress, and when last."""
+        """When each of them was first told of since the last progress, and when last."""
         self._slow_s: dict[Ends, float] = {}
         """When a tensor between two members was last given up, since the last commit."""
         self._place: object = None

@@ -54,6 +54,7 @@ from decod.protocol.leadership.conflicts import IterationProgress
 from decod.protocol.leadership.departures import leaving_notes, still_needed
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.iteration_timer import IterationTimer
+from decod.protocol.leadership.last_decisions import LastDecisions
 from decod.protocol.leadership.polling import Polling
 from decod.protocol.leadership.quorum import Quorum, electors_of
 from decod.protocol.leadership.stage_recovery import StageRecovery
@@ -109,9 +110,7 @@ class Leader:
         self._vote: Ready | None = None
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self._last: Open | None = None
-        self._mend: Mend | None = None
-        """The newest loss that this iteration has survived."""
+        self._decisions = LastDecisions()
         self._num_failures, self._num_stalls, self.failure = 0, 0, ""
         self._completed = False
         """It has been told that all iterations are done."""
@@ -138,7 +137,7 @@ class Leader:
         """
         opening, view = won.last.opening, replace(won.view, term=won.term)
         self.view, self.iteration, self.committed = view, opening.iteration, opening.committed
-        self._last = won.last
+        self._decisions.opened = won.last
         self.recovery.resume(now_s, opening)
         self.quorum.committed(view, electors_of(opening))
         self.polling.start(now_s)
@@ -187,7 +186,7 @@ class Leader:
         member = sender in self.view and sender not in self.admission.candidates
         if member and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
-                return self._last_word(sender)
+                return self._decisions.send(sender)
             effects += self._remove(now_s, {sender: "restarted"})
         self.quorum.readmit(sender)
         effects += self.admission.join(self.view, sender, join)
@@ -250,13 +249,10 @@ class Leader:
         """Repeat the last decision to a node that may have missed it."""
         begun = self._batch.begun
         if sender in self.view and message.iteration == self.iteration and begun is not None:
-            mend = [Send(sender, self._mend)] if self._mend is not None else []
+            mended = self._decisions.mended
+            mend = [Send(sender, mended)] if mended is not None else []
             return [*mend, Send(sender, begun)]
-        return self._last_word(sender)
-
-    def _last_word(self, node: NodeId) -> list[Effect]:
-        """Repeat what opened the iteration, and who was lost since."""
-        return [Send(node, word) for word in (self._last, self._mend) if word is not None]
+        return self._decisions.send(sender)
 
     def _remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False
@@ -303,12 +299,12 @@ class Leader:
         """Go on with the iteration without some relays."""
         # What opened the iteration may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.config.tree_fanout)
-        words = [word for node in left for word in self._last_word(node)]
+        words = [word for node in left for word in self._decisions.send(node)]
         self._vote, self.view, self.state = None, view, LeaderState.TRAINING
         self.quorum.opened(view)
         self._batch.begin()
         self._iteration_timer.progressed(now_s)
-        self._mend = mend = Mend(self.iteration, view, reason[:200])
+        self._decisions.mended = mend = Mend(self.iteration, view, reason[:200])
         note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
         told = [Send(node, mend) for node in (self.node_id, *gone)]
         return [note, *words, *told, *self.capacities.opened(view)]
@@ -357,7 +353,6 @@ class Leader:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
-        assert not self.quorum.lacking, "a minority would commit"
         self.committed, self._num_failures, self._num_stalls = self.iteration, 0, 0
         self.suspicions.committed()
         self.quorum.committed(self.view)
@@ -406,8 +401,9 @@ class Leader:
         aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
         waiting = [Send(node, word) for node in outside if node != self.node_id]
-        self._last = Open(self.iteration, Outcome.ENDED, opening, reason[:200], failed=failed)
-        return [*waiting, Send(self.node_id, self._last)]
+        ended = Open(self.iteration, Outcome.ENDED, opening, reason[:200], failed=failed)
+        self._decisions.opened = ended
+        return [*waiting, Send(self.node_id, ended)]
 
     def _open(
         self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
@@ -415,7 +411,8 @@ class Leader:
         """Open another attempt at the iteration."""
         aborted, next_iteration = self.iteration, _again(self.iteration)
         opening = self._opening(next_iteration, view, paused=self.state is LeaderState.PAUSED)
-        hashes = self._last.hashes if self._last is not None else ()
+        last = self._decisions.opened
+        hashes = last.hashes if last is not None else ()
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
         note = _opened(aborted, next_iteration, reason)
@@ -448,7 +445,7 @@ class Leader:
         assert opening.iteration > self.iteration, "members would drop it as one that they know"
         assert opening.view.version >= self.view.version, (opening.view.version, self.view.version)
         assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
-        self._last, self._mend, self._vote = message, None, None
+        self._decisions, self._vote = LastDecisions(message), None
         self._batch.begin()
         self.view, self.iteration = opening.view, opening.iteration
         self.quorum.opened(self.view)

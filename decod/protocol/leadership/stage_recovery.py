@@ -225,13 +225,13 @@ class StageRecovery:
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:
-            self.hopeless = not self._has(view)[1]
+            self.hopeless = not self._lacking_stages(view)[1]
             return None, []
         base, source, named = found
         # If another stage was lost before this era has committed anything: what that cost too.
         before, lost = self._before
         mixed = source is Source.NEIGHBOURS
-        lost = (self._has(view)[0] if mixed else self.pending) or lost
+        lost = (self._lacking_stages(view)[0] if mixed else self.pending) or lost
         origin = Origin(source, lost, before + iteration - base, named)
         served = {candidate.stage_index for candidate in prepared.values()}
         moves = _moves(view, [s for s in self.pending if s not in served], origin, applicants)
@@ -266,7 +266,7 @@ class StageRecovery:
                 )
         return "; ".join(texts)
 
-    def _has(self, view: View) -> tuple[tuple[int, ...], bool]:
+    def _lacking_stages(self, view: View) -> tuple[tuple[int, ...], bool]:
         """Return stages of which nobody has anything, and whether that may still change.
 
         Whoever has gone back has nothing else, until it has loaded what it has gone back to.
@@ -341,7 +341,7 @@ class StageRecovery:
         options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
             return max(options, key=lambda option: option[0])
-        lost, changes = self._has(view)
+        lost, changes = self._lacking_stages(view)
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
         return iteration, Source.NEIGHBOURS, ()

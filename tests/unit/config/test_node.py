@@ -99,8 +99,15 @@ def test_the_defaults_are_a_valid_node() -> None:
 def test_the_arguments_of_a_node_start_the_same_node_again() -> None:
     assert NodeConfig(state_dir=Path("a folder")).arguments == "--state-dir 'a folder'"
     node = NodeConfig(
-        listen_host="::1", device="cpu", num_threads=2, state_dir=Path("s"), rejoins=False, name="n"
+        listen_host="::1",
+        device="cpu",
+        num_threads=2,
+        drain_timeout_s=90.0,
+        state_dir=Path("s"),
+        rejoins=False,
+        name="n",
     )
     assert node.arguments == (
-        "--state-dir s --listen '[::1]:7700' --device cpu --threads 2 --name n --no-rejoin"
+        "--state-dir s --listen '[::1]:7700' --device cpu --threads 2 --drain-timeout 90s"
+        " --name n --no-rejoin"
     )

@@ -253,6 +253,16 @@ def test_commits_wait_while_they_are_held() -> None:
     assert run.leader.block_commits(3.0, blocked=False) == []
 
 
+def test_an_iteration_is_committed_though_those_who_voted_in_it_are_gone_since() -> None:
+    """Their votes count: no other leader can have a quorum that does not know of them."""
+    run = Run(R1A, R1B)
+    run.aggregate()
+    run.leader.quorum.wait_for((D1, R1A, R1B), run.leader.view)
+    averaging = AveragingId(run.leader.iteration, run.leader.view.version)
+    assert commits(decision(run.leader.voted(2.0, Ready(averaging, ((0, "a"), (1, "b"))))))
+    assert run.leader.committed.number == 1
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 
