@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
 from decod.train.checkpoint.params import CheckpointConfig
 from tests.support import unhurried
-from tests.support.cluster import Cluster, Daemon, run_decod
+from tests.support.cluster import Cluster, Daemon, run_decod, takes_part
 from tests.support.network import Network, missing
 from tests.support.runs import make_run
 from tests.support.storm import host_stages
@@ -94,7 +95,9 @@ def start(cluster: Cluster, hosts: dict[str, int]) -> None:
             cluster.start_relay(name, "--stage", str(stage))
         elif name != "data-0":
             cluster.start_data_node(name, program=unhurried.PROGRAM)
-    cluster.wait_for_iteration(3)
+    # The run begins with three relays a stage, so a late fourth one may still be fetching its state.
+    for daemon in cluster.daemons:
+        cluster.wait_for(partial(takes_part, cluster, daemon), f"{daemon.name} in the run")
 
 
 def test_every_fault_is_named_with_who_and_what_is_done(cluster: Cluster) -> None:
@@ -116,7 +119,7 @@ def test_every_fault_is_named_with_who_and_what_is_done(cluster: Cluster) -> Non
     with stopped(frozen.process.pid):
         lost = ("member.lost", "relay-1-1")
         wait_until_named(cluster, leader, "a frozen relay", lost, (*goes_on, "relay-1-1"))
-    cluster.wait_for(frozen.is_ready, "its return")
+    cluster.wait_for(partial(takes_part, cluster, frozen), "its return")
 
     disk_is_full(cluster, leader)
     if cluster.network is not None:
